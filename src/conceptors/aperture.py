@@ -1,0 +1,165 @@
+"""Choosing an aperture: by a wanted quota, by the largest gradient, or by cross-validation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from conceptors import _checks as checks
+from conceptors.conceptor import Conceptor
+
+
+def aperture_for_quota(correlation: Tensor, quota: float) -> float:
+    """The aperture at which the conceptor of R `[d, d]` claims the share `quota` of the space.
+
+    One eigvalsh, then bisection on log α: Σ σ / (σ + α⁻²) / d grows with α. Largest quota within
+    reach is rank(R) / d.
+
+    Raises:
+        ValueError: quota outside ]0, 1[ or beyond the rank of R.
+
+    >>> import torch
+    >>> R = torch.diag(torch.tensor([4.0, 1.0, 0.25]))
+    >>> alpha = aperture_for_quota(R, 0.5)
+    >>> round(alpha, 6), round(float(Conceptor.from_correlation(R, alpha).quota), 6)
+    (1.0, 0.5)
+    """
+    quota = checks.number(quota, "quota", 0.0, 1.0, open_low=True)
+    sigma = _eigenvalues(correlation)
+    reach = int((sigma > 0).sum()) / len(sigma)
+    if quota >= reach:
+        raise ValueError(
+            f"quota {quota:g} cannot be reached: the correlation matrix has rank "
+            f"{int((sigma > 0).sum())} of {len(sigma)}, so quotas stay below {reach:g}"
+        )
+    found = _bisect(lambda log: float(_values(sigma, log).mean()), quota, _log_range(sigma))
+    return math.exp(found)
+
+
+def aperture_by_gradient(correlation: Tensor) -> float:
+    """The aperture at which ‖C(α)‖² changes fastest with log α: the ∇-criterion of Jaeger (2014).
+
+    d‖C‖² / d log α = 4 Σ s² (1 - s); its maximum over a fine grid is refined by golden section.
+
+    >>> import torch
+    >>> round(aperture_by_gradient(torch.eye(3)), 4)  # 4 s² (1 - s) is largest at s = 2/3
+    1.4142
+    """
+    sigma = _eigenvalues(correlation)
+    if not bool((sigma > 0).any()):
+        raise ValueError("the correlation matrix is zero; no aperture tells anything about it")
+
+    def gradient(log: float) -> float:
+        s = _values(sigma, log)
+        return float((s.square() * (1 - s)).sum())
+
+    low, high = _log_range(sigma)
+    grid = torch.linspace(low, high, 400, dtype=torch.float64).tolist()
+    best = max(range(len(grid)), key=lambda i: gradient(grid[i]))
+    low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+    golden = (math.sqrt(5) - 1) / 2
+    while high - low > 1e-10:
+        left, right = high - golden * (high - low), low + golden * (high - low)
+        if gradient(left) < gradient(right):
+            low = left
+        else:
+            high = right
+    return math.exp((low + high) / 2)
+
+
+class ApertureChoice(NamedTuple):
+    """What `aperture_by_validation` found: the best aperture, and mean and sd of every score."""
+
+    aperture: float
+    apertures: tuple[float, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+def aperture_by_validation(
+    states: Tensor,
+    score: Callable[[Conceptor, Tensor], float],
+    apertures: Sequence[float] = (0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256),
+    *,
+    folds: int = 5,
+    seed: int = 0,
+) -> ApertureChoice:
+    """The aperture of the best mean score on held-out rows (the report's way).
+
+    Args:
+        states: rows `[n, d]`; shuffled with `seed` and cut into `folds` parts.
+        score: called with the conceptor of the other parts and the held-out rows; larger is
+            better.
+        apertures: candidates. Each fold is factored once, whatever their number.
+
+    >>> import torch
+    >>> _ = torch.manual_seed(0)
+    >>> clean = torch.randn(200, 2, dtype=torch.float64) @ torch.tensor(
+    ...     [[3.0, 0, 0, 0], [0, 3.0, 0, 0]], dtype=torch.float64)
+    >>> noisy = clean + 0.3 * torch.randn(200, 4, dtype=torch.float64)
+    >>> def denoised(C, X):  # how well projected noise-added rows match the rows
+    ...     noise = torch.ones_like(X) * torch.tensor([0, 0, 1.0, 1.0], dtype=X.dtype)
+    ...     return -float((C @ (X + noise) - X).square().mean())
+    >>> 0.5 < aperture_by_validation(noisy, denoised).aperture < 2.5
+    True
+    """
+    rows = checks.states(states)
+    if rows.ndim != 2:
+        raise ValueError(f"states must have shape [n, d], got {list(rows.shape)}")
+    folds = checks.whole(folds, "folds", 2, max(2, len(rows)))
+    if len(rows) < 2:
+        raise ValueError("cross-validation needs at least 2 rows, got 1")
+    if not apertures:
+        raise ValueError("apertures is empty; give at least one candidate")
+    candidates = [float(checks.aperture(a, torch.Size(()), rows)) for a in apertures]
+    generator = torch.Generator().manual_seed(seed)
+    parts = torch.randperm(len(rows), generator=generator).to(rows.device).chunk(folds)
+    scores = torch.empty(len(parts), len(candidates), dtype=torch.float64)
+    for i, held_out in enumerate(parts):
+        rest = torch.cat([part for j, part in enumerate(parts) if j != i])
+        unit = Conceptor.from_states(rows[rest], 1.0)
+        for k, candidate in enumerate(candidates):
+            value = float(score(unit.adapt(candidate), rows[held_out]))
+            if math.isnan(value):
+                raise ValueError(f"score gave NaN at aperture {candidate:g}, fold {i}")
+            scores[i, k] = value
+    mean, std = scores.mean(0), scores.std(0)
+    best = int(mean.argmax())
+    return ApertureChoice(
+        candidates[best], tuple(candidates), tuple(mean.tolist()), tuple(std.tolist())
+    )
+
+
+def _eigenvalues(correlation: Tensor) -> Tensor:
+    """Eigenvalues of R in float64 on the CPU; those of rounding size are 0."""
+    matrix = checks.positive_semidefinite(correlation, "correlation")
+    if matrix.ndim != 2:
+        raise ValueError(f"one matrix [d, d] is needed, got shape {list(matrix.shape)}")
+    sigma = torch.linalg.eigvalsh(matrix.double().cpu())
+    rounding = 4 * len(sigma) * torch.finfo(matrix.dtype).eps * sigma[-1].clamp_min(0)
+    return torch.where(sigma > rounding, sigma, 0.0)
+
+
+def _values(sigma: Tensor, log_aperture: float) -> Tensor:
+    """s = σ / (σ + α⁻²)."""
+    return sigma / (sigma + math.exp(-2 * log_aperture))
+
+
+def _log_range(sigma: Tensor) -> tuple[float, float]:
+    """log α from where all s are negligible to where all s of positive σ are nearly 1."""
+    positive = sigma[sigma > 0]
+    return -0.5 * math.log(float(positive.max())) - 20, -0.5 * math.log(float(positive.min())) + 20
+
+
+def _bisect(rises: Callable[[float], float], goal: float, bracket: tuple[float, float]) -> float:
+    low, high = bracket
+    while high - low > 1e-14 * max(1.0, abs(low), abs(high)):
+        middle = (low + high) / 2
+        if not low < middle < high:
+            break
+        low, high = (middle, high) if rises(middle) < goal else (low, middle)
+    return (low + high) / 2
