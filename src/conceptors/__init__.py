@@ -21,7 +21,9 @@ from conceptors.aperture import (
 )
 from conceptors.conceptor import Conceptor, similarity
 from conceptors.correlation import Correlation
+from conceptors.shield import Shield, ShieldFullWarning
 from conceptors.sketch import FrequentDirections
+from conceptors.targets import Energy, Quota
 
 if TYPE_CHECKING:
     from conceptors.classifier import ConceptorClassifier
@@ -51,8 +53,12 @@ __all__ = [
     "ConceptorRidgeClassifier",
     "ConceptorSGDRegressor",
     "Correlation",
+    "Energy",
     "FrequentDirections",
     "MemoryFullWarning",
+    "Quota",
+    "Shield",
+    "ShieldFullWarning",
     "__version__",
     "aperture_by_gradient",
     "aperture_by_validation",

@@ -1,0 +1,102 @@
+"""Convolutions: rows are patches, cut out a bounded number at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from conceptors.layers.base import Block, Call, Moment, Rows, Sample, register
+
+_CHUNK = 2**22  # numbers in patches held at a time
+
+
+@register(nn.Conv1d, nn.Conv2d, nn.Conv3d)
+class ConvRule:
+    def blocks(self, layer: Any) -> list[Block]:
+        groups = layer.groups
+        return [
+            Block(
+                view=lambda weight: weight.unflatten(0, (groups, -1)),
+                bias_view=lambda bias: bias.unflatten(0, (groups, -1)),
+                layout=f"conv{groups}",
+                rows_first=groups == 1,
+            )
+        ]
+
+    def rows(self, layer: Any, call: Call, sample: Sample) -> Iterator[tuple[str, Rows | Moment]]:
+        x = call.argument(0, "input")
+        spatial = len(layer.kernel_size)
+        x = x if x.ndim == spatial + 2 else x[None]
+        mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+        padding = layer._reversed_padding_repeated_twice
+        x = functional.pad(x, padding, mode=mode) if any(padding) else x
+        windows = cut(x, layer.kernel_size, layer.stride, layer.dilation)
+        for rows in patches(windows, layer.groups, spatial, sample):
+            yield "", rows
+
+
+@register(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+class ConvTransposeRule:
+    """A transposed convolution is a convolution of the input with zeros put between its pixels."""
+
+    def blocks(self, layer: Any) -> list[Block]:
+        groups = layer.groups
+        return [
+            Block(
+                # [in, out / g, k...] seen as [g, out / g, in / g, k...]
+                view=lambda weight: weight.unflatten(0, (groups, -1)).transpose(1, 2),
+                bias_view=lambda bias: bias.unflatten(0, (groups, -1)),
+                layout=f"conv-transpose{groups}",
+                rows_first=False,
+            )
+        ]
+
+    def rows(self, layer: Any, call: Call, sample: Sample) -> Iterator[tuple[str, Rows | Moment]]:
+        x = call.argument(0, "input")
+        spatial = len(layer.kernel_size)
+        x = x if x.ndim == spatial + 2 else x[None]
+        sizes = call.output.shape[-spatial:]
+        stuffed = [(n - 1) * s + 1 for n, s in zip(x.shape[2:], layer.stride)]
+        wide = x.new_zeros(*x.shape[:2], *stuffed)
+        wide[(..., *(slice(None, None, s) for s in layer.stride))] = x
+        padding: list[int] = []
+        for axis in reversed(range(spatial)):
+            reach = layer.dilation[axis] * (layer.kernel_size[axis] - 1)
+            before = reach - layer.padding[axis]
+            # so that the windows are as many as the outputs, output padding included
+            padding += [before, sizes[axis] + reach - stuffed[axis] - before]
+        wide = functional.pad(wide, padding)
+        windows = cut(wide, layer.kernel_size, (1,) * spatial, layer.dilation)
+        for rows, weight in patches(windows, layer.groups, spatial, sample):
+            taps = rows.unflatten(-1, (-1, *layer.kernel_size))  # the kernel runs backwards
+            yield "", Rows(taps.flip(tuple(range(-spatial, 0))).flatten(2), weight)
+
+
+def cut(x: Tensor, kernel: Any, stride: Any, dilation: Any) -> Tensor:
+    """All windows of x `[n, c, ...]` as a view `[n, c, positions..., k...]`; nothing is copied."""
+    for axis, (k, s, d) in enumerate(zip(kernel, stride, dilation)):
+        x = x.unfold(2 + axis, d * (k - 1) + 1, s)
+        x = x[..., ::d]
+    return x
+
+
+def patches(windows: Tensor, groups: int, spatial: int, sample: Sample) -> Iterator[Rows]:
+    """Rows `[g, n, c / g * k]` of windows `[n, c, positions..., k...]`, in chunks."""
+    batch, channels = windows.shape[:2]
+    positions, kernel = windows.shape[2 : 2 + spatial], windows.shape[2 + spatial :]
+    dim = channels // groups * math.prod(kernel)
+    count = batch * math.prod(positions)
+    windows = windows.movedim(1, 1 + spatial)  # [n, positions..., c, k...]
+    chosen, weight = sample.indices(count, dim, windows.device)
+    at_once = max(1, _CHUNK // (dim * groups))
+    if chosen is None:
+        chosen = torch.arange(count, device=windows.device)
+    for part in chosen.split(at_once):
+        places = torch.unravel_index(part, (batch, *positions))
+        rows = windows[places].reshape(len(part), groups, dim)
+        yield Rows(rows.movedim(1, 0), weight)

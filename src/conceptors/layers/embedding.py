@@ -1,0 +1,35 @@
+"""Embeddings: a row is a one-hot vector, so the conceptor is diagonal: a share for each token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from conceptors.layers.base import Block, Call, Moment, Rows, Sample, register
+
+
+@register(nn.Embedding, nn.EmbeddingBag)
+class EmbeddingRule:
+    """Seen as one block `[tokens, dim, 1]`: each token is a group of its own."""
+
+    def blocks(self, layer: Any) -> list[Block]:
+        if layer.max_norm is not None:  # the forward pass itself rewrites such weights
+            return []
+        block = Block(
+            bias=None, view=lambda weight: weight[..., None], layout="tokens", rows_first=False
+        )
+        return [block]
+
+    def rows(self, layer: Any, call: Call, sample: Sample) -> Iterator[tuple[str, Rows | Moment]]:
+        tokens = call.argument(0, "input").reshape(-1)
+        weights: Tensor | None = None
+        if isinstance(layer, nn.EmbeddingBag):
+            weights = call.argument(2, "per_sample_weights")
+        ones = torch.ones(tokens.shape, dtype=torch.float64, device=tokens.device)
+        seen = ones if weights is None else weights.reshape(-1).to(ones).square()
+        counts = torch.zeros(layer.num_embeddings, dtype=torch.float64, device=tokens.device)
+        counts.index_add_(0, tokens, seen)
+        yield "", Moment(counts[:, None, None], float(len(tokens)))

@@ -1,0 +1,89 @@
+"""Normalisation layers: every channel is a group with one weight and one bias."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from conceptors.layers.base import Block, Call, Moment, Rows, Sample, register
+
+
+def channels(bias: str | None = "bias") -> Block:
+    """Weight and bias `[channels]` seen as `[channels, 1, 1]` and `[channels, 1]`."""
+    return Block(
+        bias=bias,
+        view=lambda weight: weight.flatten()[:, None, None],
+        bias_view=lambda shift: shift.flatten()[:, None],
+        layout="channels",
+        rows_first=False,
+    )
+
+
+def rows_of(normalised: Tensor, sample: Sample) -> Rows:
+    """Rows `[channels, n, 1]` of a tensor with channels last."""
+    rows, weight = sample(normalised)
+    return Rows(rows[0].mT[..., None], weight)
+
+
+@register(nn.LayerNorm, nn.RMSNorm)
+class LayerNormRule:
+    def blocks(self, layer: Any) -> list[Block]:
+        return [channels(None if isinstance(layer, nn.RMSNorm) else "bias")]
+
+    def rows(self, layer: Any, call: Call, sample: Sample) -> Iterator[tuple[str, Rows | Moment]]:
+        x, shape = call.argument(0, "input"), layer.normalized_shape
+        if isinstance(layer, nn.RMSNorm):
+            normalised = functional.rms_norm(x, shape, None, layer.eps)
+        else:
+            normalised = functional.layer_norm(x, shape, None, None, layer.eps)
+        yield "", rows_of(normalised.flatten(-len(shape)), sample)
+
+
+@register(nn.GroupNorm)
+class GroupNormRule:
+    def blocks(self, layer: Any) -> list[Block]:
+        return [channels()]
+
+    def rows(self, layer: Any, call: Call, sample: Sample) -> Iterator[tuple[str, Rows | Moment]]:
+        x = call.argument(0, "input")
+        normalised = functional.group_norm(x, layer.num_groups, None, None, layer.eps)
+        yield "", rows_of(normalised.movedim(1, -1), sample)
+
+
+@register(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+class BatchNormRule:
+    """Rows are normalised as in evaluation, with the running statistics."""
+
+    def blocks(self, layer: Any) -> list[Block]:
+        return [channels()]
+
+    def rows(self, layer: Any, call: Call, sample: Sample) -> Iterator[tuple[str, Rows | Moment]]:
+        x, mean, var = call.argument(0, "input"), layer.running_mean, layer.running_var
+        batch_statistics = mean is None or var is None
+        normalised = functional.batch_norm(
+            x, mean, var, None, None, batch_statistics, 0.0, layer.eps
+        )
+        yield "", rows_of(normalised.movedim(1, -1), sample)
+
+
+@register(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+class InstanceNormRule:
+    def blocks(self, layer: Any) -> list[Block]:
+        return [channels()]
+
+    def rows(self, layer: Any, call: Call, sample: Sample) -> Iterator[tuple[str, Rows | Moment]]:
+        x, mean, var = call.argument(0, "input"), layer.running_mean, layer.running_var
+        x = x if x.ndim == call_ndim(layer) else x[None]
+        normalised = functional.instance_norm(
+            x, mean, var, None, None, mean is None, 0.0, layer.eps
+        )
+        yield "", rows_of(normalised.movedim(1, -1), sample)
+
+
+def call_ndim(layer: nn.Module) -> int:
+    """Dimensions of a batched input of an InstanceNorm layer."""
+    kinds = {nn.InstanceNorm1d: 3, nn.InstanceNorm2d: 4, nn.InstanceNorm3d: 5}
+    return next(ndim for kind, ndim in kinds.items() if isinstance(layer, kind))

@@ -1,0 +1,147 @@
+"""RNN, LSTM and GRU: rows are the inputs of each layer and its previous hidden states.
+
+Only the last layer's states come out of a call, so the layers are run again one at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
+
+from conceptors.layers.base import Block, Call, Moment, Rows, Sample, register
+
+
+@register(nn.RNN, nn.LSTM, nn.GRU)
+class RecurrentRule:
+    def blocks(self, layer: Any) -> list[Block]:
+        found = []
+        for suffix in _suffixes(layer):
+            for part in ("ih", "hh"):
+                bias = f"bias_{part}{suffix}" if layer.bias else None
+                found.append(Block(f"weight_{part}{suffix}", bias, name=part + suffix))
+            if _projected(layer):
+                found.append(Block(f"weight_hr{suffix}", None, name="hr" + suffix))
+        return found
+
+    def rows(self, layer: Any, call: Call, sample: Sample) -> Iterator[tuple[str, Rows | Moment]]:
+        x, lengths, order = _padded(layer, call.argument(0, "input"))  # [time, batch, d]
+        hidden, cell = _initial(layer, call.argument(1, "hx"), x, order)
+        valid = torch.arange(len(x), device=x.device)[:, None] < lengths
+        directions = 2 if layer.bidirectional else 1
+        for depth in range(layer.num_layers):
+            outputs = []
+            for way in range(directions):
+                suffix = _suffixes(layer)[depth * directions + way]
+                start = depth * directions + way
+                states, inner, before = _run(
+                    layer, suffix, x, valid, hidden[start], cell[start], backwards=way == 1
+                )
+                outputs.append(states)
+                yield "ih" + suffix, sample(x[valid])
+                yield "hh" + suffix, sample(before[valid])
+                if _projected(layer):
+                    yield "hr" + suffix, sample(inner[valid])
+            x = torch.cat(outputs, -1)
+
+
+@register(nn.RNNCell, nn.LSTMCell, nn.GRUCell)
+class CellRule:
+    def blocks(self, layer: Any) -> list[Block]:
+        return [
+            Block(f"weight_{part}", f"bias_{part}" if layer.bias else None, name=part)
+            for part in ("ih", "hh")
+        ]
+
+    def rows(self, layer: Any, call: Call, sample: Sample) -> Iterator[tuple[str, Rows | Moment]]:
+        x, hidden = call.argument(0, "input"), call.argument(1, "hx")
+        hidden = hidden[0] if isinstance(hidden, tuple) else hidden
+        if hidden is None:
+            hidden = x.new_zeros(*x.shape[:-1], layer.hidden_size)
+        yield "ih", sample(x)
+        yield "hh", sample(hidden)
+
+
+def _run(
+    layer: Any,
+    suffix: str,
+    x: Tensor,
+    valid: Tensor,
+    hidden: Tensor,
+    cell: Tensor,
+    *,
+    backwards: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(states, states before the projection, previous states) `[time, batch, ...]` of one layer."""
+    weights = {part: getattr(layer, f"weight_{part}{suffix}") for part in ("ih", "hh")}
+    biases = {part: getattr(layer, f"bias_{part}{suffix}", None) for part in ("ih", "hh")}
+    shrink = getattr(layer, f"weight_hr{suffix}", None)
+    driven = nn.functional.linear(x, weights["ih"], biases["ih"])
+    states: list[Tensor] = [hidden] * len(x)
+    inners: list[Tensor] = [cell] * len(x)
+    befores: list[Tensor] = [hidden] * len(x)
+    for t in reversed(range(len(x))) if backwards else range(len(x)):
+        befores[t] = hidden
+        recalled = nn.functional.linear(hidden, weights["hh"], biases["hh"])
+        new, new_cell = _cell(layer, driven[t], recalled, hidden, cell)
+        inners[t] = new
+        new = new if shrink is None else new @ shrink.mT
+        going = valid[t][:, None]  # sequences that have ended, or not begun, keep their state
+        hidden, cell = torch.where(going, new, hidden), torch.where(going, new_cell, cell)
+        states[t] = hidden
+    return torch.stack(states), torch.stack(inners), torch.stack(befores)
+
+
+def _cell(
+    layer: Any, driven: Tensor, recalled: Tensor, hidden: Tensor, cell: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One step: (new hidden state before projection, new cell state)."""
+    if isinstance(layer, nn.LSTM):
+        i, f, g, o = (driven + recalled).chunk(4, -1)
+        cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
+        return o.sigmoid() * cell.tanh(), cell
+    if isinstance(layer, nn.GRU):
+        (r, z, n), (hr, hz, hn) = driven.chunk(3, -1), recalled.chunk(3, -1)
+        z = (z + hz).sigmoid()
+        return (1 - z) * (n + (r + hr).sigmoid() * hn).tanh() + z * hidden, cell
+    total = driven + recalled
+    return (total.tanh() if layer.nonlinearity == "tanh" else total.relu()), cell
+
+
+def _padded(layer: Any, x: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+    """([time, batch, d], lengths [batch], order of the batch or None)."""
+    if isinstance(x, PackedSequence):
+        padded, lengths = pad_packed_sequence(PackedSequence(x.data, x.batch_sizes))
+        return padded, lengths.to(padded.device), x.sorted_indices
+    if x.ndim == 2:
+        x = x[:, None]
+    elif layer.batch_first:
+        x = x.transpose(0, 1)
+    return x, torch.full((x.shape[1],), len(x), device=x.device), None
+
+
+def _initial(layer: Any, given: Any, x: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Initial hidden and cell states `[layers * directions, batch, size]`."""
+    count = layer.num_layers * (2 if layer.bidirectional else 1)
+    size = layer.proj_size if _projected(layer) else layer.hidden_size
+    cell = x.new_zeros(count, x.shape[1], layer.hidden_size)
+    hidden = x.new_zeros(count, x.shape[1], size)
+    if given is not None:
+        hidden, cell = given if isinstance(given, tuple) else (given, cell)
+        if hidden.ndim == 2:
+            hidden, cell = hidden[:, None], cell if cell.ndim == 3 else cell[:, None]
+        if order is not None:
+            hidden, cell = hidden[:, order], cell[:, order]
+    return hidden, cell
+
+
+def _suffixes(layer: Any) -> list[str]:
+    ways = ("", "_reverse") if layer.bidirectional else ("",)
+    return [f"_l{depth}{way}" for depth in range(layer.num_layers) for way in ways]
+
+
+def _projected(layer: Any) -> bool:
+    return isinstance(layer, nn.LSTM) and layer.proj_size > 0

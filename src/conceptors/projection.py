@@ -1,0 +1,102 @@
+"""Taking off a change of weights what earlier tasks have claimed: Δ ↦ Δ (I - A) = Δ - Δ A."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from conceptors import algebra
+from conceptors.conceptor import Conceptor
+
+
+class Projector:
+    """The part Δ A of a change Δ `[g, out, d]` that lies in claimed space.
+
+    Dense: one product with A. Factored, A = U diag(s) Uᵀ with r < d / 2: two thin products, and
+    of the weights before a step only W U `[g, out, r]` is kept. d = 1: scalars.
+    """
+
+    def __init__(self, claimed: Conceptor, dtype: torch.dtype, rank: int | None = None) -> None:
+        full = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+        vectors, values, rest = claimed.spectrum
+        errors = (values - rest).abs().reshape(-1, values.shape[-1]).amax(0)
+        needed = int((errors > torch.finfo(full).eps).sum())  # smaller ones vanish in rounding
+        limit = needed if rank is None else min(rank, needed)
+        self.dim = claimed.dim
+        self.matrix: Tensor | None = None
+        if self.dim > 1 and rest == 0.0 and limit < self.dim // 2:
+            kept = algebra.truncate(algebra.Spectrum(vectors, algebra.odds_of(values)), limit)
+            self.vectors = kept.vectors.to(full).contiguous()
+            self.values = algebra.values_of(kept.odds).to(full)
+        else:
+            if rank is not None and rank < self.dim:
+                claimed = claimed.factored(rank=min(rank, claimed.rank))
+            self.matrix = claimed.matrix().to(full)
+
+    @property
+    def rank(self) -> int:
+        return self.dim if self.matrix is not None else int(self.values.shape[-1])
+
+    def claimed(self, change: Tensor) -> Tensor:
+        """Δ A."""
+        if self.matrix is None:
+            return ((change @ self.vectors) * self.values.unsqueeze(-2)) @ self.vectors.mT
+        if self.dim == 1:
+            return change * self.matrix
+        return change @ self.matrix
+
+    def mark(self, weights: Tensor) -> Tensor:
+        """What must be kept of the weights before a step to correct it afterwards."""
+        return weights.clone() if self.matrix is not None else weights @ self.vectors
+
+    def correction(self, weights: Tensor, mark: Tensor) -> Tensor:
+        """(W - W_before) A, from the weights after a step and the mark made before it."""
+        if self.matrix is not None:
+            return self.claimed(weights - mark)
+        moved = weights @ self.vectors - mark
+        return (moved * self.values.unsqueeze(-2)) @ self.vectors.mT
+
+
+def restrict(claimed: Conceptor, columns: Tensor) -> Conceptor:
+    """The conceptor for changes of some columns only, the others being fixed.
+
+    With odds Q of all columns it is the conceptor of the submatrix of Q; directions of infinite
+    odds are claimed with their components in those columns.
+    """
+    spectrum = claimed._parts()
+    batch = claimed.batch_shape
+    items = []
+    if spectrum.rest:  # everything outside is claimed: see it as all directions
+        spectrum = algebra.complete(spectrum)
+    for item in algebra.items_of(spectrum, batch):
+        rows = item.vectors[columns.to(item.vectors.device)]  # [k, r]
+        hard = torch.isinf(item.odds)
+        soft_part = algebra.from_odds_matrix((rows * torch.where(hard, 0.0, item.odds)) @ rows.mT)
+        left, sines, _ = torch.linalg.svd(rows[:, hard], full_matrices=False)
+        kept = left[:, sines > algebra.tolerance(len(columns), rows.dtype)]
+        ones = torch.full((kept.shape[1],), torch.inf, dtype=rows.dtype, device=rows.device)
+        hard_part = algebra.Spectrum(kept, ones)
+        items.append(algebra.disjoin(soft_part, hard_part) if kept.shape[1] else soft_part)
+    joined = algebra.stack(items, batch) if batch else items[0]
+    return Conceptor._make(claimed.dtype, spectrum=joined)
+
+
+@contextmanager
+def exactly() -> Iterator[None]:
+    """Full precision inside: no autocast, no TF32; what the user had set comes back."""
+    precision = torch.get_float32_matmul_precision()
+    try:
+        if precision != "highest":
+            torch.set_float32_matmul_precision("highest")
+        with (
+            torch.no_grad(),
+            torch.autocast("cpu", enabled=False),
+            torch.autocast("cuda", enabled=False),
+        ):
+            yield
+    finally:
+        if precision != "highest":
+            torch.set_float32_matmul_precision(precision)

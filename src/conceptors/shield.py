@@ -1,0 +1,536 @@
+"""The shield: a network learns one task after another, and keeps what it has learned."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from conceptors import _checks as checks
+from conceptors import shield_state
+from conceptors.batchnorm import hold_statistics
+from conceptors.collect import Feed, collect
+from conceptors.conceptor import Conceptor, similarity
+from conceptors.guard import Guard, World
+from conceptors.moments import Moments
+from conceptors.shield_state import LoadReport
+from conceptors.sites import Scan, matches, scan
+from conceptors.targets import Energy, Quota
+
+Aperture = float | Quota | Energy
+
+_ATTACHED: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Shield]] = weakref.WeakKeyDictionary()
+
+
+class ShieldFullWarning(UserWarning):
+    """Some layers have little free space left for further tasks."""
+
+
+class Shield:
+    """Shields a model's weights against forgetting (conceptor-aided back-propagation).
+
+    After each task, `remember` builds for every layer a conceptor of what entered it and ORs it
+    into A, the space claimed so far. From then on every step of a guarded optimizer changes the
+    layer's weights only in the free space: ΔW ↦ ΔW (I - A).
+
+    Args:
+        model: any `nn.Module`. Nothing is set on it; `detach` leaves no trace.
+        aperture: α, larger protects more. One value for all layers, or a mapping from layer name
+            patterns to values (the first that fits counts). A value is a number, `Quota(share)`
+            or `Energy(share)`.
+        hard: use hard projectors (singular values >= 1/2 become 1, the others 0).
+        increment_decay: λ of Algorithm 2: pulls the weights towards where the last task left
+            them, W ← W - η 2 λ (W - W_previous), apart from the projection.
+        unsupported: what to do with trainable parameters of unknown layers: "error" lists and
+            refuses them, "freeze" holds them fixed once a task is remembered, "ignore" lets them
+            change (and forget).
+        exclude: name patterns of layers or parameters that are left alone, like "head.*".
+        freeze: name patterns of parameters to hold fixed once a task is remembered.
+        rank: at most so many directions a layer are protected; a number, or a share of d.
+        rows: how many input rows a layer and batch are used: "auto" (all, except where there are
+            more than 4096 and more than 4 d; then a sample), a number, or None for all.
+        batchnorm: "freeze" keeps BatchNorm's running statistics, and normalises with them, once
+            a task is remembered; "follow" lets them follow the data (old tasks then drift).
+        keep_tasks: keep every task's conceptors apart, so that `forget` can remove one.
+        warn_at_quota: `remember` warns about layers whose quota passes this.
+        dtype: in which second moments are summed.
+        seed: of the sampling of rows.
+
+    >>> import torch
+    >>> from conceptors import Shield
+    >>> _ = torch.manual_seed(0)
+    >>> from torch.nn import Linear, Sequential, Tanh
+    >>> model = Sequential(Linear(20, 16), Tanh(), Linear(16, 2))
+    >>> shield = Shield(model, aperture=100.0)
+    >>> optimizer = shield.guard(torch.optim.AdamW(model.parameters(), lr=1e-2))
+    >>> old, new = torch.randn(64, 5) @ torch.randn(5, 20), torch.randn(64, 20)
+    >>> shield.remember(old)
+    Shield(2 layers, 1 task, mean quota 0.50)
+    >>> before = model(old)
+    >>> for _ in range(20):
+    ...     optimizer.zero_grad()
+    ...     model(new).square().sum().backward()
+    ...     optimizer.step()
+    >>> bool((model(old) - before).abs().max() < 0.05)
+    True
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        aperture: Aperture | Mapping[str, Aperture] = 9.0,
+        *,
+        hard: bool = False,
+        increment_decay: float = 0.0,
+        unsupported: Literal["error", "freeze", "ignore"] = "error",
+        exclude: Iterable[str] = (),
+        freeze: Iterable[str] = (),
+        rank: int | float | None = None,
+        rows: int | Literal["auto"] | None = "auto",
+        batchnorm: Literal["freeze", "follow"] = "freeze",
+        keep_tasks: bool = False,
+        warn_at_quota: float = 0.95,
+        dtype: torch.dtype = torch.float64,
+        seed: int = 0,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"Shield needs an nn.Module, got {type(model).__name__}")
+        self.aperture = _check_apertures(aperture)
+        self.hard = bool(hard)
+        self.increment_decay = checks.number(increment_decay, "increment_decay", 0.0, float("inf"))
+        self.unsupported = _one_of(unsupported, "unsupported", ("error", "freeze", "ignore"))
+        self.batchnorm = _one_of(batchnorm, "batchnorm", ("freeze", "follow"))
+        self.exclude, self.freeze = _patterns(exclude, "exclude"), _patterns(freeze, "freeze")
+        self.rank = _check_rank(rank)
+        self.rows = rows if rows in (None, "auto") else checks.whole(rows, "rows", 1)
+        self.keep_tasks = bool(keep_tasks)
+        self.warn_at_quota = checks.number(warn_at_quota, "warn_at_quota", 0.0, 1.0)
+        self.dtype = checks.real_dtype(dtype)
+        self.seed = checks.whole(seed, "seed", 0)
+        self.model = unwrap(model)
+        _refuse_second(self.model)
+
+        self.n_tasks = 0
+        self._claimed: dict[str, Conceptor] = {}
+        self._tasks: list[dict[str, Conceptor]] = []
+        self._guards: list[Guard] = []
+        self._version = 0
+        self._full: set[str] = set()
+        self._anchors: dict[str, Tensor] = {}
+        self._statistics: list[Any] = []
+        self._attached = True
+        self._scan = self._rescan()
+        self._set_anchors()
+        self._world = self._make_world()
+        _ATTACHED[self.model] = weakref.ref(self)
+
+    # --- use ------------------------------------------------------------------------------
+
+    def guard(self, optimizer: Optimizer) -> Optimizer:
+        """Keep all steps of an optimizer in the free space; returns the same optimizer.
+
+        Works through the optimizer's own step hooks, so that schedulers, gradient scalers and
+        checkpoints see the optimizer they know. Guard every optimizer of the model.
+
+        Raises:
+            ValueError: it holds parameters that are not the model's, or the shield is detached.
+        """
+        self._check_attached()
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"guard needs a torch.optim.Optimizer, got {type(optimizer).__name__}")
+        own = {id(p) for p in self.model.parameters()}
+        held = [p for group in optimizer.param_groups for p in group["params"]]
+        foreign = [list(p.shape) for p in held if id(p) not in own]
+        if foreign:
+            raise ValueError(
+                f"the optimizer holds {len(foreign)} of {len(held)} parameters that are not the "
+                f"shielded model's (shapes {foreign[:3]}{', ...' if len(foreign) > 3 else ''}); "
+                f"make a separate optimizer for them, or make this one after moving the model"
+            )
+        self.refresh()
+        if not any(guard.holds(optimizer) for guard in self._guards):
+            self._guards.append(Guard(optimizer, lambda: self._world))
+        return optimizer
+
+    def remember(
+        self,
+        batches: Any,
+        *,
+        feed: Feed | None = None,
+        limit: int | None = None,
+        progress: bool = False,
+    ) -> Shield:
+        """Protect what the model does on this data from now on: call it after each task.
+
+        One pass without gradients in evaluation mode; training flags, random state and BatchNorm
+        statistics stay as they are. If anything fails, nothing is remembered and nothing lost.
+
+        Args:
+            batches: a DataLoader, an iterable of batches, or a tensor of samples.
+            feed: called as feed(model, batch) to run the model; by default a batch, the first
+                part of a (inputs, targets) batch, or a mapping as keyword arguments.
+            limit: use at most so many samples.
+            progress: show a progress bar.
+
+        Raises:
+            ValueError: no data, NaN or infinite activations (names the layer and the batch), or
+                a dtype that is too small for the aperture.
+        """
+        task = self._conceptors(batches, feed, limit, progress)
+        claimed = dict(self._claimed)
+        for name, conceptor in task.items():
+            claimed[name] = claimed[name] | conceptor if name in claimed else conceptor
+        for conceptor in claimed.values():
+            conceptor._parts()  # factor now, once a task, not at the first step
+        self._claimed = claimed
+        if self.keep_tasks:
+            self._tasks.append(task)
+        self.n_tasks += 1
+        self._set_anchors()
+        self._hold_statistics()
+        self._changed()
+        self._warn_if_full()
+        return self
+
+    def similarity(
+        self,
+        batches: Any,
+        *,
+        feed: Feed | None = None,
+        limit: int | None = None,
+        progress: bool = False,
+    ) -> dict[str, float]:
+        """How much new data overlaps, layer by layer, with what is remembered: ρ in [0, 1].
+
+        A forecast before training on it: the higher, the less free space the new task can use.
+        """
+        task = self._conceptors(batches, feed, limit, progress)
+        return {
+            name: float(similarity(conceptor, self._claimed[name]).mean())
+            for name, conceptor in task.items()
+            if name in self._claimed
+        }
+
+    def forget(self, task: int) -> Shield:
+        """Free the space that one task alone claims (task 0 is the first).
+
+        Needs `keep_tasks=True`. The weights stay as they are; later tasks may use that space.
+        """
+        if not self.keep_tasks:
+            raise ValueError(
+                "forget needs every task's share kept apart: make the shield with keep_tasks=True"
+            )
+        index = checks.whole(task, "task", 0)
+        if index >= len(self._tasks):
+            raise ValueError(f"task {task} is not remembered; there are {len(self._tasks)} tasks")
+        left = self._tasks[:index] + self._tasks[index + 1 :]
+        claimed: dict[str, Conceptor] = {}
+        for share in left:
+            for name, conceptor in share.items():
+                claimed[name] = claimed[name] | conceptor if name in claimed else conceptor
+        self._tasks, self._claimed, self.n_tasks = left, claimed, self.n_tasks - 1
+        self._full &= {name for name, quota in self.quota().items() if quota > self.warn_at_quota}
+        self._changed()
+        return self
+
+    def quota(self) -> dict[str, float]:
+        """How full each layer is: the share of its input space claimed so far, in [0, 1]."""
+        return {
+            name: float(self._claimed[name].quota.mean()) if name in self._claimed else 0.0
+            for name in self._scan.sites
+        }
+
+    def spectra(self) -> dict[str, Tensor]:
+        """Singular values of A, layer by layer, descending: `[d]`, or `[groups, d]`."""
+        return {
+            name: conceptor.singular_values.squeeze(0) for name, conceptor in self._claimed.items()
+        }
+
+    def conceptors(self) -> dict[str, Conceptor]:
+        """A, the space claimed so far, layer by layer (a batch of one conceptor a group)."""
+        return dict(self._claimed)
+
+    def refresh(self) -> Shield:
+        """Look at the model again, after layers were added, replaced, frozen or unfrozen.
+
+        `guard` and `remember` do this by themselves.
+        """
+        self._check_attached()
+        self._scan = self._rescan()
+        self._set_anchors(new_only=True)
+        self._changed()
+        return self
+
+    def detach(self) -> None:
+        """Take all hooks off model and optimizers; the weights stay, the shield is at its end."""
+        for guard in self._guards:
+            guard.remove()
+        for handle in self._statistics:
+            handle.remove()
+        self._guards, self._statistics, self._attached = [], [], False
+        _ATTACHED.pop(self.model, None)
+
+    # --- state ----------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything remembered, as plain dictionaries, tensors and numbers."""
+        return shield_state.pack(self)
+
+    def load_state_dict(
+        self,
+        state: Mapping[str, Any],
+        *,
+        strict: bool = True,
+        rename: Mapping[str, str] | None = None,
+    ) -> LoadReport:
+        """Take over what another shield has remembered, on any device and dtype.
+
+        Args:
+            strict: refuse a state that does not fit in every layer; else load what fits. The
+                report names what was loaded, is missing, left over, or of another shape.
+            rename: old layer name -> new layer name.
+
+        Raises:
+            ValueError: damaged or foreign state, or, with `strict`, one that does not fit.
+        """
+        self.refresh()
+        report = shield_state.unpack(self, state, strict=strict, rename=rename or {})
+        self._hold_statistics()
+        self._changed()
+        return report
+
+    def save(self, path: str | Path) -> None:
+        """Write the state as a safetensors file, whole or not at all."""
+        shield_state.save(self.state_dict(), path)
+
+    def load(
+        self, path: str | Path, *, strict: bool = True, rename: Mapping[str, str] | None = None
+    ) -> LoadReport:
+        """Read a file that `save` wrote; see `load_state_dict`."""
+        return self.load_state_dict(shield_state.load(path), strict=strict, rename=rename)
+
+    def __repr__(self) -> str:
+        quota = self.quota()
+        mean = sum(quota.values()) / max(1, len(quota))
+        tasks = f"{self.n_tasks} task{'' if self.n_tasks == 1 else 's'}"
+        return f"Shield({len(quota)} layers, {tasks}, mean quota {mean:.2f})"
+
+    # --- inside ---------------------------------------------------------------------------
+
+    def _conceptors(
+        self, batches: Any, feed: Feed | None, limit: int | None, progress: bool
+    ) -> dict[str, Conceptor]:
+        """The conceptors of one task's data, layer by layer; changes nothing."""
+        self.refresh()
+        if limit is not None:
+            limit = checks.whole(limit, "limit", 1)
+        moments = collect(
+            self.model,
+            self._scan.sites,
+            batches,
+            feed=feed,
+            limit=limit,
+            cap=self._cap,
+            seed=self.seed + self.n_tasks,
+            dtype=self.dtype,
+            progress=progress,
+        )
+        found = {name: self._conceptor(name, m) for name, m in moments.items()}
+        return {name: c for name, c in found.items() if c is not None}
+
+    def _conceptor(self, name: str, moments: Moments) -> Conceptor | None:
+        correlation = moments.correlation()
+        if correlation is None:
+            return None
+        choice = self._aperture_of(name)
+        alpha: float | Tensor
+        if isinstance(choice, (Quota, Energy)):
+            alpha = choice.aperture(correlation, self.hard).to(correlation)
+        else:
+            alpha = float(choice)
+        self._check_precision(name, correlation, alpha)
+        conceptor = Conceptor.from_correlation(correlation.double(), _double(alpha))
+        conceptor = conceptor.harden() if self.hard else conceptor
+        limit = self._rank_of(name, conceptor.dim)
+        if limit is not None and self.hard and limit < conceptor.dim:
+            conceptor = conceptor.factored(rank=limit)
+        return conceptor
+
+    def _check_precision(self, name: str, correlation: Tensor, alpha: float | Tensor) -> None:
+        """Singular values mean nothing where aperture² times rounding is not small."""
+        top = correlation.diagonal(dim1=-2, dim2=-1).sum(-1)
+        noise = torch.finfo(self.dtype).eps * float((top * _double(alpha) ** 2).max())
+        if noise > 0.1 and not isinstance(self._aperture_of(name), (Quota, Energy)):
+            raise ValueError(
+                f"{self.dtype} is too small for aperture {alpha} at layer {name!r}: with "
+                f"activations of this size (mean square norm {float(top.max()):.3g}), rounding "
+                f"errors count as directions in use; lower the aperture"
+                f"{', or use dtype=torch.float64' if self.dtype == torch.float32 else ''}"
+            )
+
+    def _aperture_of(self, name: str) -> Aperture:
+        if not isinstance(self.aperture, Mapping):
+            return self.aperture
+        for pattern, value in self.aperture.items():
+            if matches([name], [pattern]):
+                return value
+        raise ValueError(
+            f"no aperture for layer {name!r}: the patterns {list(self.aperture)} do not fit it; "
+            f"add a default, {{..., '*': 9.0}}"
+        )
+
+    def _rank_of(self, name: str, dim: int) -> int | None:
+        if self.rank is None:
+            return None
+        return max(1, round(self.rank * dim)) if isinstance(self.rank, float) else self.rank
+
+    def _cap(self, dim: int) -> int | None:
+        if self.rows == "auto":
+            return max(4096, 4 * dim)
+        return None if self.rows is None else int(self.rows)
+
+    def _rescan(self) -> Scan:
+        found = scan(self.model, self.exclude, self.freeze)
+        if found.unsupported and self.unsupported == "error":
+            listed = "\n".join(f"  {name} ({why})" for name, why in found.unsupported.items())
+            raise ValueError(
+                f"these trainable parameters cannot be shielded:\n{listed}\nchoose "
+                f"unsupported='freeze' (fixed after the first task) or 'ignore' (may forget), "
+                f"exclude them by name, or register a rule for their layer"
+            )
+        if self.unsupported == "freeze":
+            parameters = dict(self.model.named_parameters())
+            found.frozen.update((name, parameters[name]) for name in found.unsupported)
+        if not found.sites:
+            raise ValueError(
+                f"{type(self.model).__name__} has no trainable parameters that can be shielded; "
+                f"is everything frozen or excluded?"
+            )
+        for name in found.sites:
+            self._aperture_of(name)
+        return found
+
+    def _set_anchors(self, *, new_only: bool = False) -> None:
+        """W_previous: the weights as the last task left them."""
+        if not self.increment_decay:
+            return
+        names = {id(p): name for name, p in self.model.named_parameters()}
+        for site in self._scan.sites.values():
+            for parameter in site.parameters:
+                name = names[id(parameter)]
+                held = self._anchors.get(name)
+                if not new_only or held is None or held.shape != parameter.shape:
+                    self._anchors[name] = parameter.data.clone()
+
+    def _make_world(self) -> World:
+        anchors: dict[int, Tensor] = {}
+        for name, parameter in self.model.named_parameters():
+            if name in self._anchors:
+                self._anchors[name] = self._anchors[name].to(parameter.device, parameter.dtype)
+                anchors[id(parameter)] = self._anchors[name]
+        return World(
+            version=self._version,
+            sites=self._scan.sites,
+            claimed={k: v for k, v in self._claimed.items() if k in self._scan.sites},
+            frozen=self._scan.frozen if self.n_tasks else {},
+            anchors=anchors,
+            increment_decay=self.increment_decay,
+            rank=self._rank_of,
+        )
+
+    def _changed(self) -> None:
+        self._version += 1
+        self._world = self._make_world()
+
+    def _hold_statistics(self) -> None:
+        if self.batchnorm == "freeze" and self.n_tasks and not self._statistics:
+            self._statistics = hold_statistics(self.model)
+
+    def _warn_if_full(self) -> None:
+        full = {
+            name: quota
+            for name, quota in self.quota().items()
+            if quota > self.warn_at_quota
+            and name not in self._full
+            # a channel of a norm layer has two numbers; it is full after one task by its nature
+            and self._claimed[name].dim > 2
+        }
+        self._full |= set(full)
+        if full:
+            listed = ", ".join(f"{name} ({quota:.1%})" for name, quota in full.items())
+            warnings.warn(
+                f"little space is left for further tasks in: {listed}. Lower the aperture there, "
+                f"widen the layers, or forget a task",
+                ShieldFullWarning,
+                stacklevel=3,
+            )
+
+    def _check_attached(self) -> None:
+        if not self._attached:
+            raise ValueError("this shield was detached; make a new one with Shield(model, ...)")
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The model inside torch.compile and DistributedDataParallel wrappers."""
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            model = model.module
+        elif isinstance(getattr(model, "_orig_mod", None), nn.Module):
+            model = model._orig_mod  # type: ignore[assignment]
+        else:
+            return model
+
+
+def _refuse_second(model: nn.Module) -> None:
+    parts = set(model.modules())
+    for other, reference in list(_ATTACHED.items()):
+        if reference() is not None and (other in parts or model in set(other.modules())):
+            raise ValueError(
+                f"this {type(model).__name__} already has a shield; use that one, or call its "
+                f"detach() first"
+            )
+
+
+def _check_apertures(value: Any) -> Aperture | dict[str, Aperture]:
+    if isinstance(value, Mapping):
+        if not value:
+            raise ValueError("aperture is an empty mapping; give {'*': 9.0} or a number")
+        return {str(k): _check_aperture(v) for k, v in value.items()}
+    return _check_aperture(value)
+
+
+def _check_aperture(value: Any) -> Aperture:
+    if isinstance(value, (Quota, Energy)):
+        return value
+    return float(checks.aperture(value, torch.Size(()), torch.zeros(1, dtype=torch.float64)))
+
+
+def _check_rank(rank: Any) -> int | float | None:
+    if rank is None:
+        return None
+    if isinstance(rank, float):
+        return checks.number(rank, "rank (a share of d)", 0.0, 1.0, open_low=True)
+    return checks.whole(rank, "rank", 1)
+
+
+def _patterns(value: Any, name: str) -> list[str]:
+    patterns = [value] if isinstance(value, str) else list(value)
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        raise TypeError(f"{name} takes name patterns (strings), got {patterns!r}")
+    return patterns
+
+
+def _one_of(value: Any, name: str, allowed: tuple[str, ...]) -> str:
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {allowed}, got {value!r}")
+    return str(value)
+
+
+def _double(alpha: float | Tensor) -> Any:
+    return alpha.double() if isinstance(alpha, Tensor) else alpha

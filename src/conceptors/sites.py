@@ -1,0 +1,210 @@
+"""The weight blocks of a model: which parameters form a matrix, and which layers feed it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from conceptors.layers import Block, Rule, find_rule
+
+
+@dataclass
+class Source:
+    """A layer that multiplies rows with a site's weight, adding the bias of that column."""
+
+    layer: nn.Module
+    rule: Rule
+    block: Block
+    bias_column: int | None
+
+
+@dataclass
+class Site:
+    """One matrix [W | b ...] `[g, out, d]` of the model, with one column a bias.
+
+    Layers that share a weight share a site; each brings its own bias column.
+    """
+
+    name: str
+    weight: nn.Parameter | None
+    block: Block
+    biases: list[nn.Parameter] = field(default_factory=list)
+    sources: list[Source] = field(default_factory=list)
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters of the columns, in order."""
+        return ([] if self.weight is None else [self.weight]) + self.biases
+
+    def columns(self, active: Iterable[nn.Parameter]) -> Tensor | None:
+        """Indices of the columns that belong to active parameters; None for all."""
+        wanted = {id(p) for p in active}
+        keep: list[int] = []
+        width = 0
+        for parameter in self.parameters:
+            size = self.matrix([parameter]).shape[-1]
+            if id(parameter) in wanted:
+                keep += range(width, width + size)
+            width += size
+        return None if len(keep) == width else torch.tensor(keep, dtype=torch.long)
+
+    def views(self, tensors: dict[int, Tensor], active: list[nn.Parameter]) -> list[Tensor]:
+        """Views `[g, out, ...]` of one tensor for each active parameter (itself, its gradient)."""
+        found = []
+        for parameter in active:
+            tensor = tensors[id(parameter)]
+            view = self.block.view if parameter is self.weight else self.block.bias_view
+            found.append(view(tensor) if parameter is self.weight else view(tensor)[..., None])
+        return found
+
+    def matrix(
+        self, active: list[nn.Parameter], tensors: dict[int, Tensor] | None = None
+    ) -> Tensor:
+        """[W | b ...] `[g, out, d]` of the active parameters."""
+        if tensors is None:
+            tensors = {id(p): self.read(p) for p in active}
+        parts = [view.flatten(2) for view in self.views(tensors, active)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+    def subtract(self, change: Tensor, active: list[nn.Parameter]) -> None:
+        """Take a change `[g, out, d]` off the active parameters, in place."""
+        taken = 0
+        for parameter in active:
+            local = self.read(parameter)
+            (view,) = self.views({id(parameter): local}, [parameter])
+            size = view.shape[2:].numel()
+            part = change[..., taken : taken + size].reshape(view.shape)
+            taken += size
+            view.sub_(part.to(view.dtype))
+            self.write(parameter, local)
+
+    def read(self, parameter: nn.Parameter) -> Tensor:
+        """A plain tensor of a parameter: itself; if sharded, its local rows or all of it."""
+        data: Any = parameter.data
+        if not is_sharded(data):
+            return parameter.data
+        local: Tensor = data.to_local() if self.block.rows_first else data.full_tensor()
+        return local
+
+    def write(self, parameter: nn.Parameter, value: Tensor) -> None:
+        """Put back what `read` gave, where that was not the parameter's own memory."""
+        data = parameter.data
+        if is_sharded(data) and not self.block.rows_first:
+            data.copy_(shard_like(value, data))
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether a tensor is a DTensor, as FSDP2 and tensor parallelism make them."""
+    return hasattr(tensor, "to_local") and hasattr(tensor, "placements")
+
+
+def shard_like(value: Tensor, like: Any) -> Tensor:
+    """A full tensor cut as `like` is."""
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(value, like.device_mesh, like.placements)
+
+
+@dataclass
+class Scan:
+    """What a model is made of, as far as the shield is concerned."""
+
+    sites: dict[str, Site]
+    frozen: dict[str, nn.Parameter]  # held fixed once a task is remembered
+    unsupported: dict[str, str]  # trainable parameter -> why
+
+
+def scan(model: nn.Module, exclude: Iterable[str], freeze: Iterable[str]) -> Scan:
+    """Find all sites of a model, and the trainable parameters that no site covers."""
+    names = {id(p): name for name, p in model.named_parameters(remove_duplicate=True)}
+    skipped, fixed = list(exclude), list(freeze)
+    claimed: set[int] = set()
+    sites: dict[str, Site] = {}
+    frozen: dict[str, nn.Parameter] = {}
+    for path, layer in model.named_modules():
+        rule = find_rule(layer)
+        own = [p for p in layer.parameters(recurse=False) if p is not None]
+        if rule is None or (own and all(id(p) in claimed for p in own) and not _shared(layer)):
+            continue
+        for block in rule.blocks(layer):
+            weight, bias = parameter_at(layer, block.weight), parameter_at(layer, block.bias)
+            found = [p for p in (weight, bias) if p is not None]
+            if (
+                not found
+                or (block.weight and weight is None)
+                or not any(id(p) in names for p in found)
+            ):
+                continue
+            name = ".".join(part for part in (path, block.name) if part) or type(layer).__name__
+            if matches([name, *(names[id(p)] for p in found)], skipped + fixed):
+                continue
+            if not any(p.requires_grad for p in found):
+                claimed.update(id(p) for p in found)
+                continue
+            _join(sites, name, Source(layer, rule, block, None), weight, bias)
+            claimed.update(id(p) for p in found)
+    unsupported: dict[str, str] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad or id(parameter) in claimed:
+            continue
+        if matches([name], fixed):
+            frozen[name] = parameter
+        elif not matches([name], skipped):
+            owner = model.get_submodule(name.rpartition(".")[0])
+            unsupported[name] = f"{type(owner).__name__}, shape {list(parameter.shape)}"
+    return Scan(sites, frozen, unsupported)
+
+
+def _join(
+    sites: dict[str, Site],
+    name: str,
+    source: Source,
+    weight: nn.Parameter | None,
+    bias: nn.Parameter | None,
+) -> None:
+    """Add a source to the site that has its weight already, or to a new one."""
+    site = next(
+        (
+            s
+            for s in sites.values()
+            if weight is not None and s.weight is weight and s.block.layout == source.block.layout
+        ),
+        None,
+    )
+    if site is None:
+        site = sites[name] = Site(name, weight, source.block)
+    if bias is not None:
+        held = [i for i, b in enumerate(site.biases) if b is bias]
+        if not held:
+            site.biases.append(bias)
+        source.bias_column = held[0] if held else len(site.biases) - 1
+    site.sources.append(source)
+
+
+def parameter_at(layer: nn.Module, path: str | None) -> nn.Parameter | None:
+    """The parameter at a dotted path below a layer; None if there is none of that name."""
+    if path is None:
+        return None
+    found: object = layer
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, nn.Parameter) else None
+
+
+def matches(names: Iterable[str], patterns: Iterable[str]) -> bool:
+    """Whether a name, or a module above it, fits any of the shell-style patterns."""
+    return any(
+        fnmatchcase(name, pattern) or fnmatchcase(name, pattern + ".*")
+        for name in names
+        for pattern in patterns
+    )
+
+
+def _shared(layer: nn.Module) -> bool:
+    """A layer whose weights another layer has too still has rows of its own to tell."""
+    return next(layer.children(), None) is None

@@ -1,0 +1,77 @@
+"""Apertures chosen anew for every task and layer: by a quota, or by the energy to retain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from conceptors import _checks as checks
+
+
+@dataclass(frozen=True)
+class Quota:
+    """Every task claims this share of each layer's input space (or all it occupies, if less)."""
+
+    share: float
+
+    def __post_init__(self) -> None:
+        checks.number(self.share, "Quota", 0.0, 1.0, open_low=True)
+
+    def aperture(self, correlation: Tensor, hard: bool) -> Tensor:
+        """α `[g]` for correlation matrices `[g, d, d]`."""
+        sigma = _eigenvalues(correlation)
+        if hard:
+            count = max(1, round(self.share * sigma.shape[-1]))
+            return _between(sigma, torch.full(sigma.shape[:-1], count))
+        return _solve(sigma, lambda s: s.mean(-1), self.share)
+
+
+@dataclass(frozen=True)
+class Energy:
+    """Every task's conceptor retains this share of the energy of its rows, E|C x|² / E|x|²."""
+
+    share: float
+
+    def __post_init__(self) -> None:
+        checks.number(self.share, "Energy", 0.0, 1.0, open_low=True)
+
+    def aperture(self, correlation: Tensor, hard: bool) -> Tensor:
+        """α `[g]` for correlation matrices `[g, d, d]`."""
+        sigma = _eigenvalues(correlation)
+        total = sigma.sum(-1, keepdim=True).clamp_min(torch.finfo(sigma.dtype).tiny)
+        if hard:
+            reached = sigma.cumsum(-1) / total
+            return _between(sigma, (reached < self.share * (1 - 1e-12)).sum(-1) + 1)
+        return _solve(sigma, lambda s: (s.square() * sigma / total).sum(-1), self.share)
+
+
+def _eigenvalues(correlation: Tensor) -> Tensor:
+    """Descending, float64, never negative."""
+    return torch.linalg.eigvalsh(correlation.double()).flip(-1).clamp_min(0)
+
+
+def _between(sigma: Tensor, count: Tensor) -> Tensor:
+    """The aperture at which exactly the `count` largest directions have s >= 1/2."""
+    tiny = torch.finfo(sigma.dtype).eps * sigma[..., :1].clamp_min(1e-300)
+    padded = torch.cat([sigma, torch.zeros_like(sigma[..., :1])], -1)
+    index = count.to(sigma.device).clamp(1, sigma.shape[-1]).unsqueeze(-1)
+    last = padded.take_along_dim(index - 1, -1)
+    following = padded.take_along_dim(index, -1).clamp_min(tiny)
+    edge = torch.maximum(last, tiny).sqrt() * following.clamp_max(torch.maximum(last, tiny)).sqrt()
+    return edge.squeeze(-1).rsqrt()
+
+
+def _solve(sigma: Tensor, rises: Callable[[Tensor], Tensor], goal: float) -> Tensor:
+    """Bisection on log α, all groups at once; ends at the largest aperture if out of reach."""
+    top = sigma[..., 0].clamp_min(1e-300)
+    low, high = -0.5 * top.log() - 20, -0.5 * top.log() + 20
+    for _ in range(80):
+        middle = (low + high) / 2
+        values = sigma / (sigma + torch.exp(-2 * middle).unsqueeze(-1))
+        under = rises(values) < goal
+        low, high = torch.where(under, middle, low), torch.where(under, high, middle)
+    found: Tensor = ((low + high) / 2).exp()
+    return found
