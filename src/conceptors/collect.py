@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from conceptors.layers import Call, Sample
-from conceptors.moments import Moments
-from conceptors.sites import Site, Source
+from conceptors.layers import Call, Rule, Sample
+from conceptors.moments import Moments, SketchedMoments
+from conceptors.sites import Site
 
 Feed = Callable[[nn.Module, Any], object]
+Taker = tuple[Moments | SketchedMoments, int | None]  # and the bias column of the rows
 
 _TENSOR_BATCH = 256
 
@@ -29,9 +30,13 @@ def collect(
     cap: Callable[[int], int | None],
     seed: int,
     dtype: torch.dtype,
+    sketch: Callable[[str, int], int | None],
     progress: bool,
-) -> dict[str, Moments]:
-    """Moments of all sites over the batches.
+) -> dict[str, Moments | SketchedMoments]:
+    """Moments of all sites that rows reached, over the batches.
+
+    `cap` says how many rows are used at most, `sketch` how many directions are kept at most (None
+    for all) of a layer with so many inputs.
 
     The model runs in evaluation mode without gradients; training flags, random state and hooks
     are as before afterwards, also after an exception.
@@ -40,15 +45,13 @@ def collect(
         ValueError: no batch, no row reached any site, or rows that are not finite.
     """
     feed = feed or feed_first
-    moments = {name: Moments(len(site.biases), dtype) for name, site in sites.items()}
+    moments = {name: _empty(site, dtype, sketch) for name, site in sites.items()}
     sample = Sample(cap, seed)
     seen = 0
     with undisturbed(model), ExitStack() as hooks:
-        for name, site in sites.items():
-            for source in site.sources:
-                hook = _recorder(moments[name], source, sample)
-                handle = source.layer.register_forward_hook(hook, with_kwargs=True)
-                hooks.callback(handle.remove)
+        for layer, (rule, takers) in _takers(sites, moments).items():
+            hook = _recorder(rule, takers, sample)
+            hooks.callback(layer.register_forward_hook(hook, with_kwargs=True).remove)
         for index, batch in enumerate(_progress(iterate(batches, limit), progress)):
             feed(model, batch)
             _check_finite(moments, index)
@@ -60,13 +63,27 @@ def collect(
             "iterator); nothing was remembered"
         )
     if reduced:
-        _all_reduce(moments, sites)
-    if all(m.correlation() is None for m in moments.values()):
+        for m in moments.values():
+            m.all_reduce()
+    moments = {name: m for name, m in moments.items() if m.weight > 0}
+    if not moments:
         raise ValueError(
             f"no rows reached any of the {len(sites)} shielded layers in {seen} batches; check "
             f"that feed(model, batch) calls the model on samples; nothing was remembered"
         )
     return moments
+
+
+def _empty(
+    site: Site, dtype: torch.dtype, sketch: Callable[[str, int], int | None]
+) -> Moments | SketchedMoments:
+    matrix = site.matrix(site.parameters)
+    groups, dim = matrix.shape[0], matrix.shape[-1]
+    like = torch.empty(0, dtype=dtype, device=matrix.device)
+    rank = sketch(site.name, dim) if groups == 1 else None
+    if rank is None or rank >= dim:
+        return Moments(groups, dim, len(site.biases), like)
+    return SketchedMoments(dim, rank, len(site.biases), like)
 
 
 def feed_first(model: nn.Module, batch: Any) -> object:
@@ -123,35 +140,38 @@ def iterate(batches: Any, limit: int | None) -> Iterator[Any]:
         left -= size
 
 
-def _recorder(moments: Moments, source: Source, sample: Sample) -> Callable[..., None]:
+def _takers(
+    sites: Mapping[str, Site], moments: Mapping[str, Moments | SketchedMoments]
+) -> dict[nn.Module, tuple[Rule, dict[str, list[Taker]]]]:
+    """For every layer its rule and, block by block, who takes the rows."""
+    found: dict[nn.Module, tuple[Rule, dict[str, list[Taker]]]] = {}
+    for name, site in sites.items():
+        for source in site.sources:
+            _, takers = found.setdefault(source.layer, (source.rule, {}))
+            takers.setdefault(source.block.name, []).append((moments[name], source.bias_column))
+    return found
+
+
+def _recorder(rule: Rule, takers: Mapping[str, list[Taker]], sample: Sample) -> Callable[..., None]:
+    """A forward hook that gives the rows of a layer's blocks to the sites they belong to."""
+
     def record(layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        for name, rows in source.rule.rows(layer, Call(args, kwargs, output), sample):
-            if name == source.block.name:
-                moments.add(rows, source.bias_column)
+        for name, rows in rule.rows(layer, Call(args, kwargs, output), sample):
+            for moments, bias_column in takers.get(name, ()):
+                moments.add(rows, bias_column)
 
     return record
 
 
-def _check_finite(moments: Mapping[str, Moments], index: int) -> None:
-    named = [(name, m.total) for name, m in moments.items() if m.total is not None]
-    if not named:
-        return
-    good = torch.stack([total.sum().isfinite().cpu() for _, total in named])
-    if not bool(good.all()):
-        bad = [name for (name, _), fine in zip(named, good.tolist()) if not fine]
+def _check_finite(moments: Mapping[str, Moments | SketchedMoments], index: int) -> None:
+    good = torch.stack([m.finite() for m in moments.values()]).tolist()  # one wait a batch
+    if not all(good):
+        bad = [name for name, fine in zip(moments, good) if not fine]
         raise ValueError(
             f"NaN or infinite activations enter {bad[0]!r}"
             f"{f' (and {len(bad) - 1} more layers)' if len(bad) > 1 else ''} in batch {index}; "
             f"nothing was remembered. Check that batch, or whether training diverged"
         )
-
-
-def _all_reduce(moments: Mapping[str, Moments], sites: Mapping[str, Site]) -> None:
-    for name, m in moments.items():
-        site = sites[name]
-        matrix = site.matrix(site.parameters)
-        size = torch.Size((matrix.shape[0], matrix.shape[-1], matrix.shape[-1]))
-        m.all_reduce(size, matrix.device)
 
 
 def _progress(batches: Iterator[Any], shown: bool) -> Iterable[Any]:

@@ -42,6 +42,7 @@ class Plan:
     """All that has to be done around the steps of one optimizer, until something changes."""
 
     version: int = -1  # of the shield
+    claims: int = -1
     key: object = None  # of the optimizer
     guarded: list[Guarded] = field(default_factory=list)
     frozen: list[nn.Parameter] = field(default_factory=list)
@@ -52,7 +53,8 @@ class Plan:
 class World:
     """What a guard asks the shield for: it may change between steps."""
 
-    version: int
+    version: int  # counts all changes
+    claims: int  # counts changes of what is claimed
     sites: Mapping[str, Site]
     claimed: Mapping[str, Conceptor]
     frozen: Mapping[str, nn.Parameter]
@@ -171,16 +173,16 @@ class Guard:
         )
         if self._plan.version == world.version and self._plan.key == key:
             return self._plan
-        new_task = self._plan.version != world.version
-        if new_task:
+        new_claims = self._plan.claims != world.claims
+        if self._plan.version != world.version:
             self._projectors = {}
         self._plan = self._make(optimizer, world, key)
-        if new_task:
+        if new_claims:
             self._clean_momentum(optimizer)
         return self._plan
 
     def _make(self, optimizer: Optimizer, world: World, key: object) -> Plan:
-        plan = Plan(world.version, key)
+        plan = Plan(world.version, world.claims, key)
         group_of = {id(p): g for g in optimizer.param_groups for p in g["params"]}
         uses = Counter(id(p) for site in world.sites.values() for p in site.parameters)
         for name, site in world.sites.items():

@@ -6,7 +6,7 @@ import warnings
 import weakref
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from conceptors.batchnorm import hold_statistics
 from conceptors.collect import Feed, collect
 from conceptors.conceptor import Conceptor, similarity
 from conceptors.guard import Guard, World
-from conceptors.moments import Moments
+from conceptors.moments import Moments, SketchedMoments
 from conceptors.shield_state import LoadReport
 from conceptors.sites import Scan, matches, scan
 from conceptors.targets import Energy, Quota
@@ -52,7 +52,10 @@ class Shield:
             change (and forget).
         exclude: name patterns of layers or parameters that are left alone, like "head.*".
         freeze: name patterns of parameters to hold fixed once a task is remembered.
-        rank: at most so many directions a layer are protected; a number, or a share of d.
+        rank: at most so many directions a layer are protected; a number, or a share of d. With
+            hard conceptors earlier tasks' directions come first.
+        dense_limit: layers of more inputs keep a sketch of `rank` directions (by default an
+            eighth of d) instead of d x d matrices.
         rows: how many input rows a layer and batch are used: "auto" (all, except where there are
             more than 4096 and more than 4 d; then a sample), a number, or None for all.
         batchnorm: "freeze" keeps BatchNorm's running statistics, and normalises with them, once
@@ -66,12 +69,12 @@ class Shield:
     >>> from conceptors import Shield
     >>> _ = torch.manual_seed(0)
     >>> from torch.nn import Linear, Sequential, Tanh
-    >>> model = Sequential(Linear(20, 16), Tanh(), Linear(16, 2))
-    >>> shield = Shield(model, aperture=100.0)
+    >>> model = Sequential(Linear(20, 64), Tanh(), Linear(64, 2))
+    >>> shield = Shield(model, aperture=30.0)
     >>> optimizer = shield.guard(torch.optim.AdamW(model.parameters(), lr=1e-2))
     >>> old, new = torch.randn(64, 5) @ torch.randn(5, 20), torch.randn(64, 20)
     >>> shield.remember(old)
-    Shield(2 layers, 1 task, mean quota 0.50)
+    Shield(2 layers, 1 task, mean quota 0.48)
     >>> before = model(old)
     >>> for _ in range(20):
     ...     optimizer.zero_grad()
@@ -92,6 +95,7 @@ class Shield:
         exclude: Iterable[str] = (),
         freeze: Iterable[str] = (),
         rank: int | float | None = None,
+        dense_limit: int = 8192,
         rows: int | Literal["auto"] | None = "auto",
         batchnorm: Literal["freeze", "follow"] = "freeze",
         keep_tasks: bool = False,
@@ -108,6 +112,7 @@ class Shield:
         self.batchnorm = _one_of(batchnorm, "batchnorm", ("freeze", "follow"))
         self.exclude, self.freeze = _patterns(exclude, "exclude"), _patterns(freeze, "freeze")
         self.rank = _check_rank(rank)
+        self.dense_limit = checks.whole(dense_limit, "dense_limit", 0)
         self.rows = rows if rows in (None, "auto") else checks.whole(rows, "rows", 1)
         self.keep_tasks = bool(keep_tasks)
         self.warn_at_quota = checks.number(warn_at_quota, "warn_at_quota", 0.0, 1.0)
@@ -120,7 +125,7 @@ class Shield:
         self._claimed: dict[str, Conceptor] = {}
         self._tasks: list[dict[str, Conceptor]] = []
         self._guards: list[Guard] = []
-        self._version = 0
+        self._version = self._claims = 0
         self._full: set[str] = set()
         self._anchors: dict[str, Tensor] = {}
         self._statistics: list[Any] = []
@@ -183,9 +188,7 @@ class Shield:
                 a dtype that is too small for the aperture.
         """
         task = self._conceptors(batches, feed, limit, progress)
-        claimed = dict(self._claimed)
-        for name, conceptor in task.items():
-            claimed[name] = claimed[name] | conceptor if name in claimed else conceptor
+        claimed = self._joined(self._claimed, task)
         for conceptor in claimed.values():
             conceptor._parts()  # factor now, once a task, not at the first step
         self._claimed = claimed
@@ -194,7 +197,7 @@ class Shield:
         self.n_tasks += 1
         self._set_anchors()
         self._hold_statistics()
-        self._changed()
+        self._changed(claims=True)
         self._warn_if_full()
         return self
 
@@ -232,11 +235,10 @@ class Shield:
         left = self._tasks[:index] + self._tasks[index + 1 :]
         claimed: dict[str, Conceptor] = {}
         for share in left:
-            for name, conceptor in share.items():
-                claimed[name] = claimed[name] | conceptor if name in claimed else conceptor
+            claimed = self._joined(claimed, share)
         self._tasks, self._claimed, self.n_tasks = left, claimed, self.n_tasks - 1
         self._full &= {name for name, quota in self.quota().items() if quota > self.warn_at_quota}
-        self._changed()
+        self._changed(claims=True)
         return self
 
     def quota(self) -> dict[str, float]:
@@ -302,7 +304,7 @@ class Shield:
         self.refresh()
         report = shield_state.unpack(self, state, strict=strict, rename=rename or {})
         self._hold_statistics()
-        self._changed()
+        self._changed(claims=True)
         return report
 
     def save(self, path: str | Path) -> None:
@@ -314,6 +316,12 @@ class Shield:
     ) -> LoadReport:
         """Read a file that `save` wrote; see `load_state_dict`."""
         return self.load_state_dict(shield_state.load(path), strict=strict, rename=rename)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a Shield belongs to one model and its optimizers and cannot be copied or pickled; "
+            "save shield.state_dict(), and load it into Shield(other_model)"
+        )
 
     def __repr__(self) -> str:
         quota = self.quota()
@@ -339,37 +347,50 @@ class Shield:
             cap=self._cap,
             seed=self.seed + self.n_tasks,
             dtype=self.dtype,
+            sketch=self._sketch_rank,
             progress=progress,
         )
-        found = {name: self._conceptor(name, m) for name, m in moments.items()}
-        return {name: c for name, c in found.items() if c is not None}
+        return {name: self._conceptor(name, m) for name, m in moments.items()}
 
-    def _conceptor(self, name: str, moments: Moments) -> Conceptor | None:
-        correlation = moments.correlation()
-        if correlation is None:
-            return None
+    def _conceptor(self, name: str, moments: Moments | SketchedMoments) -> Conceptor:
+        """The conceptors of one task's rows at one site."""
         choice = self._aperture_of(name)
-        alpha: float | Tensor
         if isinstance(choice, (Quota, Energy)):
-            alpha = choice.aperture(correlation, self.hard).to(correlation)
+            dim = moments.dim
+            conceptor = moments.conceptor(choice.aperture(moments.eigenvalues(), dim, self.hard))
         else:
-            alpha = float(choice)
-        self._check_precision(name, correlation, alpha)
-        conceptor = Conceptor.from_correlation(correlation.double(), _double(alpha))
-        conceptor = conceptor.harden() if self.hard else conceptor
+            self._check_precision(name, moments.energy(), choice)
+            conceptor = moments.conceptor(choice)
+        if not self.hard:
+            return conceptor
         limit = self._rank_of(name, conceptor.dim)
-        if limit is not None and self.hard and limit < conceptor.dim:
-            conceptor = conceptor.factored(rank=limit)
-        return conceptor
+        if limit is not None and limit < conceptor.dim:
+            # directions of earlier tasks come first; new ones take what is left
+            held = self._claimed.get(name)
+            taken = 0 if held is None else int((held.singular_values > 0.5).sum(-1).max())
+            conceptor = conceptor.factored(rank=max(0, limit - taken))
+        return conceptor.harden()
 
-    def _check_precision(self, name: str, correlation: Tensor, alpha: float | Tensor) -> None:
+    def _joined(
+        self, claimed: Mapping[str, Conceptor], task: Mapping[str, Conceptor]
+    ) -> dict[str, Conceptor]:
+        """A ∨ C at every site; sketched ones stay within their rank."""
+        joined = dict(claimed)
+        for name, conceptor in task.items():
+            both = claimed[name] | conceptor if name in claimed else conceptor
+            limit = self._sketch_rank(name, both.dim)
+            if limit is not None and both.is_factored and both.rank > limit:
+                both = both.factored(rank=limit)
+            joined[name] = both
+        return joined
+
+    def _check_precision(self, name: str, energy: Tensor, alpha: float) -> None:
         """Singular values mean nothing where aperture² times rounding is not small."""
-        top = correlation.diagonal(dim1=-2, dim2=-1).sum(-1)
-        noise = torch.finfo(self.dtype).eps * float((top * _double(alpha) ** 2).max())
-        if noise > 0.1 and not isinstance(self._aperture_of(name), (Quota, Energy)):
+        top = float(energy.max())
+        if torch.finfo(self.dtype).eps * top * alpha**2 > 0.1:
             raise ValueError(
                 f"{self.dtype} is too small for aperture {alpha} at layer {name!r}: with "
-                f"activations of this size (mean square norm {float(top.max()):.3g}), rounding "
+                f"activations of this size (mean square norm {top:.3g}), rounding "
                 f"errors count as directions in use; lower the aperture"
                 f"{', or use dtype=torch.float64' if self.dtype == torch.float32 else ''}"
             )
@@ -389,6 +410,12 @@ class Shield:
         if self.rank is None:
             return None
         return max(1, round(self.rank * dim)) if isinstance(self.rank, float) else self.rank
+
+    def _sketch_rank(self, name: str, dim: int) -> int | None:
+        """How many directions of a layer are kept, where d x d is too much."""
+        if dim <= self.dense_limit:
+            return None
+        return self._rank_of(name, dim) or max(1, dim // 8)
 
     def _cap(self, dim: int) -> int | None:
         if self.rows == "auto":
@@ -436,6 +463,7 @@ class Shield:
                 anchors[id(parameter)] = self._anchors[name]
         return World(
             version=self._version,
+            claims=self._claims,
             sites=self._scan.sites,
             claimed={k: v for k, v in self._claimed.items() if k in self._scan.sites},
             frozen=self._scan.frozen if self.n_tasks else {},
@@ -444,8 +472,9 @@ class Shield:
             rank=self._rank_of,
         )
 
-    def _changed(self) -> None:
+    def _changed(self, *, claims: bool = False) -> None:
         self._version += 1
+        self._claims += claims
         self._world = self._make_world()
 
     def _hold_statistics(self) -> None:
@@ -530,7 +559,3 @@ def _one_of(value: Any, name: str, allowed: tuple[str, ...]) -> str:
     if value not in allowed:
         raise ValueError(f"{name} must be one of {allowed}, got {value!r}")
     return str(value)
-
-
-def _double(alpha: float | Tensor) -> Any:
-    return alpha.double() if isinstance(alpha, Tensor) else alpha

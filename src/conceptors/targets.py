@@ -20,13 +20,12 @@ class Quota:
     def __post_init__(self) -> None:
         checks.number(self.share, "Quota", 0.0, 1.0, open_low=True)
 
-    def aperture(self, correlation: Tensor, hard: bool) -> Tensor:
-        """α `[g]` for correlation matrices `[g, d, d]`."""
-        sigma = _eigenvalues(correlation)
+    def aperture(self, sigma: Tensor, dim: int, hard: bool) -> Tensor:
+        """α `[g]` for the largest eigenvalues `[g, <= d]`, descending, of R `[g, d, d]`."""
         if hard:
-            count = max(1, round(self.share * sigma.shape[-1]))
+            count = max(1, round(self.share * dim))
             return _between(sigma, torch.full(sigma.shape[:-1], count))
-        return _solve(sigma, lambda s: s.mean(-1), self.share)
+        return _solve(sigma, lambda s: s.sum(-1) / dim, self.share)
 
 
 @dataclass(frozen=True)
@@ -38,19 +37,13 @@ class Energy:
     def __post_init__(self) -> None:
         checks.number(self.share, "Energy", 0.0, 1.0, open_low=True)
 
-    def aperture(self, correlation: Tensor, hard: bool) -> Tensor:
-        """α `[g]` for correlation matrices `[g, d, d]`."""
-        sigma = _eigenvalues(correlation)
+    def aperture(self, sigma: Tensor, dim: int, hard: bool) -> Tensor:
+        """α `[g]` for the largest eigenvalues `[g, <= d]`, descending, of R `[g, d, d]`."""
         total = sigma.sum(-1, keepdim=True).clamp_min(torch.finfo(sigma.dtype).tiny)
         if hard:
             reached = sigma.cumsum(-1) / total
             return _between(sigma, (reached < self.share * (1 - 1e-12)).sum(-1) + 1)
         return _solve(sigma, lambda s: (s.square() * sigma / total).sum(-1), self.share)
-
-
-def _eigenvalues(correlation: Tensor) -> Tensor:
-    """Descending, float64, never negative."""
-    return torch.linalg.eigvalsh(correlation.double()).flip(-1).clamp_min(0)
 
 
 def _between(sigma: Tensor, count: Tensor) -> Tensor:
@@ -61,7 +54,8 @@ def _between(sigma: Tensor, count: Tensor) -> Tensor:
     last = padded.take_along_dim(index - 1, -1)
     following = padded.take_along_dim(index, -1).clamp_min(tiny)
     edge = torch.maximum(last, tiny).sqrt() * following.clamp_max(torch.maximum(last, tiny)).sqrt()
-    return edge.squeeze(-1).rsqrt()
+    found: Tensor = edge.squeeze(-1).rsqrt()
+    return found
 
 
 def _solve(sigma: Tensor, rises: Callable[[Tensor], Tensor], goal: float) -> Tensor:
