@@ -55,6 +55,7 @@ class World:
 
     version: int  # counts all changes
     claims: int  # counts changes of what is claimed
+    clean: int  # momentum is known to lie in the free space of these claims
     sites: Mapping[str, Site]
     claimed: Mapping[str, Conceptor]
     frozen: Mapping[str, nn.Parameter]
@@ -85,6 +86,10 @@ class Guard:
 
     def holds(self, optimizer: Optimizer) -> bool:
         return self._optimizer() is optimizer
+
+    def is_current(self) -> bool:
+        """Whether a step was made since the last change of what is claimed."""
+        return self._plan.claims == self._world().claims
 
     # --- around a step --------------------------------------------------------------------
 
@@ -173,7 +178,7 @@ class Guard:
         )
         if self._plan.version == world.version and self._plan.key == key:
             return self._plan
-        new_claims = self._plan.claims != world.claims
+        new_claims = self._plan.claims != world.claims != world.clean
         if self._plan.version != world.version:
             self._projectors = {}
         self._plan = self._make(optimizer, world, key)
@@ -186,7 +191,7 @@ class Guard:
         group_of = {id(p): g for g in optimizer.param_groups for p in g["params"]}
         uses = Counter(id(p) for site in world.sites.values() for p in site.parameters)
         for name, site in world.sites.items():
-            active = [p for p in site.parameters if p.requires_grad]
+            active = site.active()
             touched = [p for p in active if id(p) in group_of]
             if not touched:
                 continue

@@ -21,19 +21,18 @@ class Projector:
 
     def __init__(self, claimed: Conceptor, dtype: torch.dtype, rank: int | None = None) -> None:
         full = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+        if rank is not None and rank < claimed.dim:
+            claimed = claimed.strongest(rank)
         vectors, values, rest = claimed.spectrum
-        errors = (values - rest).abs().reshape(-1, values.shape[-1]).amax(0)
-        needed = int((errors > torch.finfo(full).eps).sum())  # smaller ones vanish in rounding
-        limit = needed if rank is None else min(rank, needed)
+        eps = torch.finfo(full).eps  # what is smaller vanishes in rounding
+        needed = int((values > eps).sum(-1).max()) if values.numel() else 0
         self.dim = claimed.dim
         self.matrix: Tensor | None = None
-        if self.dim > 1 and rest == 0.0 and limit < self.dim // 2:
-            kept = algebra.truncate(algebra.Spectrum(vectors, algebra.odds_of(values)), limit)
-            self.vectors = kept.vectors.to(full).contiguous()
-            self.values = algebra.values_of(kept.odds).to(full)
+        if self.dim > 1 and rest == 0.0 and needed < self.dim // 2:
+            thin = claimed.strongest(needed)
+            vectors, values, _ = thin.spectrum
+            self.vectors, self.values = vectors.to(full), values.to(full)
         else:
-            if rank is not None and rank < self.dim:
-                claimed = claimed.factored(rank=min(rank, claimed.rank))
             self.matrix = claimed.matrix().to(full)
 
     @property

@@ -126,6 +126,7 @@ class Shield:
         self._tasks: list[dict[str, Conceptor]] = []
         self._guards: list[Guard] = []
         self._version = self._claims = 0
+        self._clean = -1
         self._full: set[str] = set()
         self._anchors: dict[str, Tensor] = {}
         self._statistics: list[Any] = []
@@ -304,6 +305,8 @@ class Shield:
         self.refresh()
         report = shield_state.unpack(self, state, strict=strict, rename=rename or {})
         self._hold_statistics()
+        # A checkpoint from the middle of a task has momentum in the free space already.
+        self._clean = self._claims + 1 if state.get("mid_task") else -1
         self._changed(claims=True)
         return report
 
@@ -368,7 +371,7 @@ class Shield:
             # directions of earlier tasks come first; new ones take what is left
             held = self._claimed.get(name)
             taken = 0 if held is None else int((held.singular_values > 0.5).sum(-1).max())
-            conceptor = conceptor.factored(rank=max(0, limit - taken))
+            conceptor = conceptor.strongest(max(0, limit - taken))
         return conceptor.harden()
 
     def _joined(
@@ -380,7 +383,7 @@ class Shield:
             both = claimed[name] | conceptor if name in claimed else conceptor
             limit = self._sketch_rank(name, both.dim)
             if limit is not None and both.is_factored and both.rank > limit:
-                both = both.factored(rank=limit)
+                both = both.strongest(limit)
             joined[name] = both
         return joined
 
@@ -464,6 +467,7 @@ class Shield:
         return World(
             version=self._version,
             claims=self._claims,
+            clean=self._clean,
             sites=self._scan.sites,
             claimed={k: v for k, v in self._claimed.items() if k in self._scan.sites},
             frozen=self._scan.frozen if self.n_tasks else {},

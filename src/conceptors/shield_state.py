@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 FORMAT = "conceptors.Shield"
 VERSION = 1
+_SCALARS = ("format", "version", "n_tasks", "mid_task")
 
 
 class LoadReport(NamedTuple):
@@ -51,6 +52,7 @@ def pack(shield: Shield) -> dict[str, Any]:
         "format": FORMAT,
         "version": VERSION,
         "n_tasks": shield.n_tasks,
+        "mid_task": bool(shield._guards) and all(g.is_current() for g in shield._guards),
         "claimed": {name: _pack(c) for name, c in shield._claimed.items()},
         "tasks": [{name: _pack(c) for name, c in task.items()} for task in shield._tasks],
         "anchors": {name: anchor.clone() for name, anchor in shield._anchors.items()},
@@ -90,6 +92,8 @@ def unpack(
         )
     devices = {name: s.parameters[0].device for name, s in shield._scan.sites.items()}
     shield._claimed = {name: claimed[name].to(devices[name]) for name in loaded}
+    for conceptor in shield._claimed.values():
+        conceptor._parts()  # as after remember
     shield._tasks = [
         {name: c.to(devices[name]) for name, c in task.items() if name in loaded} for task in tasks
     ]
@@ -105,7 +109,7 @@ def unpack(
 def save(state: Mapping[str, Any], path: str | Path) -> None:
     """Write a state as a safetensors file."""
     tensors: dict[str, Tensor] = {}
-    header = {key: state[key] for key in ("format", "version", "n_tasks")}
+    header = {key: state[key] for key in _SCALARS}
     groups = [("claimed", state["claimed"])]
     groups += [(f"task{i}", task) for i, task in enumerate(state["tasks"])]
     for label, conceptors in groups:
@@ -126,7 +130,7 @@ def load(path: str | Path) -> dict[str, Any]:
         count = int(header.get("tasks", 0))
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path} is not a shield file: {error}") from error
-    state: dict[str, Any] = {key: header.get(key) for key in ("format", "version", "n_tasks")}
+    state: dict[str, Any] = {key: header.get(key) for key in _SCALARS}
     state |= {"claimed": {}, "anchors": {}, "tasks": [{} for _ in range(min(count, 10**6))]}
     for key, tensor in tensors.items():
         label, _, rest = key.partition("/")

@@ -34,12 +34,17 @@ class Site:
     weight: nn.Parameter | None
     block: Block
     biases: list[nn.Parameter] = field(default_factory=list)
+    passive: set[int] = field(default_factory=set)  # ids of parameters excluded or frozen by name
     sources: list[Source] = field(default_factory=list)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
         """The parameters of the columns, in order."""
         return ([] if self.weight is None else [self.weight]) + self.biases
+
+    def active(self) -> list[nn.Parameter]:
+        """The parameters that may change, and only within the free space."""
+        return [p for p in self.parameters if p.requires_grad and id(p) not in self.passive]
 
     def columns(self, active: Iterable[nn.Parameter]) -> Tensor | None:
         """Indices of the columns that belong to active parameters; None for all."""
@@ -141,13 +146,14 @@ def scan(model: nn.Module, exclude: Iterable[str], freeze: Iterable[str]) -> Sca
             ):
                 continue
             name = ".".join(part for part in (path, block.name) if part) or type(layer).__name__
-            if matches([name, *(names[id(p)] for p in found)], skipped + fixed):
+            named = {id(p) for p in found if matches([name, names[id(p)]], skipped + fixed)}
+            if len(named) == len(found):
                 continue
+            claimed.update(id(p) for p in found if id(p) not in named)
             if not any(p.requires_grad for p in found):
-                claimed.update(id(p) for p in found)
                 continue
-            _join(sites, name, Source(layer, rule, block, None), weight, bias)
-            claimed.update(id(p) for p in found)
+            site = _join(sites, name, Source(layer, rule, block, None), weight, bias)
+            site.passive |= named
     unsupported: dict[str, str] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad or id(parameter) in claimed:
@@ -166,7 +172,7 @@ def _join(
     source: Source,
     weight: nn.Parameter | None,
     bias: nn.Parameter | None,
-) -> None:
+) -> Site:
     """Add a source to the site that has its weight already, or to a new one."""
     site = next(
         (
@@ -184,6 +190,7 @@ def _join(
             site.biases.append(bias)
         source.bias_column = held[0] if held else len(site.biases) - 1
     site.sources.append(source)
+    return site
 
 
 def parameter_at(layer: nn.Module, path: str | None) -> nn.Parameter | None:
