@@ -62,6 +62,21 @@ class World:
     anchors: Mapping[int, Tensor]
     increment_decay: float
     rank: Callable[[str, int], int | None]
+    projectors: dict[object, Projector] = field(default_factory=dict)  # made when first needed
+
+    def projector(self, name: str, active: list[nn.Parameter]) -> Projector | None:
+        """What keeps changes of a site's parameters in the free space; None if all is free."""
+        claimed = self.claimed.get(name)
+        if claimed is None:
+            return None
+        columns = self.sites[name].columns(active)
+        key = (name, None if columns is None else tuple(columns.tolist()))
+        if key not in self.projectors:
+            part = claimed if columns is None else restrict(claimed, columns)
+            part = part.to(active[0].device)
+            limit = self.rank(name, part.dim)
+            self.projectors[key] = Projector(part, active[0].dtype, limit)
+        return self.projectors[key]
 
 
 class Guard:
@@ -73,7 +88,6 @@ class Guard:
         self._plan = Plan()
         self._raw: list[tuple[nn.Parameter, Tensor | None]] = []
         self._kept: list[tuple[nn.Parameter, Tensor]] = []
-        self._projectors: dict[object, Projector] = {}
         self._handles = [
             optimizer.register_step_pre_hook(self._before),
             optimizer.register_step_post_hook(self._after),
@@ -144,18 +158,9 @@ class Guard:
     def _swap_gradients(self, plan: Plan) -> None:
         """Put projected gradients in place of the raw ones, which are kept."""
         for guarded in plan.guarded:
-            if not guarded.by_gradient:
-                continue
-            raw = [p.grad for p in guarded.active]
-            if all(g is None for g in raw):
-                continue
-            self._raw += zip(guarded.active, raw)
-            locals_ = [_local_gradient(p) for p in guarded.active]
-            tensors = {id(p): g for p, g in zip(guarded.active, locals_)}
-            matrix = guarded.site.matrix(guarded.active, tensors)
-            free = matrix - guarded.projector.claimed(_full(matrix)).to(matrix.dtype)
-            for parameter, part in zip(guarded.active, _split(guarded, tensors, free)):
-                parameter.grad = _like_gradient(parameter, part)
+            if guarded.by_gradient and any(p.grad is not None for p in guarded.active):
+                self._raw += [(p, p.grad) for p in guarded.active]
+                project_gradient(guarded.site, guarded.active, guarded.projector)
 
     def _restore_gradients(self) -> None:
         for parameter, gradient in self._raw:
@@ -179,8 +184,6 @@ class Guard:
         if self._plan.version == world.version and self._plan.key == key:
             return self._plan
         new_claims = self._plan.claims != world.claims != world.clean
-        if self._plan.version != world.version:
-            self._projectors = {}
         self._plan = self._make(optimizer, world, key)
         if new_claims:
             self._clean_momentum(optimizer)
@@ -201,16 +204,9 @@ class Guard:
                     for p in touched
                     if id(p) in world.anchors
                 ]
-            claimed = world.claimed.get(name)
-            if claimed is None:
+            projector = world.projector(name, active)
+            if projector is None:
                 continue
-            columns = site.columns(active)
-            cached = (name, None if columns is None else tuple(columns.tolist()))
-            if cached not in self._projectors:
-                part = claimed if columns is None else restrict(claimed, columns)
-                part = part.to(active[0].device)
-                dtype = active[0].dtype
-                self._projectors[cached] = Projector(part, dtype, world.rank(name, part.dim))
             groups = {id(group_of.get(id(p))) for p in active}
             linear = (
                 len(groups) == 1  # one step size for weight and bias
@@ -218,7 +214,7 @@ class Guard:
                 and not any(_is_sparse(p) or uses[id(p)] > 1 for p in active)
                 and (site.block.rows_first or not is_sharded(active[0].data))
             )
-            plan.guarded.append(Guarded(site, active, self._projectors[cached], linear))
+            plan.guarded.append(Guarded(site, active, projector, linear))
         if world.claimed:
             plan.frozen = [p for p in world.frozen.values() if id(p) in group_of]
         return plan
@@ -233,11 +229,10 @@ class Guard:
             buffers = [optimizer.state.get(p, {}).get("momentum_buffer") for p in guarded.active]
             if not guarded.by_gradient or any(b is None for b in buffers):
                 continue
-            tensors = {id(p): _local(b) for p, b in zip(guarded.active, buffers)}
-            matrix = guarded.site.matrix(guarded.active, tensors)
-            free = matrix - guarded.projector.claimed(_full(matrix)).to(matrix.dtype)
-            for parameter, part in zip(guarded.active, _split(guarded, tensors, free)):
-                tensors[id(parameter)].copy_(part)
+            tensors = [_local(b) for b in buffers]
+            parts = _projected(guarded.site, guarded.active, guarded.projector, tensors)
+            for buffer, part in zip(tensors, parts):
+                buffer.copy_(part)
 
 
 def _is_linear(optimizer: Optimizer, group: dict[str, Any]) -> bool:
@@ -278,14 +273,25 @@ def _like_gradient(parameter: nn.Parameter, local: Tensor) -> Tensor:
     )
 
 
-def _split(guarded: Guarded, tensors: dict[int, Tensor], matrix: Tensor) -> list[Tensor]:
-    """The columns of a matrix `[g, out, d]` back in the shapes of the active parameters."""
+def project_gradient(site: Site, active: list[nn.Parameter], projector: Projector) -> None:
+    """Put the projected gradients of a site's parameters in place of the raw ones."""
+    gradients = [_local_gradient(p) for p in active]
+    for parameter, part in zip(active, _projected(site, active, projector, gradients)):
+        parameter.grad = _like_gradient(parameter, part)
+
+
+def _projected(
+    site: Site, active: list[nn.Parameter], projector: Projector, tensors: list[Tensor]
+) -> list[Tensor]:
+    """Tensors of the shapes of the active parameters, seen as one matrix M, as M (I - A)."""
+    matrix = site.matrix(active, {id(p): t for p, t in zip(active, tensors)})
+    free = matrix - projector.claimed(_full(matrix)).to(matrix.dtype)
     found, taken = [], 0
-    for parameter in guarded.active:
-        whole = torch.empty_like(tensors[id(parameter)])
-        (view,) = guarded.site.views({id(parameter): whole}, [parameter])
+    for parameter, tensor in zip(active, tensors):
+        whole = torch.empty_like(tensor)
+        (view,) = site.views({id(parameter): whole}, [parameter])
         size = view.shape[2:].numel()
-        view.copy_(matrix[..., taken : taken + size].reshape(view.shape))
+        view.copy_(free[..., taken : taken + size].reshape(view.shape))
         taken += size
         found.append(whole)
     return found

@@ -17,8 +17,9 @@ from conceptors import shield_state
 from conceptors.batchnorm import hold_statistics
 from conceptors.collect import Feed, collect
 from conceptors.conceptor import Conceptor, similarity
-from conceptors.guard import Guard, World
+from conceptors.guard import Guard, World, project_gradient
 from conceptors.moments import Moments, SketchedMoments
+from conceptors.projection import exactly
 from conceptors.shield_state import LoadReport
 from conceptors.sites import Scan, matches, scan
 from conceptors.targets import Energy, Quota
@@ -201,6 +202,21 @@ class Shield:
         self._changed(claims=True)
         self._warn_if_full()
         return self
+
+    def project_gradients(self) -> None:
+        """Project the gradients of all shielded parameters once, in place.
+
+        For training loops that do something between projection and step. The step itself must
+        then be a plain SGD step, and not one of a guarded optimizer, which projects by itself.
+        """
+        world = self._world
+        with exactly():
+            for name, site in world.sites.items():
+                active = site.active()
+                if any(p.grad is not None for p in active):
+                    projector = world.projector(name, active)
+                    if projector is not None:
+                        project_gradient(site, active, projector)
 
     def similarity(
         self,

@@ -1,0 +1,80 @@
+"""Conceptor-aided back-propagation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from conceptors.methods.base import Learner, Settings
+from conceptors.shield import Shield
+
+
+@dataclass(frozen=True)
+class CabSettings(Settings):
+    aperture: float = 9.0  # of all layers
+    input_aperture: float = 0.0  # of the first layer, 0 for the same
+    hard: bool = False  # hard conceptors
+    increment_decay: float = 0.0  # λ of Algorithm 2
+    first_anchor: str = "initial"  # what the first task decays towards: initial weights or zero
+    samples: int = 0  # images a task for the conceptors, 0 for all
+
+
+class Cab(Learner):
+    """Every layer's gradient is projected onto the space that earlier tasks left free."""
+
+    name: ClassVar[str] = "cab"
+    about: ClassVar[str] = "conceptor-aided back-propagation (He & Jaeger 2017)"
+    settings_type: ClassVar[type[Settings]] = CabSettings
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        s = self.settings
+        if s.first_anchor not in ("initial", "zero"):
+            raise ValueError(f"first_anchor must be 'initial' or 'zero', got {s.first_anchor!r}")
+        first = next(name for name, m in self.model.named_modules() if hasattr(m, "weight"))
+        apertures = {first: s.input_aperture or s.aperture, "*": s.aperture}
+        self.shield = Shield(self.model, apertures, hard=s.hard, rows=None, warn_at_quota=1.0)
+        self.anchors = [
+            torch.zeros_like(p) if s.first_anchor == "zero" else p.detach().clone()
+            for p in self.model.parameters()
+        ]
+
+    def gradients(self, number: int) -> None:
+        self.shield.project_gradients()
+
+    def quiet(self, active: Tensor) -> None:
+        """The increment decays beside the (already projected and scaled) gradient."""
+        rate = 2 * self.settings.increment_decay
+        if rate:
+            for parameter, anchor in zip(self.model.parameters(), self.anchors):
+                if parameter.grad is not None:
+                    parameter.grad.add_(parameter.detach() - anchor, alpha=rate)
+        super().quiet(active)
+
+    def end_task(self, number: int) -> None:
+        split = self.scenario.tasks[number].train
+        self.shield.remember(self._batches(split.sizes(), split.take))
+        self.anchors = [p.detach().clone() for p in self.model.parameters()]
+        self._note()
+
+    def _batches(self, sizes: list[int], take: Any) -> Any:
+        """The samples for the conceptors, the same number for every seed."""
+        count = min(sizes)
+        wanted = self.settings.samples
+        count = min(count, wanted) if wanted else count
+        for start in range(0, count, 1000):
+            places = torch.arange(start, min(start + 1000, count), device=self.device)
+            yield take(places.expand(len(sizes), -1))
+
+    def _note(self) -> None:
+        """Quotas and spectra for the results."""
+        for name, conceptor in self.shield.conceptors().items():
+            values = conceptor.singular_values
+            for i, extra in enumerate(self.extras):
+                own = values[i] if len(values) == len(self.extras) else values.flatten()
+                extra.setdefault("quota", {}).setdefault(name, []).append(float(own.mean()))
+                shown = [round(v, 5) for v in own.tolist()]
+                extra.setdefault("spectra", {}).setdefault(name, []).append(shown)

@@ -1,0 +1,117 @@
+"""The diagonal of the Fisher information, from gradients of single samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad, vmap
+
+from conceptors.methods.base import Learner
+
+LABELS = ("all", "sample", "pred", "true")
+
+
+def fisher(learner: Learner, number: int, samples: int, labels: str, seed: int) -> list[Tensor]:
+    """E[(∂ log p(y|x) / ∂θ)²] for every parameter, over a task's training samples.
+
+    `labels` says where y comes from: "all" takes the expectation over the model's own outputs
+    exactly, "sample" draws from them, "pred" takes the likeliest, "true" the given label (the
+    empirical Fisher). With sigmoid outputs every output is a Bernoulli variable of its own; "all"
+    then is exact by linearity over independent outputs (a sum over outputs of p (1 - p) g²), and
+    the others set all outputs at once.
+    """
+    if labels not in LABELS:
+        raise ValueError(f"labels must be one of {LABELS}, got {labels!r}")
+    model = learner.model
+    names = [name for name, _ in model.named_parameters()]
+    values = tuple(p.detach() for p in model.parameters())
+    generator = torch.Generator(device=learner.device).manual_seed(seed)
+    softmax = learner.settings.loss == "softmax"
+
+    def outputs(params: tuple[Tensor, ...], x: Tensor) -> Tensor:
+        out: Tensor = functional_call(model, dict(zip(names, params)), (x.unsqueeze(1),))
+        return learner.masked(out, number).squeeze(1)  # [seeds, classes]
+
+    def log_likelihood(params: tuple[Tensor, ...], x: Tensor, target: Tensor) -> Tensor:
+        out = outputs(params, x)
+        if softmax:
+            return (out.log_softmax(-1) * target).sum()
+        return -torch.nn.functional.binary_cross_entropy_with_logits(out, target, reduction="sum")
+
+    def one_output(params: tuple[Tensor, ...], x: Tensor, which: Tensor) -> Tensor:
+        return (outputs(params, x) * which).sum()
+
+    total = [torch.zeros_like(v) for v in values]
+    count = 0
+    training = model.training
+    model.eval()
+    with torch.no_grad():
+        for x, y in _batches(learner, number, samples):
+            out = learner.masked(model(x), number)  # [seeds, n, classes]
+            count += x.shape[1]
+            if labels == "all":
+                for k in range(out.shape[-1]):
+                    _add_expected(total, values, x, out, k, softmax, log_likelihood, one_output)
+                continue
+            target = _targets(out, y, labels, softmax, generator)
+            squares = vmap(grad(log_likelihood), in_dims=(None, 1, 1))(values, x, target)
+            for so_far, square in zip(total, squares):
+                so_far.add_(square.square().sum(0))
+    model.train(training)
+    return [t / count for t in total]
+
+
+def _add_expected(
+    total: list[Tensor],
+    values: tuple[Tensor, ...],
+    x: Tensor,
+    out: Tensor,
+    k: int,
+    softmax: bool,
+    log_likelihood: object,
+    one_output: object,
+) -> None:
+    """Add output k's share of the exact expectation over the model's own outputs."""
+    one_hot = torch.zeros_like(out)
+    one_hot[..., k] = 1
+    if softmax:
+        chance = out.softmax(-1)[..., k]
+        function = log_likelihood
+    else:
+        p = out.sigmoid()[..., k]
+        chance = p * (1 - p)
+        function = one_output
+    squares = vmap(grad(function), in_dims=(None, 1, 1))(values, x, one_hot)  # type: ignore[arg-type]
+    for so_far, square in zip(total, squares):
+        weight = chance.mT.reshape(*square.shape[:2], *[1] * (square.ndim - 2))
+        so_far.add_((square.square() * weight).sum(0))
+
+
+def _targets(
+    out: Tensor, y: Tensor, labels: str, softmax: bool, generator: torch.Generator
+) -> Tensor:
+    """Labels `[seeds, n, classes]` of zeros and ones."""
+    one_hot = torch.nn.functional.one_hot
+    if labels == "true":
+        return one_hot(y, out.shape[-1]).to(out)
+    if softmax:
+        if labels == "pred":
+            return one_hot(out.argmax(-1), out.shape[-1]).to(out)
+        flat = torch.multinomial(out.softmax(-1).flatten(0, 1), 1, generator=generator)
+        return one_hot(flat.reshape(y.shape), out.shape[-1]).to(out)
+    chance = out.sigmoid()
+    if labels == "pred":
+        return (chance > 0.5).to(out)
+    return torch.bernoulli(chance, generator=generator)
+
+
+def _batches(learner: Learner, number: int, samples: int) -> Iterator[tuple[Tensor, Tensor]]:
+    split = learner.scenario.tasks[number].train
+    count = min(samples or min(split.sizes()), *split.sizes())
+    per_seed = sum(p[0].numel() if p.ndim > 1 else p.numel() for p in learner.model.parameters())
+    size = max(1, min(256, int(2e8 / (per_seed * len(learner.seeds)))))
+    for start in range(0, count, size):
+        places = torch.arange(start, min(start + size, count), device=learner.device)
+        yield split.take(places.expand(len(learner.seeds), -1))

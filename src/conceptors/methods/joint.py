@@ -1,0 +1,21 @@
+"""Joint training: all tasks so far at once, the ceiling."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from conceptors.methods.base import Learner
+from conceptors.scenarios import Split, union
+
+
+class Joint(Learner):
+    """Trains on the union of all tasks so far, for as many epochs as a single task gets."""
+
+    name: ClassVar[str] = "joint"
+    about: ClassVar[str] = "training on all tasks so far at once, the ceiling"
+
+    def training_split(self, number: int) -> Split:
+        return union([task.train for task in self.scenario.tasks[: number + 1]])
+
+    def steps(self, number: int) -> int:
+        return super().steps(number) * (number + 1)

@@ -1,0 +1,17 @@
+"""Data sets by name: found, fetched, verified and cached."""
+
+from conceptors.scenarios.data.catalogue import CATALOGUE, DataFile, DataSet
+from conceptors.scenarios.data.fetch import DataUnavailableError, cache_folder, fetch, locate
+from conceptors.scenarios.data.read import Arrays, load
+
+__all__ = [
+    "CATALOGUE",
+    "Arrays",
+    "DataFile",
+    "DataSet",
+    "DataUnavailableError",
+    "cache_folder",
+    "fetch",
+    "load",
+    "locate",
+]
