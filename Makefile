@@ -9,7 +9,7 @@ ifneq ($(wildcard ../shared/data),)
 export CONCEPTORS_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: help demo test lint types docs bench clean
+.PHONY: help demo test browser lint types docs bench clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -26,8 +26,20 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY) ## the algebra and incremental regression at work on real digits
 	$(BIN)/python examples/demo.py
 
-test: $(READY) ## all tests and doctests
+test: $(READY) browser ## all tests and doctests
 	$(BIN)/python -m pytest -q
+
+browser: ## Debian's chromium for the tests of the page, where it can be installed
+	@for name in "$$CHROMIUM" chromium chromium-browser google-chrome google-chrome-stable chrome; do \
+		[ -n "$$name" ] && command -v "$$name" >/dev/null 2>&1 && exit 0; \
+	done; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then \
+		echo "Installing chromium for the tests of the page ..."; \
+		export DEBIAN_FRONTEND=noninteractive; \
+		{ timeout 120 apt-get update -qq && \
+			timeout 600 apt-get install -y -qq --no-install-recommends chromium; } >/dev/null 2>&1 && exit 0; \
+	fi; \
+	echo "No chromium: the tests of the page in a browser will be skipped."
 
 lint: $(READY) ## style
 	$(BIN)/ruff check .
@@ -41,7 +53,7 @@ docs: $(READY) ## the documentation as HTML in build/docs; any broken link fails
 	@echo "Open build/docs/index.html"
 
 bench: $(READY) ## timings against older ways of computing the same
-	$(BIN)/python -m pytest -q benchmarks --benchmark-enable --benchmark-only
+	$(BIN)/python -m pytest -q benchmarks --benchmark-enable --benchmark-only --benchmark-quiet
 
 clean: ## remove everything that was built
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks

@@ -78,13 +78,13 @@ def square(x: Any, name: str) -> Tensor:
 def symmetric(given: Any, name: str) -> Tensor:
     """Symmetric matrices up to rounding (the square root of machine epsilon), made exactly so."""
     x = square(given, name)
-    scale = float(x.abs().amax())
-    gap = float((x - x.mT).abs().amax())
-    if gap > _loose(x.dtype) * scale:
+    scale, gap = x.abs().amax((-2, -1)), (x - x.mT).abs().amax((-2, -1))
+    wrong = gap > _loose(x.dtype) * scale
+    if bool(wrong.any()):
         raise ValueError(
             f"{name} of shape {list(x.shape)} is not symmetric: {name} and its transpose differ "
-            f"by {gap:.3g} where the largest entry is {scale:.3g}; pass ({name} + {name}.mT) / 2 "
-            f"if that is meant"
+            f"by {float(gap[wrong][0]):.3g} where the largest entry is "
+            f"{float(scale[wrong][0]):.3g}; pass ({name} + {name}.mT) / 2 if that is meant"
         )
     even: Tensor = x / 2 + x.mT / 2
     return even
@@ -118,7 +118,10 @@ def number(value: Any, name: str, low: float, high: float, *, open_low: bool = F
         value = value.item()
     if not isinstance(value, Real) or isinstance(value, bool):
         raise TypeError(f"{name} must be a number, got {value!r} of type {type(value).__name__}")
-    found = float(value)
+    try:
+        found = float(value)
+    except OverflowError:
+        raise ValueError(f"{name} is an integer beyond the range of floats") from None
     if not low <= found <= high or (open_low and found == low):
         raise ValueError(
             f"{name} must be a number in {']' if open_low else '['}{low:g}, {high:g}], got {found}"
@@ -137,23 +140,32 @@ def aperture(value: Any, batch: torch.Size, like: Tensor) -> Tensor:
                 f"aperture of shape {list(value.shape)} does not fit the batch shape "
                 f"{list(batch)}; give one number, or one for each member of the batch"
             )
-        spread: Tensor = value.to(like).broadcast_to(batch)
-        return spread
-    value = number(value, "aperture", 0.0, math.inf, open_low=True)
-    if math.isinf(value):
-        raise ValueError(
-            "aperture must be finite, got inf; for the limit use .adapt(math.inf) on a conceptor"
-        )
-    return torch.full(batch, value, dtype=like.dtype, device=like.device)
+        spread: Tensor = value.detach().broadcast_to(batch)
+    else:
+        found = number(value, "aperture", 0.0, math.inf, open_low=True)
+        if math.isinf(found):
+            raise ValueError(
+                f"aperture must be finite, got {value}; for the limit use .adapt(math.inf) on a "
+                f"conceptor"
+            )
+        spread = torch.full(batch, found, dtype=torch.float64)
+    kept = spread.to(like).clone()
+    if not bool((torch.isfinite(kept) & (kept > 0)).all()):
+        raise ValueError(f"aperture {value} is beyond the range of {like.dtype}; scale the data")
+    return kept
 
 
 def spectrum(vectors: Any, values: Any, rest: Any) -> tuple[Tensor, Tensor, float]:
-    """Orthonormal (or zero) columns `[..., d, r]`, values `[..., r]` in [0, 1], rest 0 or 1."""
+    """Orthonormal columns `[..., d, r]`, values `[..., r]` in [0, 1], rest 0 or 1.
+
+    Where r < d columns may be zero, which says nothing, so that their value must be `rest`.
+    """
     vectors = finite(real_tensor(vectors, "vectors").detach(), "vectors")
     values = finite(real_tensor(values, "values").detach(), "values")
-    if vectors.ndim < 2 or vectors.shape[-2] == 0 or vectors.shape[-1] > vectors.shape[-2]:
+    if vectors.ndim < 2 or 0 in vectors.shape[:-1] or vectors.shape[-1] > vectors.shape[-2]:
         raise ValueError(
-            f"vectors must have shape [..., d, r] with r <= d, got {list(vectors.shape)}"
+            f"vectors must have shape [..., d, r] with d >= 1 and r <= d, got "
+            f"{list(vectors.shape)}; directions are columns"
         )
     if values.shape != vectors.shape[:-2] + vectors.shape[-1:]:
         raise ValueError(
@@ -164,18 +176,26 @@ def spectrum(vectors: Any, values: Any, rest: Any) -> tuple[Tensor, Tensor, floa
     if values.numel() and not 0 <= float(values.amin()) <= float(values.amax()) <= 1:
         raise ValueError(
             f"values must lie in [0, 1], got {float(values.amin()):.4g} to "
-            f"{float(values.amax()):.4g}"
+            f"{float(values.amax()):.4g}; clamp them, or pass a correlation matrix to "
+            f"Conceptor.from_correlation"
         )
+    if number(rest, "rest", 0.0, 1.0) not in (0.0, 1.0):
+        raise ValueError(f"rest must be 0 or 1, got {rest}")
     gram = vectors.mT @ vectors
-    wanted = torch.diag_embed((gram.diagonal(dim1=-2, dim2=-1) > 0.5).to(gram))
-    off = float((gram - wanted).abs().amax()) if gram.numel() else 0.0
-    if off > _loose(vectors.dtype):
+    held = gram.diagonal(dim1=-2, dim2=-1) > 0.5
+    if vectors.shape[-1] == vectors.shape[-2]:
+        held = torch.ones_like(held)
+    off = float((gram - torch.diag_embed(held.to(gram))).abs().amax()) if gram.numel() else 0.0
+    if not off <= _loose(vectors.dtype):  # also NaN, where the product overflows
         raise ValueError(
             f"the columns of vectors {list(vectors.shape)} are not orthonormal (off by "
             f"{off:.3g}); take torch.linalg.qr(vectors).Q, or use Conceptor.from_states"
         )
-    if number(rest, "rest", 0.0, 1.0) not in (0.0, 1.0):
-        raise ValueError(f"rest must be 0 or 1, got {rest}")
+    if bool((values[~held] != float(rest)).any()):
+        raise ValueError(
+            f"columns of zeros in vectors {list(vectors.shape)} have other values than rest = "
+            f"{rest}; leave them out"
+        )
     return vectors, values, float(rest)
 
 
@@ -184,7 +204,7 @@ def conceptor_matrix(given: Any) -> Tensor:
     x = symmetric(given, "matrix")
     found = torch.linalg.eigvalsh(x)
     low, high = float(found.amin()), float(found.amax())
-    if low < -_loose(x.dtype) or high > 1 + _loose(x.dtype):
+    if not -_loose(x.dtype) <= low <= high <= 1 + _loose(x.dtype):
         raise ValueError(
             f"matrix of shape {list(x.shape)} is not a conceptor: its eigenvalues reach from "
             f"{low:.4g} to {high:.4g} where [0, 1] is needed; for a correlation matrix use "

@@ -49,8 +49,13 @@ class Spectrum(NamedTuple):
 
 
 def tolerance(size: int, dtype: torch.dtype) -> float:
-    """Singular values closer than this to 0 or 1 are taken as exactly that: 4 d eps."""
-    return 4 * size * torch.finfo(dtype).eps
+    """Singular values closer than this to 0 or 1 are taken as exactly that.
+
+    4 d eps of float64, in which factorisations are made, and 4 √d eps of the dtype in which the
+    directions are kept.
+    """
+    kept, made = torch.finfo(dtype).eps, torch.finfo(torch.float64).eps
+    return 4 * (size * made + math.sqrt(size) * kept)
 
 
 def values_of(odds: Tensor) -> Tensor:
@@ -94,10 +99,11 @@ def from_rows(rows: Tensor) -> Spectrum:
     return Spectrum(basis @ small.vectors, small.odds)
 
 
-def from_matrix(matrix: Tensor) -> Spectrum:
-    """Spectrum of a conceptor matrix; singular values near 0 and 1 become exactly that."""
+def from_matrix(matrix: Tensor, tol: float | None = None) -> Spectrum:
+    """Spectrum of a conceptor matrix; singular values within `tol` of 0 or 1 become that."""
+    tol = tolerance(matrix.shape[-1], matrix.dtype) if tol is None else tol
     values, vectors = torch.linalg.eigh(matrix)
-    return Spectrum(vectors, odds_of(snap(values, tolerance(matrix.shape[-1], matrix.dtype))))
+    return Spectrum(vectors, odds_of(snap(values, tol)))
 
 
 def snap(values: Tensor, tol: float) -> Tensor:
@@ -116,12 +122,22 @@ def to_matrix(spectrum: Spectrum) -> Tensor:
 
 
 def matrix_of_odds(odds: Tensor) -> Tensor | None:
-    """C = Q (I + Q)⁻¹ = I - (I + Q)⁻¹ by Cholesky, without the spectrum; None if that fails."""
+    """C = Q (I + Q)⁻¹ = I - (I + Q)⁻¹ by Cholesky, without the spectrum.
+
+    None where that would be off by more than √eps: Q has a negative eigenvalue, left by rounding
+    in R and a large aperture, or is so large that its own rounding counts beside I.
+    """
     eye = torch.eye(odds.shape[-1], dtype=odds.dtype, device=odds.device)
-    factor, info = torch.linalg.cholesky_ex(odds + eye)
-    if bool((info != 0).any()):  # negative eigenvalues of rounding size at a huge aperture
+    eps = torch.finfo(odds.dtype).eps
+    top = odds.diagonal(dim1=-2, dim2=-1).amax(-1)[..., None, None]
+    if bool((eps * top > math.sqrt(eps)).any()):
         return None
-    return eye - torch.cholesky_inverse(factor)
+    if bool((torch.linalg.cholesky_ex(odds + math.sqrt(eps) * eye).info != 0).any()):
+        return None
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(odds + eye))
+    if bool((top >= 1).all()):
+        return eye - inverse
+    return torch.where(top < 1, odds @ inverse, eye - inverse)  # small C to relative accuracy
 
 
 def singular_values(spectrum: Spectrum) -> Tensor:
@@ -149,7 +165,8 @@ def adapt(spectrum: Spectrum, gamma: float) -> Spectrum:
     elif math.isinf(gamma):
         odds = torch.where(odds > 0, torch.inf, odds)
     else:
-        odds = odds * gamma * gamma
+        soft = (odds > 0) & ~torch.isinf(odds)  # a γ beyond the dtype must not make 0 · inf
+        odds = torch.where(soft, odds * gamma * gamma, odds)
     return spectrum._replace(odds=odds)
 
 
@@ -181,7 +198,7 @@ def truncation_errors(spectrum: Spectrum) -> Tensor:
     """Entry k is the spectral norm of the error of keeping k directions, `[..., r + 1]`."""
     distance = (values_of(spectrum.odds) - value_of_rest(spectrum)).abs()
     ordered = distance.sort(-1, descending=True).values
-    return torch.cat([ordered, torch.zeros_like(ordered[..., :1])], -1)
+    return torch.cat([ordered, ordered.new_zeros((*ordered.shape[:-1], 1))], -1)
 
 
 def pad(spectrum: Spectrum, rank: int) -> Spectrum:
@@ -191,6 +208,27 @@ def pad(spectrum: Spectrum, rank: int) -> Spectrum:
     blank = vectors.new_zeros((*vectors.shape[:-1], extra))
     same = odds.new_full((*odds.shape[:-1], extra), spectrum.rest)
     return Spectrum(torch.cat([vectors, blank], -1), torch.cat([odds, same], -1), spectrum.rest)
+
+
+def complete(spectrum: Spectrum) -> Spectrum:
+    """The same conceptor with all d directions; those not held before get the odds `rest`."""
+    batch = spectrum.odds.shape[:-1]
+    items = []
+    for u, odds, rest in items_of(spectrum, batch):
+        others = torch.linalg.qr(u, mode="complete").Q[:, u.shape[1] :]
+        same = odds.new_full((others.shape[1],), rest)
+        items.append(Spectrum(torch.cat([u, others], -1), torch.cat([odds, same])))
+    return stack(items, batch)
+
+
+def orthonormalised(vectors: Tensor) -> Tensor:
+    """Nearly orthonormal (or zero) columns `[..., d, r]` made so to rounding, changed least.
+
+    U (3 I - Uᵀ U) / 2 squares the error; twice takes float32 rounding to float64 rounding.
+    """
+    for _ in range(2):
+        vectors = 1.5 * vectors - 0.5 * (vectors @ (vectors.mT @ vectors))
+    return vectors
 
 
 # --- two conceptors ----------------------------------------------------------------------
@@ -204,16 +242,18 @@ def conjoin(a: Spectrum, b: Spectrum) -> Spectrum:
     may be singular except A + B, by its pseudo-inverse. For invertible A, B this is
     (A⁻¹ + B⁻¹ - I)⁻¹; for hard projectors it is the projector on the intersection.
     """
-    if a.rank + b.rank >= a.dim:
-        tol = tolerance(a.dim, a.vectors.dtype)
-        work = work_dtype(a.vectors)
-        joint = _conjoin_matrices(to_matrix(cast(a, work)), to_matrix(cast(b, work)), tol)
-        return cast(joint, a.vectors.dtype)
     batch = torch.Size(torch.broadcast_shapes(a.odds.shape[:-1], b.odds.shape[:-1]))
+    for one, other in ((a, b), (b, a)):
+        if one.rank == 0 and math.isinf(one.rest) and other.odds.shape[:-1] == batch:
+            return other  # I ∧ C = C, to the last bit
+    dtype, tol = a.vectors.dtype, tolerance(a.dim, a.vectors.dtype)
+    a, b = _widen(a), _widen(b)
+    if a.rank + b.rank >= a.dim:
+        return cast(_conjoin_matrices(to_matrix(a), to_matrix(b), tol), dtype)
     if not batch:
-        return _conjoin_factored(a, b)
-    items = [_conjoin_factored(x, y) for x, y in zip(items_of(a, batch), items_of(b, batch))]
-    return stack(items, batch)
+        return cast(_conjoin_factored(a, b, tol), dtype)
+    pairs = zip(items_of(a, batch), items_of(b, batch))
+    return cast(stack([_conjoin_factored(x, y, tol) for x, y in pairs], batch), dtype)
 
 
 def disjoin(a: Spectrum, b: Spectrum) -> Spectrum:
@@ -224,20 +264,34 @@ def disjoin(a: Spectrum, b: Spectrum) -> Spectrum:
 def similarity(a: Spectrum, b: Spectrum) -> Tensor:
     """ρ = tr(A B) / (‖A‖ ‖B‖) in [0, 1]; 0 where either is the zero conceptor."""
     rest_a, rest_b = value_of_rest(a), value_of_rest(b)
-    over_a, over_b = values_of(a.odds) - rest_a, values_of(b.odds) - rest_b
+    values_a, values_b = _relative_values(a), _relative_values(b)
+    over_a, over_b = values_a - rest_a, values_b - rest_b
     cosines = (a.vectors.mT @ b.vectors).square()
     shared = (over_a.unsqueeze(-2) @ cosines @ over_b.unsqueeze(-1)).squeeze(-1).squeeze(-1)
     shared = shared + rest_a * over_b.sum(-1) + rest_b * over_a.sum(-1) + rest_a * rest_b * a.dim
-    return ratio(shared, _norm(a), _norm(b), a.dim)
+    norm_a = (values_a.square().sum(-1) + rest_a * (a.dim - a.rank)).sqrt()
+    norm_b = (values_b.square().sum(-1) + rest_b * (b.dim - b.rank)).sqrt()
+    return _ratio(shared, norm_a, norm_b, a.dim)
 
 
 def similarity_of_matrices(a: Tensor, b: Tensor) -> Tensor:
     """ρ of dense conceptor matrices `[..., d, d]`, without their spectra."""
+    tiny = torch.finfo(a.dtype).tiny  # ρ does not depend on scale, and squares may underflow
+    a = a / a.abs().amax((-2, -1), keepdim=True).clamp_min(tiny)
+    b = b / b.abs().amax((-2, -1), keepdim=True).clamp_min(tiny)
     norms = (torch.linalg.matrix_norm(a), torch.linalg.matrix_norm(b))
-    return ratio((a * b).sum((-2, -1)), *norms, a.shape[-1])
+    return _ratio((a * b).sum((-2, -1)), *norms, a.shape[-1])
 
 
-def ratio(shared: Tensor, norm_a: Tensor, norm_b: Tensor, dim: int) -> Tensor:
+def _relative_values(spectrum: Spectrum) -> Tensor:
+    """Singular values divided by the largest of all, so that their squares do not underflow."""
+    values = values_of(spectrum.odds)
+    if not spectrum.rank or value_of_rest(spectrum):
+        return values
+    return values / values.amax(-1, keepdim=True).clamp_min(torch.finfo(values.dtype).tiny)
+
+
+def _ratio(shared: Tensor, norm_a: Tensor, norm_b: Tensor, dim: int) -> Tensor:
     """shared / (norm_a norm_b), clamped to [0, 1]; 0 / 0 is 0."""
     product = norm_a * norm_b
     rho = torch.where(product > 0, shared / product, 0.0)
@@ -246,27 +300,27 @@ def ratio(shared: Tensor, norm_a: Tensor, norm_b: Tensor, dim: int) -> Tensor:
 
 def precedes(a: Spectrum, b: Spectrum) -> Tensor:
     """Whether A <= B, that is, B - A has no negative eigenvalue (up to the tolerance)."""
-    tol = 4 * tolerance(a.dim, a.vectors.dtype)
+    tol = tolerance(a.dim, a.vectors.dtype)
+    a, b = _widen(a), _widen(b)
     if a.rank + b.rank >= a.dim:
         gap = to_matrix(b) - to_matrix(a)
-        above: Tensor = torch.linalg.eigvalsh(gap).amin(-1) >= -tol
+        above: Tensor = torch.linalg.eigvalsh(gap).amin(-1) >= -4 * tol
         return above
     batch = torch.Size(torch.broadcast_shapes(a.odds.shape[:-1], b.odds.shape[:-1]))
     found = []
     for x, y in zip(items_of(a, batch), items_of(b, batch)):
-        outside = joint_complement(x.vectors, y.vectors)
+        outside = joint_complement(x.vectors, y.vectors, tol)
         gap = _compress(y, x.vectors, outside) - _compress(x, x.vectors, outside)
         low = float(torch.linalg.eigvalsh(gap).amin()) if gap.numel() else 0.0
-        found.append(low >= -tol and x.rest <= y.rest)
+        found.append(low >= -4 * tol and x.rest <= y.rest)
     return torch.tensor(found, device=a.vectors.device).reshape(batch)
 
 
-def joint_complement(u: Tensor, v: Tensor) -> Tensor:
+def joint_complement(u: Tensor, v: Tensor, tol: float) -> Tensor:
     """Orthonormal basis `[d, k]` of what the columns of v add to the span of the columns of u.
 
-    Directions of v within the tolerance of span(u) add nothing. At most 3 d r numbers are held.
+    Directions of v within `tol` of span(u) add nothing. At most 3 d r numbers are held.
     """
-    tol = tolerance(u.shape[0], u.dtype)
     basis, triangle = torch.linalg.qr(torch.addmm(v, u, u.mT @ v, alpha=-1))
     left, sines, _ = torch.linalg.svd(triangle)
     basis = basis @ left[:, sines > tol]
@@ -314,21 +368,18 @@ def _conjoin_matrices(a: Tensor, b: Tensor, tol: float) -> Spectrum:
     return Spectrum(vectors, torch.where(values > tol, odds, 0.0))
 
 
-def _conjoin_factored(a: Spectrum, b: Spectrum) -> Spectrum:
+def _conjoin_factored(a: Spectrum, b: Spectrum, tol: float) -> Spectrum:
     """A ∧ B of two spectra without batch, in the span of their directions."""
-    outside = joint_complement(a.vectors, b.vectors)
-    work = work_dtype(a.vectors)
+    outside = joint_complement(a.vectors, b.vectors, tol)
     small = _conjoin_matrices(
-        _compress(a, a.vectors, outside).to(work),
-        _compress(b, a.vectors, outside).to(work),
-        tolerance(a.dim, a.vectors.dtype),
+        _compress(a, a.vectors, outside), _compress(b, a.vectors, outside), tol
     )
     rest = min(a.rest, b.rest)
     kept = small.odds != rest
-    turn = small.vectors[:, kept].to(a.vectors.dtype)
+    turn = small.vectors[:, kept]
     vectors = a.vectors @ turn[: a.rank]
     vectors.addmm_(outside, turn[a.rank :])
-    return Spectrum(vectors, small.odds[kept].to(a.odds.dtype), rest)
+    return Spectrum(vectors, small.odds[kept], rest)
 
 
 def _compress(spectrum: Spectrum, inside: Tensor, outside: Tensor) -> Tensor:
@@ -340,13 +391,20 @@ def _compress(spectrum: Spectrum, inside: Tensor, outside: Tensor) -> Tensor:
     return matrix
 
 
-def _norm(spectrum: Spectrum) -> Tensor:
-    """‖C‖ = (Σ s²)^½."""
-    missing = spectrum.dim - spectrum.rank
-    squares = values_of(spectrum.odds).square().sum(-1)
-    return (squares + value_of_rest(spectrum) * missing).sqrt()
+def _widen(spectrum: Spectrum) -> Spectrum:
+    """In the dtype of factorisations, its directions orthonormal to rounding there."""
+    dtype = work_dtype(spectrum.vectors)
+    if spectrum.vectors.dtype == dtype:
+        return spectrum
+    wide = cast(spectrum, dtype)
+    return wide._replace(vectors=orthonormalised(wide.vectors))
 
 
 def cast(spectrum: Spectrum, dtype: torch.dtype) -> Spectrum:
-    """The same spectrum in another dtype."""
-    return Spectrum(spectrum.vectors.to(dtype), spectrum.odds.to(dtype), spectrum.rest)
+    """The same spectrum in another dtype, laid out row by row.
+
+    The last bits of products depend on the layout; one layout makes a saved conceptor act as the
+    one it was saved from.
+    """
+    vectors = spectrum.vectors.to(dtype).contiguous()
+    return Spectrum(vectors, spectrum.odds.to(dtype), spectrum.rest)

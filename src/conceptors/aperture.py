@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from conceptors import _checks as checks
+from conceptors import algebra
 from conceptors.conceptor import Conceptor
 
 
@@ -43,7 +44,7 @@ def aperture_for_quota(correlation: Tensor, quota: float) -> float:
 def aperture_by_gradient(correlation: Tensor) -> float:
     """The aperture at which ‖C(α)‖² changes fastest with log α: the ∇-criterion of Jaeger (2014).
 
-    d‖C‖² / d log α = 4 Σ s² (1 - s); its maximum over a fine grid is refined by golden section.
+    d‖C‖² / d log α = 4 Σ s² (1 - s); every maximum on a fine grid is refined by golden section.
 
     >>> import torch
     >>> round(aperture_by_gradient(torch.eye(3)), 4)  # 4 s² (1 - s) is largest at s = 2/3
@@ -57,18 +58,11 @@ def aperture_by_gradient(correlation: Tensor) -> float:
         s = _values(sigma, log)
         return float((s.square() * (1 - s)).sum())
 
-    low, high = _log_range(sigma)
-    grid = torch.linspace(low, high, 400, dtype=torch.float64).tolist()
-    best = max(range(len(grid)), key=lambda i: gradient(grid[i]))
-    low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
-    golden = (math.sqrt(5) - 1) / 2
-    while high - low > 1e-10:
-        left, right = high - golden * (high - low), low + golden * (high - low)
-        if gradient(left) < gradient(right):
-            low = left
-        else:
-            high = right
-    return math.exp((low + high) / 2)
+    grid = torch.linspace(*_log_range(sigma), 400, dtype=torch.float64).tolist()
+    slopes = [gradient(log) for log in grid]
+    peaks = [i for i in range(1, 399) if slopes[i - 1] <= slopes[i] >= slopes[i + 1]]
+    refined = [_golden_section(gradient, grid[i - 1], grid[i + 1]) for i in peaks]
+    return math.exp(max(refined, key=gradient))
 
 
 class ApertureChoice(NamedTuple):
@@ -110,14 +104,15 @@ def aperture_by_validation(
     rows = checks.states(states)
     if rows.ndim != 2:
         raise ValueError(f"states must have shape [n, d], got {list(rows.shape)}")
-    folds = checks.whole(folds, "folds", 2, max(2, len(rows)))
     if len(rows) < 2:
         raise ValueError("cross-validation needs at least 2 rows, got 1")
-    if not apertures:
-        raise ValueError("apertures is empty; give at least one candidate")
+    folds = checks.whole(folds, "folds", 2, len(rows))
     candidates = [float(checks.aperture(a, torch.Size(()), rows)) for a in apertures]
-    generator = torch.Generator().manual_seed(seed)
-    parts = torch.randperm(len(rows), generator=generator).to(rows.device).chunk(folds)
+    if not candidates:
+        raise ValueError("apertures is empty; give at least one candidate")
+    generator = torch.Generator().manual_seed(checks.whole(seed, "seed", 0, 2**63 - 1))
+    order = torch.randperm(len(rows), generator=generator)
+    parts = order.to(rows.device).tensor_split(folds)
     scores = torch.empty(len(parts), len(candidates), dtype=torch.float64)
     for i, held_out in enumerate(parts):
         rest = torch.cat([part for j, part in enumerate(parts) if j != i])
@@ -135,18 +130,18 @@ def aperture_by_validation(
 
 
 def _eigenvalues(correlation: Tensor) -> Tensor:
-    """Eigenvalues of R in float64 on the CPU; those of rounding size are 0."""
+    """Eigenvalues of R in float64 on the CPU; those of rounding size are 0, as in a conceptor."""
     matrix = checks.positive_semidefinite(correlation, "correlation")
     if matrix.ndim != 2:
         raise ValueError(f"one matrix [d, d] is needed, got shape {list(matrix.shape)}")
     sigma = torch.linalg.eigvalsh(matrix.double().cpu())
-    rounding = 4 * len(sigma) * torch.finfo(matrix.dtype).eps * sigma[-1].clamp_min(0)
+    rounding = algebra.tolerance(len(sigma), sigma.dtype) * sigma[-1].clamp_min(0)
     return torch.where(sigma > rounding, sigma, 0.0)
 
 
 def _values(sigma: Tensor, log_aperture: float) -> Tensor:
-    """s = σ / (σ + α⁻²)."""
-    return sigma / (sigma + math.exp(-2 * log_aperture))
+    """s = σ / (σ + α⁻²), for any log σ and log α without overflow."""
+    return torch.sigmoid(sigma.log() + 2 * log_aperture)
 
 
 def _log_range(sigma: Tensor) -> tuple[float, float]:
@@ -162,4 +157,12 @@ def _bisect(rises: Callable[[float], float], goal: float, bracket: tuple[float, 
         if not low < middle < high:
             break
         low, high = (middle, high) if rises(middle) < goal else (low, middle)
+    return (low + high) / 2
+
+
+def _golden_section(of: Callable[[float], float], low: float, high: float) -> float:
+    golden = (math.sqrt(5) - 1) / 2
+    while high - low > 1e-10:
+        left, right = high - golden * (high - low), low + golden * (high - low)
+        low, high = (left, high) if of(left) < of(right) else (low, right)
     return (low + high) / 2

@@ -20,7 +20,7 @@ def hold_statistics(model: nn.Module) -> list[RemovableHandle]:
     """Make every BatchNorm layer with running statistics behave as in evaluation."""
     handles = []
     for layer in model.modules():
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.track_running_stats:
+        if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats:
             handles.append(layer.register_forward_pre_hook(_enter))
             handles.append(layer.register_forward_hook(_leave, always_call=True))
     return handles

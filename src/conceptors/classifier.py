@@ -11,8 +11,10 @@ import numpy.typing as npt
 import torch
 
 from conceptors import _checks as checks
+from conceptors import algebra
 from conceptors.aperture import aperture_for_quota
 from conceptors.conceptor import Conceptor
+from conceptors.regression import all_or_nothing, input_rows
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
@@ -36,7 +38,7 @@ class ConceptorClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         aperture: α of all classes, or None to give every class the same `quota`.
         quota: share of the space every class claims, when `aperture` is None.
         evidence: "both", "positive" or "negative".
-        fit_intercept: append a constant 1 to every sample.
+        fit_intercept: append a constant 1 to every sample. Without it x and -x look the same.
 
     >>> from sklearn.datasets import load_digits
     >>> X, y = load_digits(return_X_y=True)
@@ -51,7 +53,7 @@ class ConceptorClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         *,
         quota: float = 0.2,
         evidence: str = "both",
-        fit_intercept: bool = False,
+        fit_intercept: bool = True,
     ) -> None:
         self.aperture = aperture
         self.quota = quota
@@ -60,18 +62,20 @@ class ConceptorClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any) -> Self:
         """One conceptor for each class in y."""
-        if self.evidence not in ("both", "positive", "negative"):
-            raise ValueError(
-                f"evidence must be 'both', 'positive' or 'negative', got {self.evidence!r}"
-            )
-        X, y = validate_data(self, X, y, dtype=np.float64)
-        check_classification_targets(y)
-        self.classes_ = np.unique(y)
-        if len(self.classes_) < 2:
-            raise ValueError(f"at least 2 classes are needed, got 1 class: {self.classes_[0]!r}")
-        rows = self._rows(X)
-        self.conceptors_ = [self._conceptor(rows[y == label]) for label in self.classes_]
-        self._prepare()
+        with all_or_nothing(self):
+            self._check_parameters()
+            X, y = validate_data(self, X, y, dtype=np.float64)
+            check_classification_targets(y)
+            self.classes_ = np.unique(y)
+            if len(self.classes_) < 2:
+                only = self.classes_.tolist()[0]
+                raise ValueError(f"at least 2 classes are needed, got 1 class: {only!r}")
+            rows = input_rows(X, self.fit_intercept)
+            self.conceptors_ = [self._conceptor(rows[y == label]) for label in self.classes_]
+            self.others_ = [
+                ~reduce(or_, [c for c in self.conceptors_ if c is not own])
+                for own in self.conceptors_
+            ]
         return self
 
     def decision_function(self, X: Any) -> npt.NDArray[Any]:
@@ -87,36 +91,37 @@ class ConceptorClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _evidence(self, X: Any) -> npt.NDArray[Any]:
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float64, reset=False)
-        rows = self._rows(X)
-        parts = []
+        rows = input_rows(X, self.fit_intercept)
+        evidence = torch.zeros(len(rows), len(self.classes_), dtype=torch.float64)
         if self.evidence != "negative":
-            parts.append([c.evidence(rows) for c in self.conceptors_])
+            evidence += torch.stack([c.evidence(rows) for c in self.conceptors_], 1)
         if self.evidence != "positive":
-            parts.append([c.evidence(rows) for c in self.others_])
-        evidence = sum(torch.stack(part, 1) for part in parts)
+            evidence += torch.stack([c.evidence(rows) for c in self.others_], 1)
         return np.asarray(evidence)
 
-    def _prepare(self) -> None:
-        """¬(OR of all other classes), for every class."""
-        everyone = self.conceptors_
-        self.others_ = [
-            ~reduce(or_, [c for j, c in enumerate(everyone) if j != k])
-            for k in range(len(everyone))
-        ]
+    def _check_parameters(self) -> None:
+        if self.evidence not in ("both", "positive", "negative"):
+            raise ValueError(
+                f"evidence must be 'both', 'positive' or 'negative', got {self.evidence!r}"
+            )
+        if self.aperture is None:
+            checks.number(self.quota, "quota", 0.0, 1.0, open_low=True)
+        else:
+            checks.aperture(self.aperture, torch.Size(()), torch.zeros(1, dtype=torch.float64))
 
     def _conceptor(self, rows: torch.Tensor) -> Conceptor:
         if self.aperture is not None:
             return Conceptor.from_states(rows, self.aperture)
-        quota = checks.number(self.quota, "quota", 0.0, 1.0, open_low=True)
         correlation = rows.mT @ rows / len(rows)
-        rank = int(torch.linalg.matrix_rank(correlation, hermitian=True))
+        dim = rows.shape[1]
+        rounding = algebra.tolerance(dim, rows.dtype)
+        rank = int(torch.linalg.matrix_rank(correlation, hermitian=True, rtol=rounding))
         if rank == 0:
-            return Conceptor.zero(rows.shape[1])
-        # A class of few samples cannot claim more than its rank.
-        quota = min(quota, 0.9 * rank / rows.shape[1])
+            return Conceptor.zero(dim)
+        quota = min(self.quota, 0.9 * rank / dim)  # few samples cannot claim more than their rank
         return Conceptor.from_correlation(correlation, aperture_for_quota(correlation, quota))
 
-    def _rows(self, X: npt.NDArray[Any]) -> torch.Tensor:
-        if self.fit_intercept:
-            X = np.hstack([X, np.ones((len(X), 1))])
-        return torch.from_numpy(np.ascontiguousarray(X, dtype=np.float64))
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.poor_score = not self.fit_intercept  # x and -x look the same
+        return tags

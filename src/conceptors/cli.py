@@ -63,9 +63,8 @@ def _run(options: argparse.Namespace) -> int:
     results = run(experiment, folder, progress=line.show, log=log)
     line.end()
     print(table(results))
-    print(
-        f"\nresults: {folder / 'results.json'}   page: conceptors report {shlex.quote(str(folder))}"
-    )
+    print(f"\nresults: {folder / 'results.json'}")
+    print(f"page:    conceptors report {shlex.quote(str(folder))}")
     return 0
 
 
@@ -94,8 +93,7 @@ def _list(options: argparse.Namespace) -> int:
         if options.method not in METHODS:
             raise ValueError(f"unknown method {options.method!r}{nearest(options.method, METHODS)}")
         print(f"\nsettings of {options.method} (--set NAME=VALUE)")
-        kind = METHODS[options.method].settings_type
-        for entry in fields(kind):
+        for entry in fields(METHODS[options.method].settings_type):
             print(f"  {entry.name:<18} {entry.default}")
     else:
         print("\nsettings of a method: conceptors list --method NAME")
@@ -193,7 +191,7 @@ def _tensorboard(folder: str | None) -> Any:
     def log(method: str, seed: int, number: int, row: list[float]) -> None:
         key = f"{method}/seed{seed}"
         if key not in writers:
-            writers[key] = SummaryWriter(str(Path(folder) / key))  # type: ignore[no-untyped-call]
+            writers[key] = SummaryWriter(str(Path(folder) / key))
         seen = row[: number + 1]
         writers[key].add_scalar("accuracy/seen tasks", sum(seen) / len(seen), number + 1)
         for task, value in enumerate(seen):

@@ -66,7 +66,7 @@ class Conceptor:
         self = object.__new__(cls)
         for name, value in (
             ("_dtype", dtype),
-            ("_odds", odds),
+            ("_odds", None if odds is None else odds.contiguous()),
             ("_spectrum", None if spectrum is None else algebra.cast(spectrum, dtype)),
             ("_matrix", None),
             ("_aperture", aperture),
@@ -100,10 +100,10 @@ class Conceptor:
         count, dim = rows.shape[-2:]
         wide = rows.to(algebra.work_dtype(rows))
         wide = wide * (alpha.to(wide) / math.sqrt(count))[..., None, None]
+        _no_overflow(wide.square().sum((-2, -1)), aperture)
         if count < dim:
-            spectrum = algebra.from_rows(_no_overflow(wide, aperture))
-            return cls._make(rows.dtype, spectrum=spectrum, aperture=alpha)
-        return cls._make(rows.dtype, odds=_no_overflow(wide.mT @ wide, aperture), aperture=alpha)
+            return cls._make(rows.dtype, spectrum=algebra.from_rows(wide), aperture=alpha)
+        return cls._make(rows.dtype, odds=wide.mT @ wide, aperture=alpha)
 
     @classmethod
     def from_correlation(cls, correlation: Tensor, aperture: float | Tensor) -> Conceptor:
@@ -121,8 +121,10 @@ class Conceptor:
         matrix = checks.positive_semidefinite(correlation, "correlation")
         alpha = checks.aperture(aperture, matrix.shape[:-2], matrix)
         odds = matrix.to(algebra.work_dtype(matrix))
-        odds = odds * alpha.to(odds).square()[..., None, None]
-        return cls._make(matrix.dtype, odds=_no_overflow(odds, aperture), aperture=alpha)
+        scale = alpha.to(odds)[..., None, None]
+        odds = odds * scale * scale
+        _no_overflow(_trace(odds), aperture)
+        return cls._make(matrix.dtype, odds=odds, aperture=alpha)
 
     @classmethod
     def from_matrix(cls, matrix: Tensor) -> Conceptor:
@@ -133,7 +135,8 @@ class Conceptor:
         tensor(0.7500)
         """
         matrix = checks.conceptor_matrix(matrix)
-        spectrum = algebra.from_matrix(matrix.to(algebra.work_dtype(matrix)))
+        rounding = algebra.tolerance(matrix.shape[-1], matrix.dtype)
+        spectrum = algebra.from_matrix(matrix.to(algebra.work_dtype(matrix)), rounding)
         return cls._make(matrix.dtype, spectrum=spectrum)
 
     @classmethod
@@ -157,7 +160,8 @@ class Conceptor:
         alpha = None
         if aperture is not None:
             alpha = checks.aperture(aperture, values.shape[:-1], values)
-        spectrum = Spectrum(vectors.clone(), algebra.odds_of(values), math.inf if rest else 0.0)
+        vectors = algebra.orthonormalised(vectors)
+        spectrum = Spectrum(vectors, algebra.odds_of(values), math.inf if rest else 0.0)
         return cls._make(vectors.dtype, spectrum=spectrum, aperture=alpha)
 
     @classmethod
@@ -278,7 +282,7 @@ class Conceptor:
     def quota(self) -> Tensor:
         """Mean singular value: the share of the space that C claims, `[...]`."""
         if self._spectrum is None:
-            return self._dense_matrix().diagonal(dim1=-2, dim2=-1).mean(-1)
+            return (_trace(self._dense_matrix()) / self.dim).clamp(0, 1)
         return self.singular_values.mean(-1)
 
     def matrix(self) -> Tensor:
@@ -304,11 +308,12 @@ class Conceptor:
         >>> C.evidence(torch.tensor([[2.0, 5.0], [0.0, 1.0]]))
         tensor([4., 0.])
         """
+        x = checks.real_tensor(x, "x")
         return (x * (self @ x)).sum(-1)
 
     def truncation_errors(self) -> Tensor:
         """Entry k: ‖C - C.factored(rank=k)‖ in the spectral norm, k = 0 … rank."""
-        return algebra.truncation_errors(_best_rest(self._parts()))
+        return _truncations(self._parts())[0]
 
     # --- logic ----------------------------------------------------------------------------
 
@@ -323,7 +328,9 @@ class Conceptor:
         self._check_partner(other)
         aperture = _common_aperture(self._aperture, other._aperture)
         if self._odds is not None and other._odds is not None:
-            return self._make(self._dtype, odds=self._odds + other._odds, aperture=aperture)
+            odds = self._odds + other._odds
+            if bool(torch.isfinite(_trace(odds)).all()):
+                return self._make(self._dtype, odds=odds, aperture=aperture)
         spectrum = algebra.disjoin(self._parts(), other._parts())
         return self._make(self._dtype, spectrum=spectrum, aperture=aperture)
 
@@ -358,9 +365,7 @@ class Conceptor:
         [0.0, 0.333, 0.98, 1.0]
         """
         gamma = checks.number(gamma, "gamma", 0.0, math.inf)
-        aperture = None if self._aperture is None else self._aperture * gamma
-        if aperture is not None and not bool(((aperture > 0) & torch.isfinite(aperture)).all()):
-            aperture = None
+        aperture = None if self._aperture is None else _note(self._aperture * gamma)
         spectrum = algebra.adapt(self._parts(), gamma)
         return self._make(self._dtype, spectrum=spectrum, aperture=aperture)
 
@@ -416,41 +421,71 @@ class Conceptor:
         """
         if rank is not None and tolerance is not None:
             raise ValueError(f"give rank ({rank}) or tolerance ({tolerance}), not both")
-        parts = _best_rest(self._parts(), rank)
+        if rank is not None:
+            rank = checks.whole(rank, "rank", 0, self.dim)
+        allowed = 0.0 if tolerance is None else checks.number(tolerance, "tolerance", 0.0, 1.0)
+        parts = self._parts()
+        errors, rests = _truncations(parts)
         if rank is None:
-            allowed = 0.0 if tolerance is None else checks.number(tolerance, "tolerance", 0.0, 1.0)
-            errors = algebra.truncation_errors(parts)
             enough = (errors <= allowed).reshape(-1, errors.shape[-1]).all(0)
             rank = int(enough.nonzero()[0])
-        else:
-            rank = checks.whole(rank, "rank", 0, self.dim)
         if rank == self.dim:
             return self
-        spectrum = algebra.truncate(parts, rank)
+        rank = min(rank, parts.rank)
+        spectrum = algebra.truncate(parts._replace(rest=rests[rank]), rank)
+        return self._make(self._dtype, spectrum=spectrum, aperture=self._aperture)
+
+    def strongest(self, rank: int) -> Conceptor:
+        """Only the `rank` largest singular values, all others 0, in factored form.
+
+        >>> import torch
+        >>> C = Conceptor.from_correlation(torch.diag(torch.tensor([9.0, 1.0, 3.0])), 1.0)
+        >>> C.strongest(2).singular_values
+        tensor([0.9000, 0.7500, 0.0000])
+        """
+        rank = checks.whole(rank, "rank", 0, self.dim)
+        parts = self._parts()
+        if parts.rest:
+            parts = algebra.complete(parts)
+        spectrum = algebra.truncate(parts._replace(rest=0.0), rank)
         return self._make(self._dtype, spectrum=spectrum, aperture=self._aperture)
 
     def dense(self) -> Conceptor:
         """The same conceptor with all d directions."""
         if not self.is_factored:
             return self
-        spectrum = algebra.from_matrix(self.matrix().to(algebra.work_dtype(self._tensor())))
-        return self._make(self._dtype, spectrum=spectrum, aperture=self._aperture)
+        parts = algebra.cast(self._parts(), algebra.work_dtype(self._tensor()))
+        return self._make(self._dtype, spectrum=algebra.complete(parts), aperture=self._aperture)
 
     def to(
-        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+        self,
+        device: torch.device | torch.dtype | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> Conceptor:
-        """On another device, in another dtype (float32 or float64)."""
+        """On another device, in another dtype (float32 or float64); `to(dtype)` works too."""
+        if isinstance(device, torch.dtype):
+            device, dtype = None, device
         dtype = self._dtype if dtype is None else checks.real_dtype(dtype)
         moved = self._map(lambda tensor, _: tensor.to(device))
-        aperture = None if moved._aperture is None else moved._aperture.to(dtype)
-        return self._make(dtype, spectrum=moved._spectrum, odds=moved._odds, aperture=aperture)
+        spectrum, odds, aperture = moved._spectrum, moved._odds, moved._aperture
+        if dtype != self._dtype:
+            if odds is not None:
+                spectrum = None  # factored anew, from what is held in full precision
+            elif spectrum is not None:
+                spectrum = algebra.cast(spectrum, dtype)
+                spectrum = spectrum._replace(vectors=algebra.orthonormalised(spectrum.vectors))
+            aperture = None if aperture is None else _note(aperture.to(dtype))
+        return self._make(dtype, spectrum=spectrum, odds=odds, aperture=aperture)
 
     def __getitem__(self, index: Any) -> Conceptor:
         """A member, or a part, of a batch."""
         if not self.batch_shape:
             raise IndexError("this is a single conceptor, not a batch; there is nothing to index")
-        flat = torch.arange(math.prod(self.batch_shape)).reshape(self.batch_shape)[index]
-        return self._map(lambda tensor, kept: tensor.reshape(-1, *kept)[flat.to(tensor.device)])
+        count = math.prod(self.batch_shape)
+        flat = torch.arange(count).reshape(self.batch_shape)[index]
+        if not flat.numel():
+            raise IndexError(f"{index} selects nothing from a batch of {list(self.batch_shape)}")
+        return self._map(lambda tensor, kept: tensor.reshape(count, *kept)[flat.to(tensor.device)])
 
     def _map(self, change: Callable[[Tensor, torch.Size], Tensor]) -> Conceptor:
         """The same change to every tensor held, told its shape beyond the batch."""
@@ -470,7 +505,9 @@ class Conceptor:
     def allclose(self, other: Conceptor, atol: float | None = None) -> bool:
         """Whether the matrices agree to `atol`, by default the square root of epsilon."""
         self._check_partner(other)
-        atol = math.sqrt(torch.finfo(self._dtype).eps) if atol is None else atol
+        if atol is None:
+            atol = math.sqrt(torch.finfo(self._dtype).eps)
+        atol = checks.number(atol, "atol", 0.0, math.inf)
         return bool(torch.allclose(self.matrix(), other.matrix(), rtol=0.0, atol=atol))
 
     def save(self, path: str | Path) -> None:
@@ -553,18 +590,20 @@ def _rebuild(
     return Conceptor._make(dtype, spectrum=spectrum, odds=odds, aperture=aperture)
 
 
-def _best_rest(spectrum: Spectrum, rank: int | None = None) -> Spectrum:
-    """For a dense spectrum, the rest (0 or inf) that lets fewer directions say the same."""
+def _truncations(spectrum: Spectrum) -> tuple[Tensor, list[float]]:
+    """For k = 0 … r: the error of keeping k directions, `[..., r + 1]`, and the rest for it.
+
+    A dense spectrum may choose the rest, 0 or inf; it is the same for a whole batch.
+    """
     if not spectrum.is_dense:
-        return spectrum
-    low, high = spectrum._replace(rest=0.0), spectrum._replace(rest=math.inf)
-    kept = spectrum.dim // 2 if rank is None else min(rank, spectrum.rank)
-
-    def error(choice: Spectrum) -> float:
-        errors = algebra.truncation_errors(choice)
-        return float(errors.sum()) if rank is None else float(errors[..., kept].max())
-
-    return low if error(low) <= error(high) else high
+        return algebra.truncation_errors(spectrum), [spectrum.rest] * (spectrum.rank + 1)
+    low = algebra.truncation_errors(spectrum._replace(rest=0.0))
+    high = algebra.truncation_errors(spectrum._replace(rest=math.inf))
+    size = spectrum.rank + 1
+    empty = low.reshape(-1, size).amax(0) <= high.reshape(-1, size).amax(0)
+    return torch.where(empty, low, high), [
+        0.0 if low_is_best else math.inf for low_is_best in empty
+    ]
 
 
 def _common_aperture(a: Tensor | None, b: Tensor | None) -> Tensor | None:
@@ -574,10 +613,18 @@ def _common_aperture(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return a if same else None
 
 
-def _no_overflow(odds: Tensor, aperture: object) -> Tensor:
-    if not bool(torch.isfinite(odds).all()):
+def _note(aperture: Tensor) -> Tensor | None:
+    """An aperture to remember, if it is one."""
+    return aperture if bool(((aperture > 0) & torch.isfinite(aperture)).all()) else None
+
+
+def _trace(matrix: Tensor) -> Tensor:
+    return matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
+
+
+def _no_overflow(trace: Tensor, aperture: object) -> None:
+    if not bool(torch.isfinite(trace).all()):
         raise ValueError(
             f"aperture {aperture} is too large for data of this size: aperture² · R overflows "
-            f"{odds.dtype}; scale the data or lower the aperture"
+            f"{trace.dtype}; scale the data or lower the aperture"
         )
-    return odds

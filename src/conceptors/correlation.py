@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from typing import Any
 
 import torch
@@ -36,7 +38,7 @@ class Correlation:
         dtype: torch.dtype = torch.float64,
         device: torch.device | str | None = None,
     ) -> None:
-        self.dim = checks.whole(dim, "dim", 1)
+        self.dim, dtype = checks.whole(dim, "dim", 1), checks.real_dtype(dtype)
         self.sum = torch.zeros(self.dim, self.dim, dtype=dtype, device=device)
         self.weight = 0.0
         self.count = 0
@@ -49,14 +51,18 @@ class Correlation:
         rows, weights = check_batch(samples, weights, self.dim, self.sum)
         wide = rows.to(self.sum.dtype)
         weighted = wide if weights is None else wide * weights.to(wide)[:, None]
+        added = float(len(rows) if weights is None else weights.double().sum())
+        check_total(self.sum.trace() + (wide * weighted).sum(), self.weight + added)
         self.sum.addmm_(wide.mT, weighted)
-        self.weight += float(len(rows) if weights is None else weights.double().sum())
+        self.weight += added
         self.count += len(rows)
         return self
 
     def merge(self, other: Correlation) -> Correlation:
         """Add everything another correlation has seen. Associative and commutative."""
         check_mergeable(self, other)
+        trace = self.sum.trace() + other.sum.trace().to(self.sum)
+        check_total(trace, self.weight + other.weight)
         self.sum += other.sum.to(self.sum)
         self.weight += other.weight
         self.count += other.count
@@ -91,12 +97,19 @@ class Correlation:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved state of the same dimension."""
-        total = checks.symmetric(state["sum"], "sum")
+        if not isinstance(state, dict) or not {"sum", "weight", "count"} <= state.keys():
+            raise ValueError(
+                "the state of a correlation is a dict of sum, weight and count, got "
+                f"{sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__}; "
+                "pass what state_dict() gave"
+            )
+        total = checks.positive_semidefinite(state["sum"], "sum")
         if total.shape != self.sum.shape:
             raise ValueError(
-                f"the state is of dimension {total.shape[0]}, this correlation of {self.dim}"
+                f"the state has a sum of shape {list(total.shape)}, this correlation is of "
+                f"dimension {self.dim}; make it with Correlation({total.shape[-1]})"
             )
-        weight = checks.number(state["weight"], "weight", 0.0, float("inf"))
+        weight = checks.number(state["weight"], "weight", 0.0, sys.float_info.max)
         count = checks.whole(state["count"], "count", 0)
         self.sum, self.weight, self.count = total.to(self.sum), weight, count
 
@@ -129,6 +142,15 @@ def check_batch(samples: Any, weights: Any, dim: int, like: Tensor) -> tuple[Ten
     if weights.numel() and float(weights.amin()) < 0:
         raise ValueError(f"weights must not be negative, got {float(weights.amin())}")
     return rows, weights.reshape(-1)
+
+
+def check_total(trace: Tensor, weight: float) -> None:
+    """Refuse samples whose squares overflow the running sum; no entry exceeds the trace."""
+    if not (math.isfinite(2 * float(trace)) and math.isfinite(weight)):
+        raise ValueError(
+            f"the sum of squares ({float(trace):.3g}) or of weights ({weight:.3g}) overflows "
+            f"{trace.dtype}; scale the samples or the weights"
+        )
 
 
 def check_mergeable(a: Any, b: Any) -> None:

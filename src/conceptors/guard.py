@@ -62,6 +62,7 @@ class World:
     anchors: Mapping[int, Tensor]
     increment_decay: float
     rank: Callable[[str, int], int | None]
+    held: Callable[[], set[int]]  # ids of the parameters of all guarded optimizers
     projectors: dict[object, Projector] = field(default_factory=dict)  # made when first needed
 
     def projector(self, name: str, active: list[nn.Parameter]) -> Projector | None:
@@ -69,13 +70,13 @@ class World:
         claimed = self.claimed.get(name)
         if claimed is None:
             return None
-        columns = self.sites[name].columns(active)
-        key = (name, None if columns is None else tuple(columns.tolist()))
+        dtype, device = active[0].dtype, active[0].device
+        key = (name, dtype, device, *(id(p) for p in active))
         if key not in self.projectors:
+            columns = self.sites[name].columns(active)
             part = claimed if columns is None else restrict(claimed, columns)
-            part = part.to(active[0].device)
             limit = self.rank(name, part.dim)
-            self.projectors[key] = Projector(part, active[0].dtype, limit)
+            self.projectors[key] = Projector(part.to(device), dtype, limit)
         return self.projectors[key]
 
 
@@ -101,6 +102,11 @@ class Guard:
     def holds(self, optimizer: Optimizer) -> bool:
         return self._optimizer() is optimizer
 
+    def parameters(self) -> list[nn.Parameter]:
+        """All that the optimizer changes."""
+        optimizer = self._optimizer()
+        return [] if optimizer is None else [p for g in optimizer.param_groups for p in g["params"]]
+
     def is_current(self) -> bool:
         """Whether a step was made since the last change of what is claimed."""
         return self._plan.claims == self._world().claims
@@ -114,7 +120,10 @@ class Guard:
             self._decay_increments(plan)
             self._kept = [(p, p.data.clone()) for p in plan.frozen]
             for guarded in plan.guarded:
-                if not guarded.by_gradient:
+                # LBFGS multiplies the rounding errors of the gradients
+                if not guarded.by_gradient or (
+                    isinstance(optimizer, torch.optim.LBFGS) and guarded.projector.hard
+                ):
                     weights = guarded.site.matrix(guarded.active)
                     guarded.mark = guarded.projector.mark(_full(weights))
             closure = args[1] if len(args) > 1 else kwargs.get("closure")
@@ -178,6 +187,7 @@ class Guard:
                 bool(group.get("weight_decay", 0)),
                 sum(p.requires_grad for p in group["params"]),
                 any(_is_sparse(p) for p in group["params"]),
+                {(p.dtype, p.device) for p in group["params"]},
             )
             for group in optimizer.param_groups
         )
@@ -193,17 +203,26 @@ class Guard:
         plan = Plan(world.version, world.claims, key)
         group_of = {id(p): g for g in optimizer.param_groups for p in g["params"]}
         uses = Counter(id(p) for site in world.sites.values() for p in site.parameters)
+        held = world.held()
         for name, site in world.sites.items():
-            active = site.active()
+            active = [p for p in site.active() if id(p) in held]
             touched = [p for p in active if id(p) in group_of]
             if not touched:
                 continue
             if world.increment_decay:
+                done = {id(p) for p, _, _ in plan.decayed}
                 plan.decayed += [
                     (p, world.anchors[id(p)], group_of[id(p)])
                     for p in touched
-                    if id(p) in world.anchors
+                    if id(p) in world.anchors and id(p) not in done
                 ]
+            if any(site.crosses(other) for other in world.sites.values()):
+                # only projections of single parameters commute with those of the other site
+                for parameter in active:
+                    alone = world.projector(name, [parameter])
+                    if alone is not None:
+                        plan.guarded.append(Guarded(site, [parameter], alone, False))
+                continue
             projector = world.projector(name, active)
             if projector is None:
                 continue
@@ -212,6 +231,7 @@ class Guard:
                 len(groups) == 1  # one step size for weight and bias
                 and _is_linear(optimizer, group_of[id(touched[0])])
                 and not any(_is_sparse(p) or uses[id(p)] > 1 for p in active)
+                and not any(getattr(s.layer, "sparse", False) for s in site.sources)
                 and (site.block.rows_first or not is_sharded(active[0].data))
             )
             plan.guarded.append(Guarded(site, active, projector, linear))

@@ -31,6 +31,14 @@ _REPORT_NETWORK = {
     "rate": 0.1,
     "steps": 10_000,
 }
+_RELU = {
+    "activation": "relu",
+    "init": "uniform",
+    "scale": 1.7,
+    "steps": 0,
+    "batch": 64,
+    "gradient": "mean",
+}
 _UNSAID = (
     "not in the report's text but in its authors' code: truncated normal initial weights of sd "
     "0.1, the first 5,000 training images held out for validation"
@@ -52,16 +60,17 @@ REPORT = {
                 "stop_above_later": 95.5,
             },
             "sgd": {"gradient": "unit", "stop_above": 99.0, "stop_above_later": 95.5},
-            "joint": {
-                "activation": "relu",
-                "loss": "bce",
-                "init": "uniform",
-                "scale": 1.7,
-                "steps": 0,
-                "epochs": 20.0,
-                "batch": 64,
-                "rate": 0.4,
+            "ewc": {**_RELU, "loss": "softmax", "epochs": 5.0, "rate": 0.001, "strength": 1e4},
+            "imm": {
+                **_RELU,
+                "loss": "softmax",
+                "epochs": 5.0,
+                "rate": 0.1,
+                "mode": "mean",
+                "share": 0.65,
+                "l2": 1e-3,
             },
+            "joint": {**_RELU, "loss": "bce", "epochs": 20.0, "rate": 0.4},
         },
         deviations=(
             _UNSAID,
@@ -89,6 +98,8 @@ REPORT = {
                 "increment_decay": 0.0005,
                 "first_anchor": "zero",
             },
+            "ewc": {**_RELU, "loss": "softmax", "epochs": 3.0, "rate": 0.1, "strength": 10.0},
+            "joint": {**_RELU, "loss": "bce", "epochs": 5.0, "rate": 0.4},
         },
         deviations=(
             _UNSAID,

@@ -27,6 +27,7 @@ class Projector:
         eps = torch.finfo(full).eps  # what is smaller vanishes in rounding
         needed = int((values > eps).sum(-1).max()) if values.numel() else 0
         self.dim = claimed.dim
+        self.hard = bool(((values == 0) | (values == 1)).all())  # twice is the same as once
         self.matrix: Tensor | None = None
         if self.dim > 1 and rest == 0.0 and needed < self.dim // 2:
             thin = claimed.strongest(needed)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, Self
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -15,19 +17,14 @@ from conceptors import ridge
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, MultiOutputMixin, RegressorMixin
-    from sklearn.utils.multiclass import check_classification_targets
-    from sklearn.utils.validation import (
-        _check_sample_weight,
-        check_is_fitted,
-        validate_data,
-    )
+    from sklearn.utils.multiclass import check_classification_targets, unique_labels
+    from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 except ImportError:
     raise ImportError(
         "the estimators need scikit-learn: pip install 'conceptors[sklearn]'"
     ) from None
 
 Array = npt.NDArray[Any]
-
 
 _SOLUTIONS = {"exact": ridge.increment, "simplified": ridge.simplified_increment}
 
@@ -36,34 +33,63 @@ class MemoryFullWarning(UserWarning):
     """The tasks learned so far claim nearly the whole input space."""
 
 
+@contextmanager
+def all_or_nothing(estimator: BaseEstimator) -> Iterator[None]:
+    """Put every attribute back if anything raises. Fitted arrays are replaced, never written to."""
+    before = dict(vars(estimator))
+    try:
+        yield
+    except BaseException:
+        vars(estimator).clear()
+        vars(estimator).update(before)
+        raise
+
+
+def input_rows(X: Array, fit_intercept: bool) -> Tensor:
+    """x, or b = [x; 1] with an intercept, in rows: float64, a copy (X may be read-only)."""
+    if fit_intercept:
+        X = np.hstack([X, np.ones((len(X), 1))])
+    rows = torch.tensor(X, dtype=torch.float64)
+    if not bool(torch.isfinite(rows.square().sum())):
+        raise ValueError(f"X reaches {float(rows.abs().max()):.3g}: its squares overflow; scale it")
+    return rows
+
+
+class Task(NamedTuple):
+    """What a task gives, with b = [x; 1] in rows."""
+
+    inputs: Tensor  # b [n, d]
+    targets: Tensor  # y [n, m]
+    correlation: Tensor  # R = E[b bᵀ] [d, d]
+    cross: Tensor  # K = E[y bᵀ] [m, d]
+
+
 class ConceptorLinear(BaseEstimator):  # type: ignore[misc]
     """What all linear learners share: W, ΣR and the free space they leave.
 
     Fitted: `coef_`, `intercept_`, `quota_` (share of the input space claimed so far),
-    `correlation_` (sum over tasks of E[b bᵀ], b = [x; 1] with an intercept), `n_tasks_`.
+    `correlation_` (sum over tasks of E[b bᵀ], b = [x; 1] with an intercept), `n_tasks_`,
+    `increment_norm_`.
     """
 
     aperture: float
     regularization: float
     fit_intercept: bool
     warn_at_quota: float
-    weights_: Array  # [m, d], the last column the intercept
-    coef_: Array
-    intercept_: Any  # [m], or a number
-
-    def predict_linear(self, X: Any) -> Array:
-        check_is_fitted(self)
-        X = validate_data(self, X, dtype=np.float64, reset=False)
-        return np.asarray(X @ self.weights_[:, : X.shape[1]].T + self.intercept_rows())
-
-    def intercept_rows(self) -> Array:
-        return self.weights_[:, -1] if self.fit_intercept else np.zeros(len(self.weights_))
+    coef_: Array  # [m, d] or [d]
+    intercept_: Any  # [m] or a number
+    correlation_: Array
+    n_tasks_: int
 
     def free_space(self) -> Array:
         """F = ¬A `[d, d]` (or d + 1 with an intercept): what the next task may still use."""
         check_is_fitted(self)
-        free = ridge.free_space(torch.from_numpy(self.correlation_), self.aperture)
-        return np.asarray(free.numpy())
+        return np.asarray(ridge.free_space(torch.tensor(self.correlation_), self.aperture))
+
+    def _outputs(self, X: Any) -> Array:
+        check_is_fitted(self)
+        X = validate_data(self, X, dtype=np.float64, reset=False)
+        return np.asarray(X @ self.coef_.T + self.intercept_)
 
     def _check_parameters(self) -> None:
         checks.aperture(self.aperture, torch.Size(()), torch.zeros(1, dtype=torch.float64))
@@ -71,38 +97,54 @@ class ConceptorLinear(BaseEstimator):  # type: ignore[misc]
         checks.number(self.regularization, "regularization", 0.0, limit, open_low=True)
         checks.number(self.warn_at_quota, "warn_at_quota", 0.0, 1.0)
 
-    def _inputs(self, X: Array) -> Tensor:
-        """b = [x; 1] in rows, float64."""
+    def _learn(
+        self, X: Array, Y: Array, sample_weight: Array | None, known: Any, first: bool
+    ) -> None:
+        """Learn targets Y `[n, m]`; `known` says which of the m outputs earlier tasks had."""
+        inputs, targets = input_rows(X, self.fit_intercept), torch.tensor(Y, dtype=torch.float64)
+        size = inputs.shape[1]
+        previous = torch.zeros(targets.shape[1], size, dtype=torch.float64)
+        total = torch.zeros(size, size, dtype=torch.float64)
+        free = torch.eye(size, dtype=torch.float64)
+        if not first:
+            if len(self.correlation_) != size:
+                raise ValueError(
+                    f"fit_intercept={self.fit_intercept} differs from the earlier tasks; set it "
+                    f"back, or forget them with fit"
+                )
+            previous[known] = self._weights()
+            total = torch.tensor(self.correlation_)
+            free = ridge.free_space(total, self.aperture)
+        weighted, n = inputs, len(inputs)
+        if sample_weight is not None:
+            weighted = inputs * torch.tensor(sample_weight / sample_weight.mean())[:, None]
+        task = Task(inputs, targets, weighted.mT @ inputs / n, targets.mT @ weighted / n)
+        total = total + task.correlation
+        weights = self._solve(task, previous, free)
+        claimed = 1 - ridge.free_space(total, self.aperture).diagonal().mean()
+        self.increment_norm_ = float((weights - previous).norm())
+        self.correlation_ = total.numpy()
+        self.quota_ = float(claimed)
+        self.n_tasks_ = 1 if first else self.n_tasks_ + 1
+        self.coef_ = weights[:, : X.shape[1]].numpy()
+        self.intercept_ = weights[:, -1].numpy() if self.fit_intercept else np.zeros(len(weights))
+
+    def _weights(self) -> Tensor:
+        """W so far, `[m, d]`, with an intercept `[m, d + 1]`."""
+        columns = [np.atleast_2d(self.coef_)]
         if self.fit_intercept:
-            X = np.hstack([X, np.ones((len(X), 1))])
-        return torch.from_numpy(np.ascontiguousarray(X, dtype=np.float64))
+            columns.append(np.reshape(self.intercept_, (-1, 1)))
+        return torch.tensor(np.hstack(columns))
 
-    def _memory(self, size: int, first: bool) -> tuple[Tensor, Tensor]:
-        """(ΣR, F) of the tasks so far."""
-        if first:
-            zero = torch.zeros(size, size, dtype=torch.float64)
-            return zero, torch.eye(size, dtype=torch.float64)
-        total = torch.from_numpy(self.correlation_)
-        return total, ridge.free_space(total, self.aperture)
-
-    def _store(self, weights: Tensor, correlation: Tensor, n_tasks: int) -> None:
-        """Set all fitted attributes, and say so when memory runs out."""
-        free = ridge.free_space(correlation, self.aperture)
-        self.weights_ = weights.numpy()
-        self.correlation_ = correlation.numpy()
-        self.quota_ = float(1 - free.diagonal().mean())
-        self.n_tasks_ = n_tasks
-        self._store_coefficients()
-
-    def _store_coefficients(self) -> None:
-        features = self.n_features_in_
-        self.coef_ = self.weights_[:, :features]
-        self.intercept_ = self.intercept_rows()
+    def _solve(self, task: Task, previous: Tensor, free: Tensor) -> Tensor:
+        """The weights `[m, d]` after the task."""
+        raise NotImplementedError
 
     def _warn_if_full(self) -> None:
         if self.quota_ >= self.warn_at_quota:
+            tasks = "1 task" if self.n_tasks_ == 1 else f"{self.n_tasks_} tasks"
             warnings.warn(
-                f"memory is nearly full after {self.n_tasks_} tasks: they claim "
+                f"memory is nearly full after {tasks}: they claim "
                 f"{self.quota_:.1%} of the input space (quota_ {self.quota_:.4f}, warning from "
                 f"{self.warn_at_quota:g}). Further tasks can change little; lower the aperture "
                 f"({self.aperture:g}), or use more features",
@@ -111,10 +153,32 @@ class ConceptorLinear(BaseEstimator):  # type: ignore[misc]
             )
 
 
+class ConceptorRegressor(MultiOutputMixin, RegressorMixin, ConceptorLinear):  # type: ignore[misc]
+    """Targets `[n]` or `[n, m]`, and coefficients of the matching shape."""
+
+    def predict(self, X: Any) -> Array:
+        """W [x; 1] for rows `[n, d]`."""
+        return self._outputs(X)
+
+    def _fit(self, X: Any, y: Any, sample_weight: Any, first: bool) -> Self:
+        self._check_parameters()
+        X, y = validate_data(
+            self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, reset=first
+        )
+        if not first and y.shape[1:] != self.coef_.shape[:-1]:
+            earlier = ["n", *map(str, self.coef_.shape[:-1])]
+            raise ValueError(
+                f"y of shape {list(y.shape)} does not fit the earlier tasks, whose y had shape "
+                f"[{', '.join(earlier)}]; give y that shape, or forget them with fit"
+            )
+        self._learn(X, y.reshape(len(y), -1), checked_weights(sample_weight, X), ..., first)
+        if y.ndim == 1:
+            self.coef_, self.intercept_ = self.coef_[0], float(self.intercept_[0])
+        return self
+
+
 class _ClosedForm(ConceptorLinear):
     """Learns a task from its second moments in closed form."""
-
-    solution: str
 
     def __init__(
         self,
@@ -136,54 +200,13 @@ class _ClosedForm(ConceptorLinear):
         if self.solution not in _SOLUTIONS:
             raise ValueError(f"solution must be one of {[*_SOLUTIONS]}, got {self.solution!r}")
 
-    def _learn(self, X: Array, Y: Array, sample_weight: Array | None, first: bool) -> None:
-        b, y = self._inputs(X), torch.from_numpy(np.ascontiguousarray(Y, dtype=np.float64))
-        size = b.shape[1]
-        total, free = self._memory(size, first)
-        weighted = b
-        if sample_weight is not None:
-            share = sample_weight / sample_weight.sum()
-            weighted = b * torch.from_numpy(share * len(b))[:, None]
-        correlation = weighted.mT @ b / len(b)
-        cross = y.mT @ weighted / len(b)
-        weights = torch.zeros(y.shape[1], size, dtype=torch.float64)
-        if not first:
-            old = torch.from_numpy(self.weights_)
-            weights[: len(old)] = old
+    def _solve(self, task: Task, previous: Tensor, free: Tensor) -> Tensor:
         solve = _SOLUTIONS[self.solution]
-        change = solve(correlation, cross, weights, free, self.regularization)
-        tasks = 1 if first else self.n_tasks_ + 1
-        self.increment_norm_ = float(change.norm())
-        self._store(weights + change, total + correlation, tasks)
+        change = solve(task.correlation, task.cross, previous, free, self.regularization)
+        return previous + change
 
 
-class RegressorShape(ConceptorLinear):
-    """Targets `[n]` or `[n, m]`, and coefficients of the matching shape."""
-
-    _flat: bool
-
-    def _targets(self, y: Array, first: bool) -> Array:
-        rows = y.reshape(len(y), -1)
-        if not first and (rows.shape[1] != len(self.weights_) or (y.ndim == 1) != self._flat):
-            raise ValueError(
-                f"y of shape {list(y.shape)} does not fit earlier tasks, whose targets had "
-                f"{'one column' if self._flat else f'shape [n, {len(self.weights_)}]'}"
-            )
-        self._flat = y.ndim == 1
-        return rows
-
-    def _store_coefficients(self) -> None:
-        super()._store_coefficients()
-        if self._flat:
-            self.coef_, self.intercept_ = self.coef_[0], float(self.intercept_[0])
-
-    def predict(self, X: Any) -> Array:
-        """W [x; 1] for rows `[n, d]`."""
-        rows = self.predict_linear(X)
-        return rows[:, 0] if self._flat else rows
-
-
-class ConceptorRidge(MultiOutputMixin, RegressorMixin, RegressorShape, _ClosedForm):  # type: ignore[misc]
+class ConceptorRidge(ConceptorRegressor, _ClosedForm):
     """Ridge regression that learns tasks one after another (section 2.2 of the report).
 
     Each call of `partial_fit` is one task. It changes the weights only in the space that earlier
@@ -225,21 +248,14 @@ class ConceptorRidge(MultiOutputMixin, RegressorMixin, RegressorShape, _ClosedFo
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Forget everything and learn one task."""
-        return self._fit(X, y, sample_weight, first=True)
+        with all_or_nothing(self):
+            return self._fit(X, y, sample_weight, first=True)
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn a further task without disturbing the earlier ones."""
-        self._fit(X, y, sample_weight, first=not hasattr(self, "weights_"))
-        self._warn_if_full()
-        return self
-
-    def _fit(self, X: Any, y: Any, sample_weight: Any, first: bool) -> Self:
-        self._check_parameters()
-        X, y = validate_data(
-            self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, reset=first
-        )
-        sample_weight = _checked_weights(sample_weight, X)
-        self._learn(X, self._targets(y, first), sample_weight, first)
+        with all_or_nothing(self):
+            self._fit(X, y, sample_weight, first=not hasattr(self, "coef_"))
+            self._warn_if_full()
         return self
 
 
@@ -262,45 +278,47 @@ class ConceptorRidgeClassifier(ClassifierMixin, _ClosedForm):  # type: ignore[mi
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Forget everything and learn one task."""
-        return self._fit(X, y, None, sample_weight, first=True)
+        with all_or_nothing(self):
+            return self._fit(X, y, None, sample_weight, first=True)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Learn a further task; `classes` may name classes that come later."""
-        self._fit(X, y, classes, sample_weight, first=not hasattr(self, "weights_"))
-        self._warn_if_full()
+        with all_or_nothing(self):
+            self._fit(X, y, classes, sample_weight, first=not hasattr(self, "coef_"))
+            self._warn_if_full()
         return self
 
     def decision_function(self, X: Any) -> Array:
-        """Outputs of all classes `[n, classes]`; `[n]` for two classes."""
-        rows = self.predict_linear(X)
+        """Outputs of all classes `[n, classes]`; for two classes the difference `[n]`."""
+        rows = self._outputs(X)
         return rows[:, 1] - rows[:, 0] if len(self.classes_) == 2 else rows
 
     def predict(self, X: Any) -> Array:
         """The class of the largest output."""
-        rows = self.predict_linear(X)
-        return np.asarray(self.classes_[rows.argmax(1)])
+        largest = self._outputs(X).argmax(1)
+        return np.asarray(self.classes_[largest])
 
     def _fit(self, X: Any, y: Any, classes: Any, sample_weight: Any, first: bool) -> Self:
         self._check_parameters()
         X, y = validate_data(self, X, y, dtype=np.float64, reset=first)
         check_classification_targets(y)
-        sample_weight = _checked_weights(sample_weight, X)
-        named = np.unique(y if classes is None else classes)
+        named = unique_labels(y if classes is None else classes)
         if missing := set(np.unique(y).tolist()) - set(named.tolist()):
-            raise ValueError(f"y has classes {sorted(missing)} that are not in classes={classes}")
-        known = named
-        if not first:  # weights keep their rows: known classes first, new ones after them
-            known = np.concatenate([self.classes_, np.setdiff1d(named, self.classes_)])
-        order = np.argsort(known, kind="stable")
-        targets = (y[:, None] == known[None, :]).astype(np.float64)
-        self._learn(X, targets, sample_weight, first)
-        self.weights_ = self.weights_[order]
-        self.classes_ = known[order]
-        self._store_coefficients()
+            raise ValueError(
+                f"y has classes {sorted(missing)} that are not in classes={named.tolist()}; name "
+                f"them too, or leave classes out"
+            )
+        earlier = named[:0] if first else self.classes_
+        every = named if first else unique_labels(earlier, named)
+        targets = (y[:, None] == every).astype(np.float64)
+        known = np.searchsorted(every, earlier)
+        self._learn(X, targets, checked_weights(sample_weight, X), known, first)
+        self.classes_ = every
         return self
 
 
-def _checked_weights(sample_weight: Any, X: Array) -> Array | None:
+def checked_weights(sample_weight: Any, X: Array) -> Array | None:
+    """Sample weights `[n]` >= 0, not all 0."""
     if sample_weight is None:
         return None
     checked = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)

@@ -10,11 +10,27 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from conceptors import algebra
+
 
 def free_space(correlation: Tensor, aperture: float) -> Tensor:
-    """F = ¬A = α⁻² (ΣR + α⁻² I)⁻¹ `[d, d]`, with ΣR summed over the tasks so far."""
-    eye = torch.eye(correlation.shape[-1], dtype=correlation.dtype, device=correlation.device)
-    return torch.cholesky_inverse(torch.linalg.cholesky(eye + aperture**2 * correlation))
+    """F = ¬A = α⁻² (ΣR + α⁻² I)⁻¹ `[d, d]`, with ΣR summed over the tasks so far.
+
+    Raises:
+        ValueError: α² ΣR overflows.
+    """
+    odds = aperture * aperture * correlation
+    if not bool(torch.isfinite(odds).all()):
+        raise ValueError(
+            f"aperture {aperture:g} is too large for inputs whose mean square is "
+            f"{_mean_square(correlation):.3g}: aperture² · E[x xᵀ] overflows; lower it, or scale "
+            f"the inputs"
+        )
+    eye = torch.eye(len(odds), dtype=odds.dtype, device=odds.device)
+    factor, info = torch.linalg.cholesky_ex(eye + odds)
+    if int(info):  # negative eigenvalues of rounding size at a huge aperture
+        return algebra.to_matrix(algebra.negate(algebra.from_odds_matrix(odds)))
+    return torch.cholesky_inverse(factor)
 
 
 def increment(
@@ -23,10 +39,18 @@ def increment(
     """W_inc = (K - W R) F (F R F + λ⁻² I)⁻¹ `[m, d]`: step 3 (d), `regularization` is λ⁻².
 
     It minimises E|W_inc s - t|² + λ⁻² |W_inc|², with s = F x and t = y - W x.
+
+    Raises:
+        ValueError: λ⁻² is below the rounding error of F R F, so that nothing is determined.
     """
     eye = torch.eye(len(free), dtype=free.dtype, device=free.device)
     normal = free @ correlation @ free + regularization * eye
-    factor = torch.linalg.cholesky((normal + normal.mT) / 2)
+    factor, info = torch.linalg.cholesky_ex((normal + normal.mT) / 2)
+    if int(info):
+        raise ValueError(
+            f"regularization {regularization:g} is too small for inputs whose mean square is "
+            f"{_mean_square(correlation):.3g}; raise it, or scale the inputs"
+        )
     return torch.cholesky_solve(free @ (cross - weights @ correlation).mT, factor).mT
 
 
@@ -67,3 +91,7 @@ def gradient(
     else:
         error = inputs @ weights.mT - targets
     return 2 * (error.mT @ shielded) / len(inputs) + 2 * regularization * change
+
+
+def _mean_square(correlation: Tensor) -> float:
+    return float(correlation.diagonal().mean())

@@ -10,19 +10,17 @@ from torch import Tensor
 
 from conceptors import _checks as checks
 from conceptors import ridge
-from conceptors.regression import RegressorShape
+from conceptors.regression import ConceptorRegressor, Task, all_or_nothing
 
 try:
-    from sklearn.base import MultiOutputMixin, RegressorMixin
     from sklearn.utils import check_random_state
-    from sklearn.utils.validation import validate_data
 except ImportError:
     raise ImportError(
         "the estimators need scikit-learn: pip install 'conceptors[sklearn]'"
     ) from None
 
 
-class ConceptorSGDRegressor(MultiOutputMixin, RegressorMixin, RegressorShape):  # type: ignore[misc]
+class ConceptorSGDRegressor(ConceptorRegressor):
     """Conceptor-aided SGD (section 3.1 of the report): `ConceptorRidge` by mini-batches.
 
     Each call of `partial_fit` is one task: `epochs` passes over its data with
@@ -76,73 +74,65 @@ class ConceptorSGDRegressor(MultiOutputMixin, RegressorMixin, RegressorShape):  
 
     def fit(self, X: Any, y: Any) -> Self:
         """Forget everything and learn one task."""
-        return self._fit(X, y, first=True)
+        with all_or_nothing(self):
+            return self._fit(X, y, None, first=True)
 
     def partial_fit(self, X: Any, y: Any) -> Self:
         """Learn a further task without disturbing the earlier ones."""
-        self._fit(X, y, first=not hasattr(self, "weights_"))
-        self._warn_if_full()
+        with all_or_nothing(self):
+            self._fit(X, y, None, first=not hasattr(self, "coef_"))
+            self._warn_if_full()
         return self
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
         if self.gradient not in ("simplified", "exact"):
             raise ValueError(f"gradient must be 'simplified' or 'exact', got {self.gradient!r}")
-        if self.learning_rate != "auto":
+        if isinstance(self.learning_rate, str):
+            if self.learning_rate != "auto":
+                raise ValueError(
+                    f"learning_rate must be a positive number or 'auto', got {self.learning_rate!r}"
+                )
+        else:
             limit = float(np.finfo(np.float64).max)
             checks.number(self.learning_rate, "learning_rate", 0.0, limit, open_low=True)
         checks.whole(self.batch_size, "batch_size", 1)
         checks.whole(self.epochs, "epochs", 1)
 
-    def _fit(self, X: Any, y: Any, first: bool) -> Self:
-        self._check_parameters()
-        X, y = validate_data(
-            self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, reset=first
-        )
-        targets = torch.from_numpy(np.ascontiguousarray(self._targets(y, first), dtype=np.float64))
-        inputs = self._inputs(X)
-        total, free = self._memory(inputs.shape[1], first)
-        correlation = inputs.mT @ inputs / len(inputs)
-        if first:
-            previous = torch.zeros(targets.shape[1], inputs.shape[1], dtype=torch.float64)
-        else:
-            previous = torch.from_numpy(self.weights_)
-        weights = self._descend(inputs, targets, previous, free, correlation)
-        if not bool(torch.isfinite(weights).all()):
-            raise ValueError(
-                f"the weights diverged with learning_rate={self.learning_rate}; use a smaller one, "
-                f"or learning_rate='auto'"
-            )
-        self.increment_norm_ = float((weights - previous).norm())
-        self._store(weights, total + correlation, 1 if first else self.n_tasks_ + 1)
-        return self
-
-    def _descend(
-        self, inputs: Tensor, targets: Tensor, previous: Tensor, free: Tensor, correlation: Tensor
-    ) -> Tensor:
-        size = min(self.batch_size, len(inputs))
-        rate = self.learning_rate
-        if rate == "auto":
-            # A batch of n rows has curvature at most λ_max(R) (n - 1) / n + max |x|² / n.
-            top = float(torch.linalg.eigvalsh(correlation)[-1])
-            longest = float(inputs.square().sum(1).max())
-            rate = 0.5 / (top * (size - 1) / size + longest / size + self.regularization)
+    def _solve(self, task: Task, previous: Tensor, free: Tensor) -> Tensor:
+        size = min(self.batch_size, len(task.inputs))
+        rate = self._rate(task, size)
         random = check_random_state(self.random_state)
         weights, mean, averaged = previous.clone(), torch.zeros_like(previous), 0
         for epoch in range(self.epochs):
-            order = torch.from_numpy(random.permutation(len(inputs)))
+            order = torch.from_numpy(random.permutation(len(task.inputs)))
             for batch in order.split(size):
                 step = ridge.gradient(
-                    inputs[batch],
-                    targets[batch],
+                    task.inputs[batch],
+                    task.targets[batch],
                     weights,
                     previous,
                     free,
                     self.regularization,
                     exact=self.gradient == "exact",
                 )
-                weights.sub_(step, alpha=float(rate))
+                # A last, smaller batch makes a smaller step: every sample counts the same.
+                weights.sub_(step, alpha=rate * len(batch) / size)
                 if self.average and 2 * epoch >= self.epochs:
                     averaged += 1
                     mean += (weights - mean) / averaged
+        if not bool(torch.isfinite(weights).all()):
+            raise ValueError(
+                f"the weights diverged with learning_rate={self.learning_rate}; use a smaller one, "
+                f"or learning_rate='auto'"
+            )
         return mean if averaged else weights
+
+    def _rate(self, task: Task, size: int) -> float:
+        if not isinstance(self.learning_rate, str):
+            return float(self.learning_rate)
+        # Batches of n rows have E[R̂²] <= c R with c = λ_max(R) (n - 1) / n + max |x|² / n, so
+        # that the mean square error shrinks for steps below 1 / (c + λ⁻²).
+        top = float(torch.linalg.eigvalsh(task.correlation)[-1])
+        longest = float(task.inputs.square().sum(1).max())
+        return 0.5 / (top * (size - 1) / size + longest / size + self.regularization)

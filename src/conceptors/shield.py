@@ -490,6 +490,7 @@ class Shield:
             anchors=anchors,
             increment_decay=self.increment_decay,
             rank=self._rank_of,
+            held=lambda: {id(p) for guard in self._guards for p in guard.parameters()},
         )
 
     def _changed(self, *, claims: bool = False) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from conceptors.layers import Block, Rule, find_rule
 
@@ -45,6 +46,15 @@ class Site:
     def active(self) -> list[nn.Parameter]:
         """The parameters that may change, and only within the free space."""
         return [p for p in self.parameters if p.requires_grad and id(p) not in self.passive]
+
+    def crosses(self, other: Site) -> bool:
+        """Whether another site has some of the same numbers, in another layout."""
+        theirs = {id(p) for p in other.parameters}
+        return other is not self and any(
+            max(_first(self, p), _first(other, p)) <= min(_last(self, p), _last(other, p))
+            for p in self.parameters
+            if id(p) in theirs
+        )
 
     def columns(self, active: Iterable[nn.Parameter]) -> Tensor | None:
         """Indices of the columns that belong to active parameters; None for all."""
@@ -103,6 +113,22 @@ class Site:
             data.copy_(shard_like(value, data))
 
 
+def _first(site: Site, parameter: nn.Parameter) -> int:
+    """Where in a parameter's memory a site's view of it begins."""
+    return int(_ghost(site, parameter).storage_offset())
+
+
+def _last(site: Site, parameter: nn.Parameter) -> int:
+    """Where in a parameter's memory a site's view of it ends."""
+    view = _ghost(site, parameter)
+    return int(view.storage_offset()) + sum((n - 1) * s for n, s in zip(view.shape, view.stride()))
+
+
+def _ghost(site: Site, parameter: nn.Parameter) -> Tensor:
+    ghost = torch.empty(parameter.shape, device="meta")
+    return site.views({id(parameter): ghost}, [parameter])[0]
+
+
 def is_sharded(tensor: Tensor) -> bool:
     """Whether a tensor is a DTensor, as FSDP2 and tensor parallelism make them."""
     return hasattr(tensor, "to_local") and hasattr(tensor, "placements")
@@ -129,12 +155,12 @@ def scan(model: nn.Module, exclude: Iterable[str], freeze: Iterable[str]) -> Sca
     names = {id(p): name for name, p in model.named_parameters(remove_duplicate=True)}
     skipped, fixed = list(exclude), list(freeze)
     claimed: set[int] = set()
+    obstacles: dict[int, str] = {}
     sites: dict[str, Site] = {}
     frozen: dict[str, nn.Parameter] = {}
     for path, layer in model.named_modules():
         rule = find_rule(layer)
-        own = [p for p in layer.parameters(recurse=False) if p is not None]
-        if rule is None or (own and all(id(p) in claimed for p in own) and not _shared(layer)):
+        if rule is None:
             continue
         for block in rule.blocks(layer):
             weight, bias = parameter_at(layer, block.weight), parameter_at(layer, block.bias)
@@ -146,11 +172,15 @@ def scan(model: nn.Module, exclude: Iterable[str], freeze: Iterable[str]) -> Sca
             ):
                 continue
             name = ".".join(part for part in (path, block.name) if part) or type(layer).__name__
+            why = _obstacle(block, weight, bias)
+            if why is not None:
+                obstacles.update((id(p), why) for p in found)
+                continue
             named = {id(p) for p in found if matches([name, names[id(p)]], skipped + fixed)}
             if len(named) == len(found):
                 continue
             claimed.update(id(p) for p in found if id(p) not in named)
-            if not any(p.requires_grad for p in found):
+            if not any(p.requires_grad and p.numel() for p in found):
                 continue
             site = _join(sites, name, Source(layer, rule, block, None), weight, bias)
             site.passive |= named
@@ -162,7 +192,8 @@ def scan(model: nn.Module, exclude: Iterable[str], freeze: Iterable[str]) -> Sca
             frozen[name] = parameter
         elif not matches([name], skipped):
             owner = model.get_submodule(name.rpartition(".")[0])
-            unsupported[name] = f"{type(owner).__name__}, shape {list(parameter.shape)}"
+            why = obstacles.get(id(parameter)) or f"shape {list(parameter.shape)}"
+            unsupported[name] = f"{type(owner).__name__}, {why}"
     return Scan(sites, frozen, unsupported)
 
 
@@ -193,6 +224,23 @@ def _join(
     return site
 
 
+def _obstacle(block: Block, weight: nn.Parameter | None, bias: nn.Parameter | None) -> str | None:
+    """Why parameters cannot be seen as a block; None if they can."""
+    for parameter, view in ((weight, block.view), (bias, block.bias_view)):
+        if parameter is None:
+            continue
+        if is_lazy(parameter):
+            return "not initialised yet: run a batch through the model first"
+        data = parameter.data
+        if data.is_complex():
+            return "complex numbers"
+        if not is_sharded(data) and (
+            view(data).untyped_storage().data_ptr() != data.untyped_storage().data_ptr()
+        ):
+            return "a memory layout that allows no view of it as a block: make it contiguous"
+    return None
+
+
 def parameter_at(layer: nn.Module, path: str | None) -> nn.Parameter | None:
     """The parameter at a dotted path below a layer; None if there is none of that name."""
     if path is None:
@@ -210,8 +258,3 @@ def matches(names: Iterable[str], patterns: Iterable[str]) -> bool:
         for name in names
         for pattern in patterns
     )
-
-
-def _shared(layer: nn.Module) -> bool:
-    """A layer whose weights another layer has too still has rows of its own to tell."""
-    return next(layer.children(), None) is None

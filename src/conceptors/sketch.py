@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import distributed as dist
 from conceptors import _checks as checks
 from conceptors import algebra
 from conceptors.conceptor import Conceptor
-from conceptors.correlation import check_batch, check_mergeable
+from conceptors.correlation import check_batch, check_mergeable, check_total
 
 
 class FrequentDirections:
@@ -44,7 +45,7 @@ class FrequentDirections:
         dtype: torch.dtype = torch.float64,
         device: torch.device | str | None = None,
     ) -> None:
-        self.dim = checks.whole(dim, "dim", 1)
+        self.dim, dtype = checks.whole(dim, "dim", 1), checks.real_dtype(dtype)
         self.rank = checks.whole(rank, "rank", 1, self.dim)
         self._rows = torch.zeros(2 * self.rank, self.dim, dtype=dtype, device=device)
         self._filled = 0
@@ -55,15 +56,22 @@ class FrequentDirections:
     def update(self, samples: Tensor, weights: Tensor | None = None) -> FrequentDirections:
         """Add samples `[..., d]`, each of weight 1 or of the given weights `[...]` >= 0."""
         rows, weights = check_batch(samples, weights, self.dim, self._rows)
-        self._append(rows if weights is None else rows * weights.to(rows).sqrt()[:, None])
-        self.weight += float(len(rows) if weights is None else weights.double().sum())
+        rows = rows.to(self._rows.dtype)
+        if weights is not None:
+            rows = rows * weights.to(rows).sqrt()[:, None]
+        added = float(len(rows) if weights is None else weights.double().sum())
+        check_total(self._energy() + rows.square().sum(), self.weight + added)
+        self._append(rows)
+        self.weight += added
         self.count += len(rows)
         return self
 
     def merge(self, other: FrequentDirections) -> FrequentDirections:
         """Add everything another sketch has seen; the error bounds add."""
         check_mergeable(self, other)
-        self._append(other._rows[: other._filled])
+        energy = self._energy() + other._energy().to(self._rows)
+        check_total(energy, self.weight + other.weight)
+        self._append(other._rows[: other._filled].to(self._rows))
         self._subtracted += other._subtracted
         self.weight += other.weight
         self.count += other.count
@@ -105,12 +113,12 @@ class FrequentDirections:
 
     def conceptor_error_bound(self, aperture: float) -> float:
         """The spectral norm of the error of `conceptor(aperture)` is at most this."""
-        odds = checks.number(aperture, "aperture", 0.0, float("inf"), open_low=True) ** 2
-        odds *= self.error_bound
-        return odds / (1 + odds)
+        alpha = float(checks.aperture(aperture, torch.Size(()), self._rows))
+        odds = alpha * self.error_bound * alpha
+        return odds / (1 + odds) if math.isfinite(odds) else 1.0
 
     def rows(self) -> Tensor:
-        """B `[<= rank, d]` with R̂ = Bᵀ B; at most `rank` orthogonal rows."""
+        """B `[<= rank, d]` with R̂ = Bᵀ B."""
         if self.weight <= 0:
             raise ValueError(
                 f"no samples of positive weight yet (count {self.count}); call update(samples) "
@@ -126,8 +134,10 @@ class FrequentDirections:
         # from_states divides by the number of rows; the sketch is a sum already.
         return Conceptor.from_states(rows * len(rows) ** 0.5, aperture)
 
+    def _energy(self) -> Tensor:
+        return self._rows[: self._filled].square().sum()
+
     def _append(self, rows: Tensor) -> None:
-        rows = rows.to(self._rows.dtype)
         while len(rows):
             if self._filled == len(self._rows):
                 self._compress()

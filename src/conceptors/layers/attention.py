@@ -74,7 +74,7 @@ def attended(
         None,
         training=False,
         key_padding_mask=call.argument(3, "key_padding_mask"),
-        need_weights=False,
+        need_weights=bool(call.argument(4, "need_weights", True)),  # hides other keys if causal
         attn_mask=call.argument(5, "attn_mask"),
         is_causal=bool(call.argument(7, "is_causal", False)),
         **separate,

@@ -74,7 +74,7 @@ class Sample:
 
     def __call__(self, x: Tensor) -> Rows:
         """Rows of `[..., d]`."""
-        flat = x.reshape(-1, x.shape[-1])
+        flat = x[None].flatten(0, -2)  # also where d is 0
         chosen, weight = self.indices(len(flat), flat.shape[1], x.device)
         return Rows((flat if chosen is None else flat[chosen])[None], weight)
 

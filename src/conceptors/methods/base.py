@@ -88,9 +88,6 @@ class Learner:
     def gradients(self, number: int) -> None:
         """After the backward pass: change p.grad where the method asks for it."""
 
-    def after_step(self, number: int) -> None:
-        """After every step."""
-
     def end_task(self, number: int) -> None:
         """After the last step of a task."""
 
@@ -112,11 +109,12 @@ class Learner:
         optimizer = torch.optim.SGD(
             self.model.parameters(), lr=rate, momentum=s.momentum, weight_decay=s.decay
         )
+        places = stream.places(0).clone()
         active = torch.ones(len(self.seeds), device=self.device)
-        history: dict[str, list[Any]] = {"step": [], "loss": [], "validation": []}
-        self.model.train()
-        for step in range(1, total + 1):
-            x, y = split.take(stream.places(step - 1))
+        latest = torch.zeros(len(self.seeds), device=self.device)  # loss
+
+        def step_once() -> None:
+            x, y = split.take(places)
             losses = self.loss(self.forward(x), y, number)  # [seeds, batch]
             by_seed = losses.sum(1) if s.gradient != "mean" else losses.mean(1)
             optimizer.zero_grad(set_to_none=True)
@@ -126,14 +124,21 @@ class Learner:
                 to_unit_length(self.model)
             self.quiet(active)
             optimizer.step()
-            self.after_step(number)
+            latest.copy_(losses.detach().mean(1))
+
+        run_step = Replayed(step_once) if self.replayable() else step_once
+        history: dict[str, list[Any]] = {"step": [], "loss": [], "validation": []}
+        self.model.train()
+        for step in range(1, total + 1):
+            places.copy_(stream.places(step - 1))
+            run_step()
             if step % s.check_every == 0 or step == total:
                 found = self.accuracy(self.scenario.tasks[number].validation, number, s.validation)
                 history["step"].append(step)
-                history["loss"].append(losses.detach().mean(1).tolist())
+                history["loss"].append(latest.tolist())
                 history["validation"].append(found.tolist())
                 self.report(f"step {step}/{total}, validation {float(found.mean()):.2f} %")
-                active = active * (found < self.threshold(number)).to(active)
+                active *= (found <= self.threshold(number)).to(active)
                 if not bool(active.any()):
                     break
         self.end_task(number)
@@ -147,9 +152,13 @@ class Learner:
             for i in range(len(self.seeds))
         ]
 
+    def replayable(self) -> bool:
+        """Whether a step is the same work every time, so that a GPU can replay a recording."""
+        return self.device.type == "cuda" and isinstance(self.model, StackedMLP)
+
     def quiet(self, active: Tensor) -> None:
         """Seeds that have reached their goal stand still."""
-        if self.settings.stop_above <= 0 or bool((active == 1).all()):
+        if self.settings.stop_above <= 0:
             return
         for parameter in self.model.parameters():
             if parameter.grad is not None:
@@ -221,6 +230,36 @@ class Learner:
         return torch.stack(found, 1)
 
 
+class Replayed:
+    """A training step on a GPU, recorded once as a CUDA graph and then replayed.
+
+    The first steps run as usual (and count); small networks spend most of their time on launching
+    kernels, which a replay does not.
+    """
+
+    _WARM_UP = 3
+
+    def __init__(self, step: Callable[[], None]) -> None:
+        self._step = step
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._calls = 0
+
+    def __call__(self) -> None:
+        self._calls += 1
+        if self._calls <= self._WARM_UP:
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                self._step()
+            torch.cuda.current_stream().wait_stream(side)
+            return
+        if self._graph is None:
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
+                self._step()
+        self._graph.replay()
+
+
 class Stream:
     """Which samples every step uses: each seed goes through its own samples in its own order."""
 
@@ -249,7 +288,11 @@ class Stream:
 
 
 def to_unit_length(model: nn.Module) -> None:
-    """Scale each neuron's incoming gradient, bias included, to length 1."""
+    """Scale each neuron's incoming gradient, bias included, to length 1.
+
+    Gradients shorter than 1e-6 are multiplied by 1e6 only, as TensorFlow's l2_normalize does: an
+    output that is never wanted would be driven to exactly 0 otherwise, and never learn again.
+    """
     for layer in model.modules():
         weight, bias = getattr(layer, "weight", None), getattr(layer, "bias", None)
         if not isinstance(weight, nn.Parameter) or weight.grad is None or weight.ndim < 2:
@@ -258,7 +301,7 @@ def to_unit_length(model: nn.Module) -> None:
         square = weight.grad.flatten(lead).square().sum(-1)
         if isinstance(bias, nn.Parameter) and bias.grad is not None:
             square = square + bias.grad.square()
-        length = square.sqrt().clamp_min(1e-30)
+        length = square.clamp_min(1e-12).sqrt()
         weight.grad /= length.reshape(*length.shape, *[1] * (weight.ndim - lead))
         if isinstance(bias, nn.Parameter) and bias.grad is not None:
             bias.grad /= length

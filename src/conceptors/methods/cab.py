@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from conceptors.methods.base import Learner, Settings
+from conceptors.scenarios import Split
 from conceptors.shield import Shield
 
 
@@ -55,19 +57,21 @@ class Cab(Learner):
         super().quiet(active)
 
     def end_task(self, number: int) -> None:
-        split = self.scenario.tasks[number].train
-        self.shield.remember(self._batches(split.sizes(), split.take))
+        self.shield.remember(self._batches(self.scenario.tasks[number].train, number))
         self.anchors = [p.detach().clone() for p in self.model.parameters()]
         self._note()
 
-    def _batches(self, sizes: list[int], take: Any) -> Any:
-        """The samples for the conceptors, the same number for every seed."""
-        count = min(sizes)
-        wanted = self.settings.samples
-        count = min(count, wanted) if wanted else count
-        for start in range(0, count, 1000):
-            places = torch.arange(start, min(start + 1000, count), device=self.device)
-            yield take(places.expand(len(sizes), -1))
+    def _batches(self, split: Split, number: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Samples for the conceptors, drawn by each seed for itself, as many for every seed."""
+        count = min(split.sizes())
+        if self.settings.samples:
+            count = min(count, self.settings.samples)
+        drawn = []
+        for size, seed in zip(split.sizes(), self.seeds):
+            generator = torch.Generator().manual_seed(224_737 * (number + 1) + seed)
+            drawn.append(torch.randperm(size, generator=generator)[:count])
+        for places in torch.stack(drawn).to(self.device).split(1000, dim=1):
+            yield split.take(places)
 
     def _note(self) -> None:
         """Quotas and spectra for the results."""

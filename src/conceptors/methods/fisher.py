@@ -109,9 +109,12 @@ def _targets(
 
 def _batches(learner: Learner, number: int, samples: int) -> Iterator[tuple[Tensor, Tensor]]:
     split = learner.scenario.tasks[number].train
-    count = min(samples or min(split.sizes()), *split.sizes())
+    count = min([samples or min(split.sizes()), *split.sizes()])
     per_seed = sum(p[0].numel() if p.ndim > 1 else p.numel() for p in learner.model.parameters())
     size = max(1, min(256, int(2e8 / (per_seed * len(learner.seeds)))))
-    for start in range(0, count, size):
-        places = torch.arange(start, min(start + size, count), device=learner.device)
-        yield split.take(places.expand(len(learner.seeds), -1))
+    drawn = []
+    for length, seed in zip(split.sizes(), learner.seeds):
+        generator = torch.Generator().manual_seed(350_377 * (number + 1) + seed)
+        drawn.append(torch.randperm(length, generator=generator)[:count])
+    for places in torch.stack(drawn).to(learner.device).split(size, dim=1):
+        yield split.take(places)

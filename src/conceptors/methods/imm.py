@@ -72,6 +72,9 @@ class Imm(Learner):
         out: Tensor = functional_call(self.model, mixed, (x,))
         return out
 
+    def replayable(self) -> bool:
+        return super().replayable() and not self.settings.drop  # it draws random numbers
+
     def gradients(self, number: int) -> None:
         s = self.settings
         if not s.l2 or not self.previous:

@@ -9,7 +9,7 @@ from conceptors.scenarios import Split, union
 
 
 class Joint(Learner):
-    """Trains on the union of all tasks so far, for as many epochs as a single task gets."""
+    """Trains on the union of all tasks so far; the last time for as many epochs as a task gets."""
 
     name: ClassVar[str] = "joint"
     about: ClassVar[str] = "training on all tasks so far at once, the ceiling"
@@ -18,4 +18,5 @@ class Joint(Learner):
         return union([task.train for task in self.scenario.tasks[: number + 1]])
 
     def steps(self, number: int) -> int:
-        return super().steps(number) * (number + 1)
+        last = number + 1 == len(self.scenario.tasks)
+        return super().steps(number) * (number + 1 if last else 1)

@@ -6,7 +6,7 @@ network can learn them in one go. What a seed sees depends on that seed alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,30 +17,40 @@ from torch import Tensor
 class Split:
     """Samples of one task (or of several together), for every seed.
 
-    `members[s]` are the samples that seed s has; `parts[s]`, where given, says with which
-    permutation of the pixels each of them is seen.
+    Seed s has the samples `members[s, :sizes[s]]`. With permutations, sample i is seen in the
+    order `permutations[s, kinds[s, i]]` of its pixels.
     """
 
     x: Tensor  # [n, ...] bytes or floats, shared by all seeds
     y: Tensor  # [n]
-    members: list[Tensor]  # a seed: [m]
+    members: Tensor  # [seeds, m], padded
+    counts: tuple[int, ...]  # a seed
     permutations: Tensor | None = None  # [seeds, kinds, d]
-    parts: list[Tensor] | None = None  # a seed: [m], which kind
+    kinds: Tensor | None = None  # [seeds, m]
+
+    @staticmethod
+    def of(
+        x: Tensor, y: Tensor, members: list[Tensor], permutations: Tensor | None = None
+    ) -> Split:
+        """From a list of members a seed."""
+        padded = torch.nn.utils.rnn.pad_sequence(members, batch_first=True)
+        return Split(x, y, padded, tuple(len(m) for m in members), permutations)
 
     def sizes(self) -> list[int]:
-        return [len(m) for m in self.members]
+        return list(self.counts)
 
     def take(self, places: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs `[seeds, batch, ...]` and labels `[seeds, batch]` at places `[seeds, batch]`."""
-        index = torch.stack([m[p] for m, p in zip(self.members, places)])
+        index = self.members.gather(1, places)
         x = self.x[index]
         x = x.float() / 255 if x.dtype == torch.uint8 else x
         if self.permutations is not None:
             x = x.flatten(2)
-            kinds = torch.zeros_like(index)
-            if self.parts is not None:
-                kinds = torch.stack([k[p] for k, p in zip(self.parts, places)])
-            orders = torch.stack([o[k] for o, k in zip(self.permutations, kinds)])
+            if self.kinds is None:
+                orders = self.permutations.expand(-1, x.shape[1], -1)
+            else:
+                seeds = torch.arange(len(index), device=index.device)[:, None]
+                orders = self.permutations[seeds, self.kinds.gather(1, places)]
             x = x.gather(2, orders)
         return x, self.y[index]
 
@@ -48,20 +58,15 @@ class Split:
         """On a device; tensors that splits share are moved once (`moved` remembers them)."""
 
         def move(value: Any) -> Any:
-            if isinstance(value, list):
-                return [move(v) for v in value]
-            if not isinstance(value, Tensor):
-                return value
+            if value is None:
+                return None
             if id(value) not in moved:
                 moved[id(value)] = value.to(device)
             return moved[id(value)]
 
+        members, permutations = move(self.members), move(self.permutations)
         return Split(
-            move(self.x),
-            move(self.y),
-            move(self.members),
-            move(self.permutations),
-            move(self.parts),
+            move(self.x), move(self.y), members, self.counts, permutations, move(self.kinds)
         )
 
 
@@ -110,27 +115,19 @@ class Scenario:
 def union(splits: list[Split]) -> Split:
     """Several tasks' samples as one split: what joint training learns from."""
     first = splits[0]
-    seeds = range(len(first.members))
+    seeds = range(len(first.counts))
+    own = [[s.members[i, : s.counts[i]] for s in splits] for i in seeds]
     if first.permutations is not None:  # one set of images, seen in several orders
-        orders = torch.cat([_required(s.permutations) for s in splits], 1)
-        members = [torch.cat([s.members[i] for s in splits]) for i in seeds]
-        parts = [
-            torch.cat([torch.full_like(s.members[i], k) for k, s in enumerate(splits)])
-            for i in seeds
+        orders = torch.cat([s.permutations for s in splits if s.permutations is not None], 1)
+        kinds = [
+            torch.cat([torch.full_like(part, k) for k, part in enumerate(parts)]) for parts in own
         ]
-        return Split(first.x, first.y, members, orders, parts)
+        joined = Split.of(first.x, first.y, [torch.cat(parts) for parts in own], orders)
+        return replace(joined, kinds=torch.nn.utils.rnn.pad_sequence(kinds, batch_first=True))
     if all(s.x is first.x for s in splits):
-        members = [torch.cat([s.members[i] for s in splits]) for i in seeds]
-        return Split(first.x, first.y, members)
+        return Split.of(first.x, first.y, [torch.cat(parts) for parts in own])
     offsets = [0]
     for split in splits[:-1]:
         offsets.append(offsets[-1] + len(split.x))
-    members = [torch.cat([s.members[i] + o for s, o in zip(splits, offsets)]) for i in seeds]
-    x, y = torch.cat([s.x for s in splits]), torch.cat([s.y for s in splits])
-    return Split(x, y, members)
-
-
-def _required(value: Tensor | None) -> Tensor:
-    if value is None:
-        raise ValueError("some tasks have permutations and some have not")
-    return value
+    members = [torch.cat([part + o for part, o in zip(parts, offsets)]) for parts in own]
+    return Split.of(torch.cat([s.x for s in splits]), torch.cat([s.y for s in splits]), members)

@@ -118,9 +118,9 @@ def _by_class(arrays: Arrays, groups: tuple[Tensor, ...], what: str) -> list[Tas
 
         mask = torch.zeros(len(group), classes, dtype=torch.bool).scatter_(1, group, True)
         name = ", ".join(str(int(c)) for c in group[0]) if len(group[0]) <= 5 else f"{number + 1}"
-        train = Split(x, y, having(y))
-        validation = Split(held_x, held_y, having(held_y))
-        test = Split(arrays.test_x, test_y, having(test_y))
+        train = Split.of(x, y, having(y))
+        validation = Split.of(held_x, held_y, having(held_y))
+        test = Split.of(arrays.test_x, test_y, having(test_y))
         tasks.append(Task(f"{what} {name}", train, validation, test, mask))
     return tasks
 
@@ -153,7 +153,7 @@ def _permuted(arrays: Arrays, seeds: list[int], options: dict[str, Any]) -> Scen
     tasks = []
     for k in range(options["tasks"]):
         train, validation, test = (
-            Split(images, labels, _everything(images, seeds), orders[:, k : k + 1])
+            Split.of(images, labels, _everything(images, seeds), orders[:, k : k + 1])
             for images, labels in parts
         )
         name = "original" if k == 0 else f"permutation {k}"
@@ -171,7 +171,7 @@ def _rotated(arrays: Arrays, seeds: list[int], options: dict[str, Any]) -> Scena
         x = _turned(arrays.train_x, angle).flatten(1)
         test_x = _turned(arrays.test_x, angle).flatten(1)
         parts = [(x[held:], y[held:]), (x[:held], y[:held]), (test_x, test_y)]
-        train, validation, test = (Split(i, j, _everything(i, seeds)) for i, j in parts)
+        train, validation, test = (Split.of(i, j, _everything(i, seeds)) for i, j in parts)
         tasks.append(Task(f"turned {angle:.0f}°", train, validation, test))
     return Scenario(options["name"], tasks, seeds, 10, (784,), False, options)
 

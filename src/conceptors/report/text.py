@@ -1,0 +1,87 @@
+"""Words and numbers as people read them; names from a file made safe to show."""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+
+MISSING = "–"
+
+
+def clean(text: str) -> str:
+    """`text` without what no page or figure can show: control codes and lone surrogates.
+
+    >>> clean("a\\x00b\\ud800c")
+    'a\ufffdb\ufffdc'
+    """
+    return "".join(
+        "\ufffd" if unicodedata.category(c) in ("Cc", "Cs") and c not in "\n\t" else c for c in text
+    )
+
+
+def shorten(text: str, limit: int) -> str:
+    """At most `limit` characters on one line, the end replaced by an ellipsis.
+
+    >>> shorten("conceptor-aided back-propagation", 12)
+    'conceptor-a…'
+    """
+    line = " ".join(clean(text).split())
+    return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
+
+
+def slug(text: str, taken: set[str]) -> str:
+    """A file name for `text`: letters, digits and hyphens, not one of `taken`, to which it goes.
+
+    >>> slug("CAB (hard)", {"cab-hard"})
+    'cab-hard-2'
+    """
+    base = re.sub(r"[^a-z0-9]+", "-", text.lower())[:40].strip("-") or "unnamed"
+    name, k = base, 1
+    while name in taken:
+        k += 1
+        name = f"{base}-{k}"
+    taken.add(name)
+    return name
+
+
+def number(value: float | None, digits: int = 2, *, signed: bool = False) -> str:
+    """A number with a true minus sign, a dash where there is none.
+
+    >>> number(-1.234), number(0.5, 1, signed=True), number(None)
+    ('−1.23', '+0.5', '–')
+    """
+    if value is None or not math.isfinite(value):
+        return MISSING
+    text = f"{value:{'+' if signed else ''}.{digits}f}"
+    if float(text) == 0:
+        text = text.lstrip("+-")
+    return text.replace("-", "−")
+
+
+def spread(mean: float | None, sd: float | None, digits: int = 2) -> str:
+    """`mean ± sd`, or the mean alone where there is no spread to speak of.
+
+    >>> spread(94.91, 0.3), spread(94.91, None)
+    ('94.91 ± 0.30', '94.91')
+    """
+    if sd is None or not math.isfinite(sd):
+        return number(mean, digits)
+    return f"{number(mean, digits)} ± {number(sd, digits)}"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds with as many digits as matter.
+
+    >>> duration(0.123), duration(12.34), duration(1234.5)
+    ('0.12', '12.3', '1,234')
+    """
+    if seconds is None or not math.isfinite(seconds):
+        return MISSING
+    digits = 2 if seconds < 10 else 1 if seconds < 100 else 0
+    return f"{seconds:,.{digits}f}"
+
+
+def count(n: int, one: str, many: str | None = None) -> str:
+    """`1 seed`, `10 seeds`."""
+    return f"{n} {one if n == 1 else many or one + 's'}"

@@ -1,0 +1,71 @@
+"""Looking at what the library takes from a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from conceptors.collect import collect, undisturbed
+from conceptors.layers import Call, Moment, Rows, Sample, find_rule
+from conceptors.sites import Site, scan
+from layers.cases import Draw, Inputs, run
+
+
+def captured(
+    layer: nn.Module, inputs: Inputs, cap: int | None = None, seed: int = 0
+) -> dict[str, list[Rows | Moment]]:
+    """What the rule of a layer tells about one call."""
+    rule = find_rule(layer)
+    assert rule is not None
+    found: dict[str, list[Rows | Moment]] = {}
+    with undisturbed(layer):
+        call = Call(*inputs, run(layer, inputs))
+        for name, rows in rule.rows(layer, call, Sample(lambda _: cap, seed)):
+            found.setdefault(name, []).append(rows)
+    return found
+
+
+def joined(parts: list[Rows | Moment]) -> Tensor:
+    return torch.cat([part.values for part in parts if isinstance(part, Rows)], 1)
+
+
+def moments(
+    layer: nn.Module,
+    batches: Any,
+    *,
+    cap: int | None = None,
+    seed: int = 0,
+    feed: Callable[[nn.Module, Any], object] = run,
+) -> dict[str, Any]:
+    return dict(
+        collect(
+            layer,
+            scan(layer, (), ()).sites,
+            batches,
+            feed=feed,
+            limit=None,
+            cap=lambda _: cap,
+            seed=seed,
+            dtype=torch.float64,
+            sketch=lambda _name, _dim: None,
+            progress=False,
+        )
+    )
+
+
+def in_some_order(rows: Tensor) -> Tensor:
+    """The rows of every group in an order that depends on the rows alone."""
+    marks = rows.double() @ Draw(7).normal(rows.shape[-1])
+    return rows.take_along_dim(marks.argsort(-1)[..., None], -2)
+
+
+def sites_of(layer: nn.Module) -> dict[str, Site]:
+    return scan(layer, (), ()).sites
+
+
+def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    """Whether two tensors agree, relative to their size."""
+    return bool((a.double() - b.double()).norm() <= tolerance * (1e-12 + b.double().norm()))

@@ -1,0 +1,239 @@
+"""Layers that see sequences, and models made of several layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence
+
+from layers import references as ref
+from layers.case import Case, Draw, Feed, only, shaped
+from layers.references import Inputs
+
+
+def attention_cases() -> list[Case]:
+    def add(name: str, feed: Feed, *, empty: bool = True, **options: Any) -> Case:
+        def make() -> nn.Module:
+            return nn.MultiheadAttention(12, 3, **options)
+
+        return Case(f"attention{name}", make, feed, ref.attention_rows, _attended, empty=empty)
+
+    def itself(x: Tensor, **kwargs: Any) -> Inputs:
+        return only(x, x, x, **kwargs)
+
+    def time(d: Draw, length: int, size: int = 12) -> Tensor:
+        return d.normal(length, d.batch, size)
+
+    def causal(length: int) -> Tensor:
+        return torch.ones(length, length, dtype=torch.bool).triu(1)
+
+    def padded(d: Draw) -> Inputs:
+        hidden = torch.tensor([[False, False, True], [False, True, True]])[: d.batch]
+        return itself(d.x(3, 12), key_padding_mask=hidden, need_weights=False)
+
+    def masked(d: Draw) -> Inputs:
+        return itself(time(d, 3), attn_mask=d.normal(d.batch * 3, 3, 3))
+
+    return [
+        add("", lambda d: itself(time(d, 3))),
+        add("-no-bias", lambda d: itself(d.x(3, 12)), batch_first=True, bias=False),
+        add("-cross", lambda d: only(time(d, 2), time(d, 3), time(d, 3))),
+        add(
+            "-separate",
+            lambda d: only(query=d.x(2, 12), key=d.x(3, 9), value=d.x(3, 10)),
+            kdim=9,
+            vdim=10,
+            batch_first=True,
+        ),
+        add(
+            "-separate-no-bias",
+            lambda d: only(time(d, 2), time(d, 3, 9), time(d, 3)),
+            kdim=9,
+            bias=False,
+        ),
+        add("-unbatched", lambda d: itself(d.normal(5, 12)), empty=False),
+        add(
+            "-unbatched-padding",
+            lambda d: itself(d.normal(3, 12), key_padding_mask=torch.tensor([False, False, True])),
+            batch_first=True,
+            empty=False,
+        ),
+        add("-padding", padded, batch_first=True, empty=False),
+        add("-mask", masked),
+        add("-bool-mask", lambda d: itself(d.x(3, 12), attn_mask=causal(3)), batch_first=True),
+        add(
+            "-causal",
+            lambda d: itself(d.x(3, 12), attn_mask=causal(3), is_causal=True, need_weights=False),
+            batch_first=True,
+        ),
+        add("-zero", lambda d: itself(time(d, 3)), add_zero_attn=True),
+        add(
+            "-zero-causal",
+            lambda d: itself(time(d, 3), attn_mask=causal(3), is_causal=True),
+            add_zero_attn=True,
+        ),
+        add("-dropout", lambda d: itself(time(d, 3)), dropout=0.3),
+    ]
+
+
+def _attended(layer: Any, output: Any) -> Tensor:
+    found: Tensor = output[0].reshape(1, -1, layer.embed_dim)
+    return found
+
+
+def recurrent_cases() -> list[Case]:
+    def add(
+        name: str, kind: Callable[..., nn.Module], feed: Feed, *, empty: bool = True, **options: Any
+    ) -> Case:
+        def make() -> nn.Module:
+            return kind(7, 9, **options)
+
+        return Case(name, make, feed, ref.recurrent_rows, empty=empty)
+
+    def time(d: Draw) -> Inputs:
+        return only(d.normal(3, d.batch, 7))
+
+    def packed(d: Draw) -> Inputs:
+        return only(pack_sequence([d.normal(n, 7) for n in (3, 2, 1)]))
+
+    def unsorted(d: Draw, states: int, size: int = 9) -> Inputs:
+        x = pack_padded_sequence(
+            d.normal(3, 4, 7), torch.tensor([1, 3, 1, 2]), enforce_sorted=False
+        )
+        h, c = d.normal(2, 4, size), d.normal(2, 4, 9)
+        return only(x, (h, c) if states == 2 else h)
+
+    return [
+        add("rnn", nn.RNN, time),
+        add("rnn-relu-no-bias", nn.RNN, time, nonlinearity="relu", bias=False),
+        add(
+            "rnn-packed-start",
+            nn.RNN,
+            lambda d: unsorted(d, 1),
+            bidirectional=True,
+            empty=False,
+        ),
+        add("lstm", nn.LSTM, time),
+        add(
+            "lstm-deep",
+            nn.LSTM,
+            lambda d: only(d.x(3, 7)),
+            num_layers=2,
+            bidirectional=True,
+            batch_first=True,
+            dropout=0.2,
+        ),
+        add(
+            "lstm-unbatched", nn.LSTM, lambda d: only(input=d.normal(4, 7)), bias=False, empty=False
+        ),
+        add(
+            "lstm-unbatched-start",
+            nn.LSTM,
+            lambda d: only(d.normal(3, 7), (d.normal(2, 9), d.normal(2, 9))),
+            num_layers=2,
+            empty=False,
+        ),
+        add("lstm-packed", nn.LSTM, packed, bidirectional=True, empty=False),
+        add(
+            "lstm-projected",
+            nn.LSTM,
+            lambda d: only(d.normal(2, d.batch, 7)),
+            proj_size=6,
+            num_layers=2,
+        ),
+        add(
+            "lstm-projected-packed-start",
+            nn.LSTM,
+            lambda d: unsorted(d, 2, 8),
+            proj_size=8,
+            bidirectional=True,
+            empty=False,
+        ),
+        add("gru", nn.GRU, lambda d: only(d.normal(3, d.batch, 7), hx=d.normal(1, d.batch, 9))),
+        add("gru-deep", nn.GRU, lambda d: only(d.x(3, 7)), num_layers=3, batch_first=True),
+        add("gru-packed-start", nn.GRU, lambda d: unsorted(d, 1), num_layers=2, empty=False),
+    ]
+
+
+def cell_cases() -> list[Case]:
+    def add(name: str, make: Callable[[], nn.Module], feed: Feed, empty: bool = True) -> Case:
+        return Case(name, make, feed, ref.cell_rows, empty=empty)
+
+    return [
+        add("rnn-cell", lambda: nn.RNNCell(7, 9), shaped(7)),
+        add(
+            "rnn-cell-relu",
+            lambda: nn.RNNCell(7, 9, nonlinearity="relu", bias=False),
+            lambda d: only(d.x(7), d.x(9)),
+        ),
+        add("lstm-cell", lambda: nn.LSTMCell(7, 9), lambda d: only(d.x(7), (d.x(9), d.x(9)))),
+        add("lstm-cell-unbatched", lambda: nn.LSTMCell(7, 9), lambda d: only(d.normal(7)), False),
+        add("gru-cell", lambda: nn.GRUCell(7, 9), lambda d: only(input=d.x(7), hx=d.x(9))),
+    ]
+
+
+def composite_cases() -> list[Case]:
+    """Models of several layers: no reference by hand, but all that holds for any layer."""
+    small: dict[str, Any] = {"d_model": 12, "nhead": 2, "dim_feedforward": 16, "dropout": 0.1}
+
+    def encoder(**options: Any) -> nn.Module:
+        return nn.TransformerEncoderLayer(**small, **options)
+
+    def padding(d: Draw) -> Tensor:
+        return torch.tensor([[False, False, True], [False, True, True]])[: d.batch]
+
+    def causal(d: Draw) -> Inputs:
+        mask = nn.Transformer.generate_square_subsequent_mask(3, dtype=d.dtype)
+        return only(d.normal(3, d.batch, 12), src_mask=mask, is_causal=True)
+
+    def translate(d: Draw) -> Inputs:
+        mask = nn.Transformer.generate_square_subsequent_mask(2, dtype=d.dtype)
+        return only(d.x(3, 12), d.x(2, 12), tgt_mask=mask, tgt_is_causal=True)
+
+    def hidden_zero(d: Draw) -> Inputs:
+        """Without weights, torch hides the extra zero key from causal attention."""
+        x, mask = d.normal(3, d.batch, 12), torch.ones(3, 3, dtype=torch.bool).triu(1)
+        return only(x, x, x, attn_mask=mask, is_causal=True, need_weights=False)
+
+    return [
+        Case(
+            "attention-hidden-zero",
+            lambda: nn.MultiheadAttention(12, 3, add_zero_attn=True),
+            hidden_zero,
+        ),
+        Case("encoder-layer", lambda: encoder(batch_first=True), shaped(3, 12)),
+        Case("encoder-layer-norm-first", lambda: encoder(norm_first=True, bias=False), causal),
+        Case(
+            "encoder-padding",
+            lambda: nn.TransformerEncoder(
+                nn.TransformerEncoderLayer(**small, batch_first=True), 2, norm=nn.LayerNorm(12)
+            ),
+            lambda d: only(d.x(3, 12), src_key_padding_mask=padding(d)),
+            empty=False,
+        ),
+        Case(
+            "decoder-layer",
+            lambda: nn.TransformerDecoderLayer(**small, activation="gelu", norm_first=True),
+            lambda d: only(d.normal(2, d.batch, 12), memory=d.normal(3, d.batch, 12)),
+        ),
+        Case(
+            "transformer",
+            lambda: nn.Transformer(12, 2, 1, 1, 16, batch_first=True, dropout=0.0),
+            translate,
+        ),
+        Case(
+            "cnn",
+            lambda: nn.Sequential(
+                nn.Conv2d(8, 6, 3, padding=1),
+                nn.BatchNorm2d(6),
+                nn.ReLU(),
+                nn.AvgPool2d(2),
+                nn.Flatten(),
+                nn.Linear(6, 3),
+            ),
+            lambda d: only(d.normal(2, 8, 2, 2)[: d.batch]),
+        ),
+    ]

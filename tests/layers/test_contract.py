@@ -1,0 +1,332 @@
+"""What every layer type must do: one suite over the whole table in `cases.py`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils._pytree import tree_map
+
+from conceptors import Shield
+from conceptors.collect import undisturbed
+from conceptors.layers import Moment, Rows, find_rule, registered
+from conceptors.sites import Site
+from layers.cases import CASES, REMARKS, Case, Draw, Inputs, flat, run
+from layers.probe import captured, close, in_some_order, joined, moments, sites_of
+
+pytestmark = REMARKS
+
+BY_HAND = [case for case in CASES if case.rows is not None]
+
+every = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+by_hand = pytest.mark.parametrize("case", BY_HAND, ids=lambda case: case.name)
+
+
+def expected_rows(case: Case, layer: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
+    assert case.rows is not None
+    with undisturbed(layer):
+        return case.rows(layer, inputs, run(layer, inputs))
+
+
+def with_ones(rows: Tensor, site: Site) -> Tensor:
+    ones = torch.ones(*rows.shape[:2], len(site.biases), dtype=rows.dtype)
+    return torch.cat([rows, ones], -1)
+
+
+# --- rows and blocks ---------------------------------------------------------------------
+
+
+def test_every_registered_type_has_a_case() -> None:
+    own = {
+        kind
+        for kind in registered()
+        if type(find_rule(object.__new__(kind))).__module__.startswith("conceptors.")
+    }
+    covered = {type(part) for case in CASES for part in case.make().modules()}
+    assert own <= covered, f"no case for {[kind.__name__ for kind in own - covered]}"
+
+
+@by_hand
+def test_rows_are_those_found_by_hand(case: Case) -> None:
+    layer, inputs = case.build(), case.inputs(Draw(0))
+    found, wanted = captured(layer, inputs), expected_rows(case, layer, inputs)
+    assert set(found) == set(wanted)
+    for name, rows in wanted.items():
+        if isinstance(found[name][0], Moment):
+            continue  # told as second moments only, which are checked below
+        assert all(isinstance(part, Rows) and part.weight == 1.0 for part in found[name])
+        torch.testing.assert_close(in_some_order(joined(found[name])), in_some_order(rows))
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in BY_HAND if case.outputs is not None], ids=lambda case: case.name
+)
+def test_rows_times_blocks_are_the_outputs(case: Case) -> None:
+    layer, inputs = case.build(), case.inputs(Draw(0))
+    *_, (name, site) = sites_of(layer).items()  # the last block gives the output
+    rows = expected_rows(case, layer, inputs)
+    if not isinstance(layer, nn.Embedding):
+        rows = {key: joined(parts) for key, parts in captured(layer, inputs).items()}
+    matrix = site.matrix(site.parameters)
+    products = with_ones(rows[name if name in rows else ""], site) @ matrix.mT
+    if isinstance(layer, nn.Embedding):  # of all the tokens' products one is not zero
+        products = products.sum(0, keepdim=True)
+    output = run(layer, inputs)
+    assert case.outputs is not None
+    wanted = case.outputs(layer, output)
+    torch.testing.assert_close(in_some_order(products), in_some_order(wanted))
+
+
+@every
+def test_what_the_rows_do_not_reach_does_not_show(case: Case) -> None:
+    """Weights may change freely across the rows, all at once; any change along them shows."""
+    layer, inputs = case.build(), (case.old or case.inputs)(Draw(0))
+    sites, found = sites_of(layer), moments(layer, [inputs])
+    assert set(found) == set(sites)
+    covered = {id(p) for site in sites.values() for p in site.parameters}
+    assert covered == {id(p) for p in layer.parameters()}
+    spans, free, before = {}, 0, flat(run(layer, inputs)).detach()
+    draw = Draw(1)
+    for name, site in sites.items():
+        values, vectors = torch.linalg.eigh(found[name].correlation())
+        top = values[..., -1:].clamp_min(1e-12)
+        kept = (vectors * (values > 1e-12 * top).unsqueeze(-2)) @ vectors.mT
+        spans[name] = kept
+        free += int(kept.shape[-1] * len(kept) - kept.diagonal(dim1=-2, dim2=-1).sum().round())
+        matrix = site.matrix(site.parameters)
+        change = draw.normal(*matrix.shape)
+        site.subtract(change - change @ kept, site.parameters)
+    assert free > 0, "this case leaves no room: give it other inputs"
+    torch.testing.assert_close(flat(run(layer, inputs)), before, rtol=1e-9, atol=1e-9)
+    for name in sites:
+        if not spans[name].any():
+            continue
+        changed = copy.deepcopy(layer)
+        twin = sites_of(changed)[name]
+        along = draw.normal(*twin.matrix(twin.parameters).shape) @ spans[name]
+        twin.subtract(along, twin.parameters)
+        assert not close(flat(run(changed, inputs)), before, 1e-3), name
+
+
+@by_hand
+def test_second_moments_have_the_bias_unit(case: Case) -> None:
+    layer, batches = case.build(), [case.inputs(Draw(seed)) for seed in (0, 1)]
+    found = moments(layer, batches)
+    rows = [expected_rows(case, layer, inputs) for inputs in batches]
+    for name, site in sites_of(layer).items():
+        key = name if name in rows[0] else ""
+        wide = with_ones(torch.cat([r[key] for r in rows], 1), site)
+        torch.testing.assert_close(found[name].correlation(), wide.mT @ wide / wide.shape[1])
+        assert found[name].weight == wide.shape[1]
+
+
+# --- no trace ----------------------------------------------------------------------------
+
+
+def trace(layer: nn.Module) -> list[Any]:
+    """All that could be seen of a visit: attributes, hooks, flags, values, gradients."""
+    found: list[Any] = [torch.get_rng_state().tolist(), torch.is_grad_enabled()]
+    found.append(torch.backends.mha.get_fastpath_enabled())
+    for name, part in layer.named_modules():
+        hooks = {key: list(value) for key, value in vars(part).items() if "hook" in key and value}
+        found.append((name, part.training, sorted(vars(part)), hooks))
+    for name, value in layer.state_dict(keep_vars=True).items():
+        values = value.detach().tolist()
+        attributes = sorted(getattr(value, "__dict__", {}))
+        found.append((name, id(value), value.requires_grad, value.grad, attributes, values))
+    return found
+
+
+def uneven(layer: nn.Module) -> nn.Module:
+    """Training flags that differ from part to part."""
+    for i, part in enumerate(layer.modules()):
+        part.training = i % 2 == 0
+    return layer
+
+
+@every
+def test_a_visit_leaves_no_trace(case: Case) -> None:
+    layer, inputs = uneven(case.build()), case.inputs(Draw(0))
+    torch.backends.mha.set_fastpath_enabled(True)
+    before = trace(layer)
+    moments(layer, [inputs])
+    assert trace(layer) == before
+
+    def fails_after(model: nn.Module, batch: Inputs) -> None:
+        run(model, batch)
+        raise KeyError("the caller's own mistake")
+
+    def fails_inside(model: nn.Module, batch: Inputs) -> None:
+        run(model, batch)
+        model("not a tensor")
+
+    with pytest.raises(KeyError, match="own mistake"):
+        moments(layer, [inputs], feed=fails_after)
+    assert trace(layer) == before
+    with pytest.raises((TypeError, AttributeError, RuntimeError, ValueError)):
+        moments(layer, [inputs], feed=fails_inside)
+    assert trace(layer) == before
+
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    shield = Shield(layer, 5.0, warn_at_quota=1.0)
+    shield.guard(optimizer)
+    shield.remember([inputs], feed=run)
+    with pytest.raises(KeyError, match="own mistake"):
+        shield.remember([inputs], feed=fails_after)
+    shield.detach()
+    assert trace(layer) == before
+    assert not optimizer._optimizer_step_pre_hooks
+    assert not optimizer._optimizer_step_post_hooks
+
+
+# --- dtypes, empty batches, gradients ----------------------------------------------------
+
+
+def cast(inputs: Inputs, dtype: torch.dtype) -> Inputs:
+    def one(value: Any) -> Any:
+        floating = isinstance(value, Tensor) and value.is_floating_point()
+        return value.to(dtype) if floating else value
+
+    return Inputs(*tree_map(one, tuple(inputs)))
+
+
+@every
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.05)], ids=str
+)
+def test_lower_precision_tells_the_same(case: Case, dtype: torch.dtype, tolerance: float) -> None:
+    layer, inputs = case.build(dtype), case.inputs(Draw(0, dtype))
+    found = moments(layer, [inputs])
+    wanted = moments(layer.double(), [cast(inputs, torch.float64)])
+    for name, moment in wanted.items():
+        assert found[name].correlation().dtype == torch.float64
+        assert close(found[name].correlation(), moment.correlation(), tolerance), name
+
+
+@every
+def test_a_layer_may_change_its_dtype_on_the_way(case: Case) -> None:
+    layer, inputs = case.build(torch.float32), case.inputs(Draw(0, torch.float32))
+    new = case.inputs(Draw(1, torch.float32))
+    shield = Shield(layer, 5.0, warn_at_quota=1.0)
+    optimizer = shield.guard(torch.optim.SGD(layer.parameters(), lr=0.01))
+    shield.remember([inputs], feed=run)
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float32):
+        layer.to(dtype)
+        optimizer.zero_grad()
+        flat(run(layer, cast(new, dtype))).square().sum().backward()
+        optimizer.step()
+        assert {p.dtype for p in layer.parameters()} == {dtype}
+    shield.remember([new], feed=run)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a second device")
+@pytest.mark.parametrize(
+    "case", CASES if torch.cuda.is_available() else CASES[:1], ids=lambda case: case.name
+)
+def test_a_layer_may_move_to_another_device(case: Case) -> None:
+    def there(inputs: Inputs, device: str) -> Inputs:
+        def one(value: Any) -> Any:
+            movable: Any = (Tensor, PackedSequence)
+            return value.to(device) if isinstance(value, movable) else value
+
+        moved = tree_map(one, tuple(inputs), is_leaf=lambda v: isinstance(v, PackedSequence))
+        return Inputs(*moved)
+
+    layer, old, new = case.build(), case.inputs(Draw(0)), case.inputs(Draw(1))
+    wanted = moments(layer, [old])
+    shield = Shield(layer, 1e4, hard=True, rows=None, warn_at_quota=1.0)
+    optimizer = shield.guard(torch.optim.SGD(layer.parameters(), lr=0.01))
+    shield.remember([old], feed=run)
+    before = flat(run(layer, old)).detach()
+    for device in ("cpu", "cuda", "cpu"):
+        layer.to(device)
+        optimizer.zero_grad()
+        flat(run(layer, there(new, device))).square().mean().backward()
+        optimizer.step()
+    torch.testing.assert_close(flat(run(layer, old)).detach(), before, rtol=1e-8, atol=1e-8)
+    layer = case.build().cuda()
+    for name, moment in moments(layer, [there(old, "cuda")]).items():
+        assert moment.total.is_cuda
+        torch.testing.assert_close(moment.correlation().cpu(), wanted[name].correlation())
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.empty], ids=lambda case: case.name)
+def test_an_empty_batch_adds_nothing(case: Case) -> None:
+    layer, inputs = case.build(), case.inputs(Draw(0))
+    nothing = case.inputs(Draw(0, batch=0))
+    if case.rows is not None:
+        for parts in captured(layer, nothing).values():
+            assert all(part.weight == 0 for part in parts if isinstance(part, Moment))
+            assert joined(parts).shape[1] == 0 if isinstance(parts[0], Rows) else True
+    found, wanted = moments(layer, [nothing, inputs, nothing]), moments(layer, [inputs])
+    for name, moment in wanted.items():
+        torch.testing.assert_close(found[name].correlation(), moment.correlation())
+        assert found[name].weight == moment.weight
+    with pytest.raises(ValueError, match="no rows reached any"):
+        moments(layer, [nothing])
+
+
+@every
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_gradients_play_no_part(
+    case: Case, mode: Callable[[], AbstractContextManager[Any]]
+) -> None:
+    layer, inputs = case.build(), case.inputs(Draw(0))
+    wanted = moments(layer, [inputs])
+
+    def leaf(value: Any) -> Any:
+        floating = isinstance(value, Tensor) and value.is_floating_point()
+        return value.clone().requires_grad_() if floating else value
+
+    watched = Inputs(*tree_map(leaf, tuple(inputs)))
+    with mode():
+        found = moments(layer, [watched])
+    for name, moment in wanted.items():
+        assert not found[name].total.requires_grad
+        torch.testing.assert_close(found[name].correlation(), moment.correlation())
+    assert all(p.grad is None for p in layer.parameters())
+
+
+# --- frozen parts ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", ["weight", "bias"])
+@pytest.mark.parametrize(
+    "case",
+    [case for case in CASES if any("bias" in name for name, _ in case.make().named_parameters())],
+    ids=lambda case: case.name,
+)
+def test_frozen_parts_stay_and_the_others_are_shielded(case: Case, part: str) -> None:
+    layer, inputs = case.build(), (case.old or case.inputs)(Draw(0))
+    frozen = {name: p for name, p in layer.named_parameters() if part in name}
+    for parameter in frozen.values():
+        parameter.requires_grad_(False)
+    values = {name: p.detach().clone() for name, p in frozen.items()}
+    shield = Shield(layer, 1e4, hard=True, rows=None, warn_at_quota=1.0)
+    trained = [p for p in layer.parameters() if p.requires_grad]
+    optimizer = shield.guard(torch.optim.Adam(trained, lr=0.05))
+    shield.remember([inputs], feed=run)
+    before = flat(run(layer, inputs)).detach()
+    new = case.inputs(Draw(1))
+    for _ in range(5):
+        optimizer.zero_grad()
+        (flat(run(layer, new)) - 1).square().sum().backward()
+        optimizer.step()
+    assert close(flat(run(layer, inputs)).detach(), before, 1e-10)
+    for name, parameter in frozen.items():
+        assert torch.equal(parameter, values[name])
+
+
+@every
+def test_an_all_frozen_layer_needs_no_shield(case: Case) -> None:
+    layer = case.build().requires_grad_(False)
+    with pytest.raises(ValueError, match="no trainable parameters"):
+        Shield(layer)
+    head = nn.Linear(3, 2)
+    assert list(sites_of(nn.ModuleList([layer, head]))) == ["1"]

@@ -1,0 +1,283 @@
+"""The page in a real browser: headless Chromium, driven by playwright.
+
+Without one these tests are skipped; CHROMIUM=/path/to/browser names one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conceptors.report import write_page
+from report import sample
+
+api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+NAMES = (
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "google-chrome-stable",
+    "chrome",
+    "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
+)
+OPTIONS = (
+    "--no-sandbox",
+    "--headless",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+CASES: dict[str, Callable[[], dict[str, Any]]] = {
+    "one": lambda: sample.make(1, 1, bare=True),
+    "two": lambda: sample.make(2, 3),
+    "ten": lambda: sample.make(10, 2, disjoint=False),
+    "hundred": lambda: sample.make(100, 1, ("cab", "sgd"), disjoint=False),
+    "hostile": sample.hostile,
+}
+Open = Callable[..., Any]
+
+
+def _chromium() -> str | None:
+    named = os.environ.get("CHROMIUM")
+    return shutil.which(named) if named else next(filter(None, map(shutil.which, NAMES)), None)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    found = _chromium()
+    if found is None:
+        named = os.environ.get("CHROMIUM")
+        pytest.skip(
+            f"CHROMIUM={named} is not a program"
+            if named
+            else "no Chromium found (looked for " + ", ".join(NAMES[:5]) + "); set CHROMIUM"
+        )
+    with api.sync_playwright() as play:
+        running = play.chromium.launch(executable_path=found, args=list(OPTIONS))
+        yield running
+        running.close()
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    return {name: write_page(make(), folder / name / "index.html") for name, make in CASES.items()}
+
+
+@pytest.fixture
+def show(browser: Any, files: dict[str, Path]) -> Iterator[Open]:
+    """Opens a page; at the end there must have been no error, request, dialog or takeover."""
+    contexts, wrong = [], []
+
+    def opened(name: str, width: int = 1200, **options: Any) -> Any:
+        context = browser.new_context(viewport={"width": width, "height": 800}, **options)
+        contexts.append(context)
+        page = context.new_page()
+        address = files[name].as_uri()
+
+        def foreign(url: str) -> bool:
+            return not url.startswith(("data:", address))
+
+        def dismissed(dialog: Any) -> None:
+            wrong.append(f"dialog: {dialog.message}")
+            dialog.dismiss()
+
+        page.on("console", lambda m: wrong.append(f"console: {m.text}"))
+        page.on("pageerror", lambda e: wrong.append(f"error: {e}"))
+        page.on("dialog", dismissed)
+        page.on("request", lambda r: wrong.append(f"request: {r.url}") if foreign(r.url) else None)
+        page.goto(address)
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert wrong == []
+
+
+def order(page: Any) -> list[str]:
+    found: list[str] = page.locator("table.summary tbody th .name").all_inner_texts()
+    return found
+
+
+def sorted_by(page: Any) -> dict[str, str]:
+    found: dict[str, str] = page.eval_on_selector_all(
+        "table.summary th[aria-sort]:not([aria-sort=none])",
+        "ths => Object.fromEntries(ths.map(t => [t.querySelector('button').id, t.ariaSort]))",
+    )
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_renders(name: str, show: Open) -> None:
+    page = show(name)
+    assert page.title().endswith("· conceptors")
+    assert page.title() != "owned"
+    sizes = page.eval_on_selector_all(
+        "svg.chart", "all => all.map(s => { const b = s.getBoundingClientRect();"
+        " return Math.min(b.width, b.height); })"
+    )  # fmt: skip
+    assert sizes
+    assert min(sizes) > 15
+    assert page.evaluate("document.images.length") == 0
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("width", [360, 800, 1600])
+def test_never_wider_than_the_window(name: str, width: int, show: Open) -> None:
+    page = show(name, width)
+    for details in page.locator("details").all()[:6]:
+        details.evaluate("d => d.open = true")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_sorting_by_click(show: Open) -> None:
+    page = show("two")
+    assert order(page) == ["joint", "cab", "ewc", "sgd", "imm"]
+    assert sorted_by(page) == {"sort-accuracy": "descending"}
+    page.click("#sort-accuracy")
+    assert order(page) == ["sgd", "ewc", "cab", "joint", "imm"]  # what was not run stays last
+    assert sorted_by(page) == {"sort-accuracy": "ascending"}
+    page.click("#sort-method")
+    assert order(page) == ["cab", "ewc", "imm", "joint", "sgd"]
+    assert sorted_by(page) == {"sort-method": "ascending"}
+    page.click("#sort-reference")
+    assert order(page)[:3] == ["cab", "imm", "ewc"]
+
+
+def test_sorting_by_keyboard(show: Open) -> None:
+    page = show("two")
+    page.focus("#sort-method")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.id") == "sort-accuracy"
+    page.keyboard.press("Enter")
+    assert sorted_by(page) == {"sort-accuracy": "ascending"}
+    page.keyboard.press("Space")
+    assert sorted_by(page) == {"sort-accuracy": "descending"}
+    assert page.inner_text("#live") == "Sorted by Accuracy, descending"
+
+
+def test_numbers_are_sorted_as_numbers(show: Open) -> None:
+    page = show("two")
+    page.click("#sort-seconds")
+    values = page.eval_on_selector_all(
+        "table.summary tbody tr", "rows => rows.map(r => r.cells[6].dataset.v ?? null)"
+    )
+    known = [float(v) for v in values if v is not None]
+    assert known == sorted(known)
+    assert values[-1] is None
+
+
+def _ground(page: Any) -> str:
+    found: str = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    return found
+
+
+@pytest.mark.parametrize("system", ["light", "dark"])
+def test_theme(system: str, show: Open) -> None:
+    page = show("two", color_scheme=system)
+    grounds = {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 28)"}
+    other = {"light": "dark", "dark": "light"}[system]
+    assert _ground(page) == grounds[system]
+    button = page.get_by_role("button", name="Dark theme")
+    assert button.get_attribute("aria-pressed") == str(system == "dark").lower()
+    button.click()
+    assert _ground(page) == grounds[other]
+    assert button.get_attribute("aria-pressed") == str(other == "dark").lower()
+    page.reload()
+    assert _ground(page) == grounds[other]  # remembered
+    page.focus("#theme")
+    page.keyboard.press("Enter")
+    assert _ground(page) == grounds[system]
+
+
+def test_print_is_light_and_without_controls(show: Open) -> None:
+    page = show("ten", color_scheme="dark")
+    page.emulate_media(media="print", color_scheme="dark")
+    assert _ground(page) == "rgb(255, 255, 255)"
+    assert not page.is_visible("nav")
+    assert not page.is_visible("#theme")
+    assert page.pdf(format="A4").startswith(b"%PDF-")
+
+
+def test_values_under_the_pointer(show: Open) -> None:
+    page = show("two")
+    cell = page.locator("#matrices svg.chart").first.locator("rect.cell").nth(2)
+    cell.scroll_into_view_if_needed()
+    cell.hover()
+    tip = page.inner_text("#tip")
+    assert tip.startswith("after task 2, tested on task 1 (digits 0–4): ")
+    page.mouse.move(1, 1)
+    assert not page.is_visible("#tip")
+
+
+def test_values_by_arrow_keys(show: Open) -> None:
+    page = show("ten")
+    page.focus("#matrices svg.chart")
+    for key, start in (
+        ("ArrowRight", "after task 1, tested on task 1 "),
+        ("ArrowDown", "after task 2, tested on task 1 "),
+        ("End", "after task 2, tested on task 10 "),
+        ("ArrowRight", "after task 2, tested on task 10 "),  # the end is the end
+        ("Home", "after task 2, tested on task 1 "),
+    ):
+        page.keyboard.press(key)
+        assert page.inner_text("#tip").startswith(start)
+        assert page.inner_text("#live") == page.inner_text("#tip")
+    page.keyboard.press("Escape")
+    assert not page.is_visible("#tip")
+    page.focus("#curves svg.chart")
+    page.keyboard.press("ArrowRight")
+    assert page.inner_text("#tip").startswith("cab, after 1 task: ")
+
+
+def test_values_of_a_hundred_tasks(show: Open) -> None:
+    page = show("hundred")
+    chart = page.locator("#matrices svg.chart").nth(1)
+    chart.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("End")
+    assert page.inner_text("#tip").startswith("after task 1, tested on task 100: ")
+    assert page.inner_text("#tip").endswith("% (not learned yet)")
+    chart.scroll_into_view_if_needed()
+    box = chart.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] * 0.8)
+    assert page.inner_text("#tip").startswith("after task 9")
+
+
+def test_every_control_is_reached_by_tab(show: Open) -> None:
+    page = show("two")
+    reached = set()
+    for _ in range(80):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("document.activeElement.id || document.activeElement.tagName"))
+    assert {"theme", "sort-method", "sort-seeds", "A", "svg", "SUMMARY"} <= reached
+
+
+def test_without_scripts(show: Open) -> None:
+    page = show("two", java_script_enabled=False)
+    assert page.locator("svg.chart title").count() > 20
+    assert not page.is_visible("#theme")
+    assert page.is_visible("table.summary")
+
+
+def test_hostile_names_do_nothing(show: Open) -> None:
+    page = show("hostile")
+    for button in page.locator("table.summary th button").all():
+        button.click()
+    for chart in page.locator("svg.chart[tabindex]").all()[:8]:
+        chart.focus()
+        page.keyboard.press("ArrowRight")
+    page.wait_for_timeout(100)
+    assert page.title() != "owned"
+    assert sample.HOSTILE in page.locator("table.summary tbody").inner_text()
