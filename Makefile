@@ -9,7 +9,7 @@ ifneq ($(wildcard ../shared/data),)
 export CONCEPTORS_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: help demo test browser lint types docs bench clean
+.PHONY: help demo tour test browser lint types docs bench clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -23,7 +23,13 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(READY) ## the algebra and incremental regression at work on real digits
+demo: $(READY) ## the main job: plain training forgets, conceptors do not (disjoint MNIST, one seed)
+	$(BIN)/conceptors run disjoint-mnist --method sgd --method cab --preset report --device cpu \
+		--out out/demo
+	$(BIN)/conceptors report out/demo
+	@echo "Open out/demo/index.html in a browser."
+
+tour: $(READY) ## the algebra and incremental regression at work on small digits
 	$(BIN)/python examples/demo.py
 
 test: $(READY) browser ## all tests and doctests

@@ -69,12 +69,18 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
+    from conceptors.projections import pictures
     from conceptors.report import read_results, write_figures, write_page
 
     folder = Path(options.folder)
     results = read_results(folder / "results.json")
     figures = write_figures(results, folder / "figures")
-    page = write_page(results, folder / "index.html")
+    try:
+        shown = pictures(results, folder / "figures")
+    except DataUnavailableError as error:
+        print(f"without the projected images: {error}", file=sys.stderr)
+        shown = []
+    page = write_page(results, folder / "index.html", shown)
     print(f"page: {page}\n{len(figures)} figures in {folder / 'figures'}")
     return 0
 
@@ -212,17 +218,6 @@ def _experiment(options: argparse.Namespace) -> Experiment:
             raise ExperimentError(
                 f"--set {text}: unknown method {method!r}{nearest(method, METHODS)}"
             )
-        if not dot:
-            known = {
-                f.name
-                for m in options.method
-                if m in METHODS
-                for f in fields(METHODS[m].settings_type)
-            }
-            if known and rest not in known:
-                raise ExperimentError(
-                    f"no method here has a setting {rest!r}{nearest(rest, known)}"
-                )
         settings.setdefault(method if dot else "*", {})[rest] = value
     chosen = {"tasks": options.tasks, "limit": options.limit, "heads": options.heads}
     scenario_options = {name: value for name, value in chosen.items() if value is not None}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -210,7 +211,7 @@ def _write(
     results["runs"].sort(key=lambda r: (order[r["method"]], r["seed"]))
     results["summary"] = summarise(results["runs"])
     results["environment"] = environment(device)
-    data = json.dumps(results, indent=1, ensure_ascii=False).encode()
+    data = readable(results).encode()
     try:
         write_atomically(folder / "results.json", data)
     except OSError as error:
@@ -218,6 +219,12 @@ def _write(
             f"cannot write {folder / 'results.json'}: {error.strerror or error}; the last good "
             f"one is still there"
         ) from error
+
+
+def readable(results: dict[str, Any]) -> str:
+    """JSON with a line a value, but lists of numbers on one line."""
+    text = json.dumps(results, indent=1, ensure_ascii=False)
+    return re.sub(r"\[\s+([-+\d.eE,\s]+?)\s+\]", lambda m: f"[{' '.join(m[1].split())}]", text)
 
 
 def _resume(experiment: Experiment, folder: Path) -> dict[str, Any]:
@@ -246,12 +253,17 @@ def _resume(experiment: Experiment, folder: Path) -> dict[str, Any]:
         if held["schema"] != SCHEMA:
             raise ValueError(f"schema {held['schema']}")
         found = held["identity"]
-        runs = [r for r in held["runs"] if {"method", "seed", "accuracy"} <= set(r)]
-    except (ValueError, KeyError, TypeError) as error:
+        changed = _difference(found, wanted)
+        runs = list(held["runs"])
+        if strange := {r["method"] for r in runs} - set(found["configs"]):
+            raise ValueError(f"no configuration of {sorted(strange)[0]!r}")
+        measured = {"seed", "accuracy", "final_accuracy", "forgetting", "backward_transfer"}
+        if not all(measured | {"seconds"} <= set(r) for r in runs):
+            raise ValueError("a run without measures")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ExperimentError(
             f"{path} is damaged or not ours ({error}); move it away, or choose another --out"
         ) from error
-    changed = _difference(found, wanted)
     if changed:
         lines = "\n".join(f"  {line}" for line in changed)
         raise ExperimentError(
@@ -315,13 +327,30 @@ def _check(experiment: Experiment) -> None:
         )
     if not experiment.methods:
         raise ExperimentError(f"no method given{nearest('', METHODS)}")
+    if experiment.stacked < 0:
+        raise ExperimentError(f"stacked must be at least 0, got {experiment.stacked}")
     if not experiment.seeds or len(set(experiment.seeds)) != len(experiment.seeds):
         raise ExperimentError(f"seeds must be different numbers, got {experiment.seeds}")
     try:
         for method in experiment.methods:
             experiment.config(method)
+        _check_names(experiment.settings, experiment.methods)
     except ValueError as error:
         raise ExperimentError(str(error)) from error
+
+
+def _check_names(settings: dict[str, dict[str, Any]], methods: list[str]) -> None:
+    """Settings that no method here would take."""
+    for method in settings:
+        if method != "*" and method not in METHODS:
+            raise ExperimentError(
+                f"settings for an unknown method {method!r}{nearest(method, METHODS)}"
+            )
+    known = {name for m in methods for name in METHODS[m].settings_type.__dataclass_fields__}
+    if unknown := sorted(set(settings.get("*", {})) - known):
+        raise ExperimentError(
+            f"no method here has a setting {unknown[0]!r}{nearest(unknown[0], known)}"
+        )
 
 
 def _device(name: str) -> torch.device:
@@ -340,7 +369,8 @@ def _device(name: str) -> torch.device:
 def _groups(experiment: Experiment, seeds: list[int], device: torch.device) -> list[list[int]]:
     """Seeds that learn together: they share a device and a stacked network."""
     at_once = experiment.stacked or (len(seeds) if device.type == "cuda" else 1)
-    if experiment.scenario.startswith("split-cifar"):
+    one_by_one = experiment.options.get("class_order") == "seed"  # tasks of unequal sizes
+    if one_by_one or experiment.scenario.startswith("split-cifar"):
         at_once = 1
     return [seeds[i : i + at_once] for i in range(0, len(seeds), max(1, at_once))]
 

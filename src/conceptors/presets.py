@@ -98,7 +98,7 @@ REPORT = {
                 "increment_decay": 0.0005,
                 "first_anchor": "zero",
             },
-            "ewc": {**_RELU, "loss": "softmax", "epochs": 3.0, "rate": 0.1, "strength": 10.0},
+            "ewc": {**_RELU, "loss": "softmax", "epochs": 3.0, "rate": 0.1, "strength": 1.0},
             "joint": {**_RELU, "loss": "bce", "epochs": 5.0, "rate": 0.4},
         },
         deviations=(

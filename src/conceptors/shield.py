@@ -275,6 +275,10 @@ class Shield:
         """A, the space claimed so far, layer by layer (a batch of one conceptor a group)."""
         return dict(self._claimed)
 
+    def tasks(self) -> list[dict[str, Conceptor]]:
+        """Every task's own conceptors, layer by layer, where `keep_tasks` is on; else nothing."""
+        return [dict(task) for task in self._tasks]
+
     def refresh(self) -> Shield:
         """Look at the model again, after layers were added, replaced, frozen or unfrozen.
 

@@ -6,17 +6,19 @@ several processes can work on it at once.
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 
-from conceptors.experiment import Experiment, ExperimentError, _check, _device
+from conceptors.experiment import Experiment, ExperimentError, _check, _device, _groups
 from conceptors.methods import METHODS, parse_settings
+from conceptors.names import nearest
 from conceptors.scenarios import build
 
 
@@ -36,23 +38,29 @@ def tune(
     """
     try:
         import optuna
+        from optuna.storages.journal import JournalFileBackend
     except ImportError:
         raise ImportError("tuning needs optuna: pip install 'conceptors[tune]'") from None
     if len(experiment.methods) != 1:
         raise ExperimentError(f"tune takes one method at a time, got {experiment.methods}")
     _check(experiment)
-    ranges = [parse_range(text) for text in spaces]
     (method,) = experiment.methods
+    types = get_type_hints(METHODS[method].settings_type)
+    ranges = [parse_range(text, types) for text in spaces]
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     folder.mkdir(parents=True, exist_ok=True)
-    backend = optuna.storages.journal.JournalFileBackend(str(folder / "study.log"))
+    backend = JournalFileBackend(str(folder / "study.log"))
     study = optuna.create_study(
         study_name=f"{experiment.scenario}/{method}",
         storage=optuna.storages.JournalStorage(backend),
-        sampler=optuna.samplers.TPESampler(seed=0, multivariate=True),
+        sampler=optuna.samplers.TPESampler(),  # a seed would make processes repeat each other
         direction="maximize",
         load_if_exists=True,
     )
+    asked = json.dumps({**experiment.identity(), "seeds": experiment.seeds}, sort_keys=True)
+    if study.user_attrs.get("asked", asked) != asked:
+        raise ExperimentError(f"{folder} holds a search with other settings; choose another --out")
+    study.set_user_attr("asked", asked)
     until = time.monotonic() + 60 * minutes if minutes else None
 
     def objective(trial: Any) -> float:
@@ -78,10 +86,8 @@ def validation_accuracy(
 ) -> float:
     """Accuracy on all tasks' validation samples after learning all tasks, mean over seeds."""
     device = _device(experiment.device)
-    at_once = experiment.stacked or (len(experiment.seeds) if device.type == "cuda" else 1)
     scores: list[float] = []
-    for i in range(0, len(experiment.seeds), at_once):
-        seeds = experiment.seeds[i : i + at_once]
+    for seeds in _groups(experiment, experiment.seeds, device):
         scenario = build(experiment.scenario, seeds, **experiment.options, progress=False).to(
             device
         )
@@ -99,23 +105,32 @@ def validation_accuracy(
     return statistics.mean(scores)
 
 
-def parse_range(text: str) -> tuple[str, Callable[[Any, str], Any]]:
+def parse_range(text: str, types: Mapping[str, type]) -> tuple[str, Callable[[Any, str], Any]]:
     """`rate=0.01:1:log`, `aperture=1:30`, `labels=all,true` as a way to ask optuna for a value.
 
+    `types` are the types of the settings that there are.
+
     Raises:
-        ExperimentError: not of that form.
+        ExperimentError: not of that form, or no such setting.
     """
     name, sign, rest = text.partition("=")
     if not sign or not name or not rest:
         raise ExperimentError(f"--vary takes NAME=LOW:HIGH[:log] or NAME=a,b,c, got {text!r}")
+    if name not in types:
+        raise ExperimentError(f"--vary {text}: no setting {name!r}{nearest(name, types)}")
     if ":" not in rest:
         choices = rest.split(",")
         return name, lambda trial, key: trial.suggest_categorical(key, choices)
     low, high, *scale = rest.split(":")
     try:
-        bounds = float(low), float(high)
+        bounds = types[name](low), types[name](high)
     except ValueError:
-        raise ExperimentError(f"{text!r}: {low!r} and {high!r} must be numbers") from None
+        raise ExperimentError(
+            f"{text!r}: {low!r} and {high!r} must be {types[name].__name__}s"
+        ) from None
     if scale not in ([], ["log"]) or bounds[0] >= bounds[1] or (scale and bounds[0] <= 0):
         raise ExperimentError(f"{text!r}: needs LOW < HIGH, and LOW > 0 with :log")
-    return name, lambda trial, key: trial.suggest_float(key, *bounds, log=bool(scale))
+    if types[name] not in (int, float):
+        raise ExperimentError(f"{text!r}: {name} is no number; give choices as {name}=a,b,c")
+    ask = "suggest_int" if types[name] is int else "suggest_float"
+    return name, lambda trial, key: getattr(trial, ask)(key, *bounds, log=bool(scale))

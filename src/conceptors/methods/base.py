@@ -112,6 +112,8 @@ class Learner:
         places = stream.places(0).clone()
         active = torch.ones(len(self.seeds), device=self.device)
         latest = torch.zeros(len(self.seeds), device=self.device)  # loss
+        checks = [0] * len(self.seeds)  # up to where each seed stopped
+        drifting = s.stop_above > 0 and (s.momentum > 0 or s.decay > 0)  # without a gradient
 
         def step_once() -> None:
             x, y = split.take(places)
@@ -123,7 +125,11 @@ class Learner:
             if s.gradient == "unit":
                 to_unit_length(self.model)
             self.quiet(active)
+            before = [p.detach().clone() for p in self.model.parameters()] if drifting else []
             optimizer.step()
+            for parameter, value in zip(self.model.parameters(), before):
+                going = active.reshape(-1, *[1] * (parameter.ndim - 1)) > 0
+                parameter.data.copy_(torch.where(going, parameter, value))
             latest.copy_(losses.detach().mean(1))
 
         run_step = Replayed(step_once) if self.replayable() else step_once
@@ -138,6 +144,7 @@ class Learner:
                 history["loss"].append(latest.tolist())
                 history["validation"].append(found.tolist())
                 self.report(f"step {step}/{total}, validation {float(found.mean()):.2f} %")
+                checks = [n + int(on) for n, on in zip(checks, active.tolist())]
                 active *= (found <= self.threshold(number)).to(active)
                 if not bool(active.any()):
                     break
@@ -145,9 +152,9 @@ class Learner:
         return [
             {
                 "task": number,
-                "step": history["step"],
-                "loss": [row[i] for row in history["loss"]],
-                "validation": [row[i] for row in history["validation"]],
+                "step": history["step"][: checks[i]],
+                "loss": [row[i] for row in history["loss"][: checks[i]]],
+                "validation": [row[i] for row in history["validation"][: checks[i]]],
             }
             for i in range(len(self.seeds))
         ]
@@ -343,6 +350,8 @@ def _parse(name: str, value: Any, wanted: type) -> Any:
             return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[
                 value.lower()
             ]
+        if wanted is int and isinstance(value, float) and not value.is_integer():
+            raise ValueError
         return wanted(value)
     except (KeyError, TypeError, ValueError):
         raise ValueError(f"{name}={value!r} is not a {wanted.__name__}") from None
@@ -362,9 +371,12 @@ def _check(settings: Settings) -> None:
         sizes = settings.sizes
     except ValueError:
         raise ValueError(f"hidden={settings.hidden!r} is not like 800 or 100,100") from None
-    for name, value in [("hidden", min(sizes, default=1)), ("batch", settings.batch)]:
+    at_least_one = {
+        name: getattr(settings, name) for name in ("batch", "check_every", "validation")
+    }
+    for name, value in {"hidden": min(sizes, default=1), **at_least_one}.items():
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
     for name, value in asdict(settings).items():
-        if isinstance(value, float) and not (math.isfinite(value) and value >= 0):
+        if isinstance(value, (int, float)) and not (math.isfinite(value) and value >= 0):
             raise ValueError(f"{name} must be a finite number >= 0, got {value}")

@@ -9,9 +9,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from conceptors.conceptor import similarity
 from conceptors.methods.base import Learner, Settings
+from conceptors.networks import StackedMLP
 from conceptors.scenarios import Split
 from conceptors.shield import Shield
+
+_COMPARED = 10  # at most so many tasks are compared with each other
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,14 @@ class Cab(Learner):
             raise ValueError(f"first_anchor must be 'initial' or 'zero', got {s.first_anchor!r}")
         first = next(name for name, m in self.model.named_modules() if hasattr(m, "weight"))
         apertures = {first: s.input_aperture or s.aperture, "*": s.aperture}
-        self.shield = Shield(self.model, apertures, hard=s.hard, rows=None, warn_at_quota=1.0)
+        self.shield = Shield(
+            self.model,
+            apertures,
+            hard=s.hard,
+            rows=None,
+            warn_at_quota=1.0,
+            keep_tasks=len(self.scenario.tasks) <= _COMPARED,
+        )
         self.anchors = [
             torch.zeros_like(p) if s.first_anchor == "zero" else p.detach().clone()
             for p in self.model.parameters()
@@ -74,11 +85,26 @@ class Cab(Learner):
             yield split.take(places)
 
     def _note(self) -> None:
-        """Quotas and spectra for the results."""
-        for name, conceptor in self.shield.conceptors().items():
+        """Quotas, spectra and the tasks' similarity at the input, for the results."""
+        for number, (name, conceptor) in enumerate(self.shield.conceptors().items()):
+            label = name
+            if isinstance(self.model, StackedMLP):
+                label = f"hidden {number}" if number else "input"
             values = conceptor.singular_values
             for i, extra in enumerate(self.extras):
                 own = values[i] if len(values) == len(self.extras) else values.flatten()
-                extra.setdefault("quota", {}).setdefault(name, []).append(float(own.mean()))
+                extra.setdefault("quota", {}).setdefault(label, []).append(float(own.mean()))
                 shown = [round(v, 5) for v in own.tolist()]
-                extra.setdefault("spectra", {}).setdefault(name, []).append(shown)
+                extra.setdefault("spectra", {}).setdefault(label, []).append(shown)
+        shares = self.shield.tasks()
+        if not shares:
+            return
+        first = next(iter(shares[-1]))
+        if len(shares) == len(self.scenario.tasks) <= _COMPARED and len(self.seeds) == len(
+            shares[-1][first].singular_values
+        ):
+            found = torch.stack(
+                [torch.stack([similarity(a[first], b[first]) for b in shares]) for a in shares], -1
+            )  # [tasks, seeds, tasks]
+            for i, extra in enumerate(self.extras):
+                extra["similarity"] = [[round(v, 4) for v in row] for row in found[:, i].tolist()]

@@ -48,7 +48,7 @@ class Ewc(Learner):
 
     def end_task(self, number: int) -> None:
         s = self.settings
-        found = fisher(self, number, s.fisher_samples, s.labels, seed=number)
+        found = fisher(self, number, s.fisher_samples, s.labels)
         for i, parameter in enumerate(self.model.parameters()):
             if s.online:
                 self.fishers[i] = s.fade * self.fishers[i] + found[i]

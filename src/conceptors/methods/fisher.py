@@ -13,7 +13,7 @@ from conceptors.methods.base import Learner
 LABELS = ("all", "sample", "pred", "true")
 
 
-def fisher(learner: Learner, number: int, samples: int, labels: str, seed: int) -> list[Tensor]:
+def fisher(learner: Learner, number: int, samples: int, labels: str) -> list[Tensor]:
     """E[(∂ log p(y|x) / ∂θ)²] for every parameter, over a task's training samples.
 
     `labels` says where y comes from: "all" takes the expectation over the model's own outputs
@@ -27,7 +27,6 @@ def fisher(learner: Learner, number: int, samples: int, labels: str, seed: int) 
     model = learner.model
     names = [name for name, _ in model.named_parameters()]
     values = tuple(p.detach() for p in model.parameters())
-    generator = torch.Generator(device=learner.device).manual_seed(seed)
     softmax = learner.settings.loss == "softmax"
 
     def outputs(params: tuple[Tensor, ...], x: Tensor) -> Tensor:
@@ -48,14 +47,14 @@ def fisher(learner: Learner, number: int, samples: int, labels: str, seed: int) 
     training = model.training
     model.eval()
     with torch.no_grad():
-        for x, y in _batches(learner, number, samples):
+        for x, y, chance in _batches(learner, number, samples):
             out = learner.masked(model(x), number)  # [seeds, n, classes]
             count += x.shape[1]
             if labels == "all":
                 for k in range(out.shape[-1]):
                     _add_expected(total, values, x, out, k, softmax, log_likelihood, one_output)
                 continue
-            target = _targets(out, y, labels, softmax, generator)
+            target = _targets(out, y, labels, softmax, chance)
             squares = vmap(grad(log_likelihood), in_dims=(None, 1, 1))(values, x, target)
             for so_far, square in zip(total, squares):
                 so_far.add_(square.square().sum(0))
@@ -89,32 +88,33 @@ def _add_expected(
         so_far.add_((square.square() * weight).sum(0))
 
 
-def _targets(
-    out: Tensor, y: Tensor, labels: str, softmax: bool, generator: torch.Generator
-) -> Tensor:
-    """Labels `[seeds, n, classes]` of zeros and ones."""
+def _targets(out: Tensor, y: Tensor, labels: str, softmax: bool, chance: Tensor) -> Tensor:
+    """Labels `[seeds, n, classes]` of zeros and ones; `chance` are random numbers in [0, 1[."""
     one_hot = torch.nn.functional.one_hot
     if labels == "true":
         return one_hot(y, out.shape[-1]).to(out)
     if softmax:
         if labels == "pred":
             return one_hot(out.argmax(-1), out.shape[-1]).to(out)
-        flat = torch.multinomial(out.softmax(-1).flatten(0, 1), 1, generator=generator)
-        return one_hot(flat.reshape(y.shape), out.shape[-1]).to(out)
-    chance = out.sigmoid()
-    if labels == "pred":
-        return (chance > 0.5).to(out)
-    return torch.bernoulli(chance, generator=generator)
+        below = out.softmax(-1).cumsum(-1) <= chance[..., :1]
+        return one_hot(below.sum(-1).clamp_max(out.shape[-1] - 1), out.shape[-1]).to(out)
+    likely = out.sigmoid()
+    return (likely > (0.5 if labels == "pred" else chance)).to(out)
 
 
-def _batches(learner: Learner, number: int, samples: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _batches(
+    learner: Learner, number: int, samples: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Inputs, labels, and random numbers in [0, 1[ for drawing other labels, by seed alone."""
     split = learner.scenario.tasks[number].train
     count = min([samples or min(split.sizes()), *split.sizes()])
     per_seed = sum(p[0].numel() if p.ndim > 1 else p.numel() for p in learner.model.parameters())
     size = max(1, min(256, int(2e8 / (per_seed * len(learner.seeds)))))
-    drawn = []
+    drawn, chances = [], []
     for length, seed in zip(split.sizes(), learner.seeds):
         generator = torch.Generator().manual_seed(350_377 * (number + 1) + seed)
         drawn.append(torch.randperm(length, generator=generator)[:count])
-    for places in torch.stack(drawn).to(learner.device).split(size, dim=1):
-        yield split.take(places)
+        chances.append(torch.rand(count, learner.scenario.classes, generator=generator))
+    parts = (torch.stack(held).to(learner.device).split(size, 1) for held in (drawn, chances))
+    for places, chance in zip(*parts):
+        yield *split.take(places), chance

@@ -13,6 +13,7 @@ from torch.func import functional_call
 
 from conceptors.methods.base import Learner, Settings
 from conceptors.methods.fisher import LABELS, fisher
+from conceptors.networks import StackedMLP
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,11 @@ class Imm(Learner):
         self.previous: list[Tensor] = []
         self.merged: list[Tensor] = []
         self.precision: list[Tensor] = []
-        self.generator = torch.Generator(device=self.device)
+        self.generators = [torch.Generator(device=self.device) for _ in self.seeds]
 
     def start_task(self, number: int) -> None:
-        self.generator.manual_seed(number)
+        for generator, seed in zip(self.generators, self.seeds):
+            generator.manual_seed(611_953 * (number + 1) + seed)
         if self.settings.restart:
             for parameter, value in zip(self.model.parameters(), self.initial):
                 parameter.data.copy_(value)
@@ -62,15 +64,26 @@ class Imm(Learner):
         drop = self.settings.drop
         if not drop or not self.previous:
             return super().forward(x)
-        mixed = {}
+        mixed, draws = {}, {}
         for (name, parameter), old in zip(self.model.named_parameters(), self.previous):
             # whole neurons (rows) fall back to the last task's weights, the others make up for it
-            shape = (*parameter.shape[:2], *[1] * (parameter.ndim - 2))
-            chance = torch.rand(shape, generator=self.generator, device=self.device)
+            layer = name.rpartition(".")[0]
+            if layer not in draws:
+                draws[layer] = self._draw(parameter)
+            chance = draws[layer].reshape(
+                *draws[layer].shape, *[1] * (parameter.ndim - draws[layer].ndim)
+            )
             made_up = (parameter - drop * old) / (1 - drop)
             mixed[name] = torch.where(chance < drop, old, made_up)
         out: Tensor = functional_call(self.model, mixed, (x,))
         return out
+
+    def _draw(self, weight: Tensor) -> Tensor:
+        """A random number in [0, 1[ a neuron, drawn by each seed for itself."""
+        stacked = isinstance(self.model, StackedMLP)
+        neurons = weight.shape[1] if stacked else weight.shape[0]
+        drawn = [torch.rand(neurons, generator=g, device=self.device) for g in self.generators]
+        return torch.stack(drawn) if stacked else drawn[0]
 
     def replayable(self) -> bool:
         return super().replayable() and not self.settings.drop  # it draws random numbers
@@ -88,7 +101,7 @@ class Imm(Learner):
         s = self.settings
         weights = [p.detach().clone() for p in self.model.parameters()]
         if s.mode == "mode":
-            new = [f + 1e-8 for f in fisher(self, number, s.fisher_samples, s.labels, number)]
+            new = [f + 1e-8 for f in fisher(self, number, s.fisher_samples, s.labels)]
         else:
             new = [torch.ones_like(w) for w in weights]
         self.previous = weights

@@ -67,7 +67,14 @@ def build(
             arrays.test_y[:limit],
         )
     options = {"tasks": count, "heads": heads, "class_order": class_order, "limit": limit}
-    return kind.make(arrays, seeds, {"name": name, **options})
+    made = kind.make(arrays, seeds, {"name": name, **options})
+    for task in made.tasks:
+        if not min(task.train.counts + task.validation.counts + task.test.counts):
+            raise ValueError(
+                f"task {task.name!r} has no training, validation or test images with "
+                f"limit={limit}; use more images or fewer tasks"
+            )
+    return made
 
 
 def _generator(seed: int, purpose: int) -> torch.Generator:

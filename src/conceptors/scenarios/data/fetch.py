@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import http.client
 import lzma
 import os
 import shutil
@@ -19,6 +20,7 @@ import tempfile
 import urllib.error
 import urllib.request
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +31,17 @@ from conceptors.scenarios.data.catalogue import CATALOGUE, DataFile, DataSet
 
 _CHUNK = 1 << 20
 _TIMEOUT = 20  # seconds without an answer
+_FAILURES = (  # of one source: the next one is tried
+    OSError,
+    ValueError,
+    EOFError,
+    http.client.HTTPException,
+    lzma.LZMAError,
+    zlib.error,
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    subprocess.SubprocessError,
+)
 
 
 class DataUnavailableError(RuntimeError):
@@ -59,7 +72,7 @@ def fetch(name: str, *, progress: bool = True) -> dict[str, Path]:
             break
         try:
             source(data, missing, progress)
-        except (OSError, ValueError, EOFError, lzma.LZMAError, subprocess.SubprocessError) as error:
+        except _FAILURES as error:
             if isinstance(error, OSError) and error.errno == 28:  # no space left on device
                 raise
             tried.append(f"{source.__name__.removeprefix('_from_')}: {error}")
@@ -84,11 +97,14 @@ def _from_folder(data: DataSet, missing: list[DataFile], progress: bool) -> None
     if not root:
         raise FileNotFoundError("CONCEPTORS_DATA is not set")
     folder = Path(root).expanduser() / data.name
+    absent = []
     for file in missing:
-        pieces = _pieces(folder, file.name)
-        if not pieces:
-            raise FileNotFoundError(f"no {file.name}[.gz|.xz] in {folder}")
-        _store(data, file, lambda pieces=pieces: _joined(pieces))  # type: ignore[misc]
+        if pieces := _pieces(folder, file.name):
+            _store(data, file, lambda pieces=pieces: _joined(pieces))  # type: ignore[misc]
+        else:
+            absent.append(f"{file.name}[.gz|.xz]")
+    if absent:
+        raise FileNotFoundError(f"no {', '.join(absent)} in {folder}")
 
 
 def _from_mirrors(data: DataSet, missing: list[DataFile], progress: bool) -> None:
@@ -104,7 +120,7 @@ def _from_mirrors(data: DataSet, missing: list[DataFile], progress: bool) -> Non
                         with _download(f"{mirror}/{file.name}.gz", progress) as packed:
                             _store(data, file, lambda packed=packed: _opened(packed, ".gz"))  # type: ignore[misc]
             return
-        except (OSError, ValueError, EOFError) as error:
+        except _FAILURES as error:
             if isinstance(error, OSError) and error.errno == 28:
                 raise
             failures.append(f"{mirror}: {error}")
