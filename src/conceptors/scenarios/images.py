@@ -115,7 +115,7 @@ def _by_class(arrays: Arrays, groups: tuple[Tensor, ...], what: str) -> list[Tas
     """A task for each group of classes `[seeds, k]`."""
     held = _held_out(arrays)
     y, test_y = arrays.train_y.long(), arrays.test_y.long()
-    classes = int(max(y.max(), test_y.max())) + 1
+    classes = sum(group.shape[1] for group in groups)
     x, held_x, y, held_y = arrays.train_x[held:], arrays.train_x[:held], y[held:], y[:held]
     tasks = []
     for number, group in enumerate(groups):
