@@ -48,15 +48,17 @@ def collect(
     moments = {name: _empty(site, dtype, sketch) for name, site in sites.items()}
     sample = Sample(cap, seed)
     seen = 0
-    with undisturbed(model), ExitStack() as hooks:
+    reduced = dist.is_available() and dist.is_initialized()
+    with _together(model, reduced), undisturbed(model), ExitStack() as hooks:
         for layer, (rule, takers) in _takers(sites, moments).items():
             hook = _recorder(rule, takers, sample)
-            hooks.callback(layer.register_forward_hook(hook, with_kwargs=True).remove)
+            # before any other hook: FSDP takes the weights away in its own
+            handle = layer.register_forward_hook(hook, with_kwargs=True, prepend=True)
+            hooks.callback(handle.remove)
         for index, batch in enumerate(_progress(iterate(batches, limit), progress)):
             feed(model, batch)
             _check_finite(moments, index)
             seen += 1
-    reduced = dist.is_available() and dist.is_initialized()
     if not seen and not reduced:
         raise ValueError(
             "remember got no batches: the loader is empty (or already used up, if it is an "
@@ -72,6 +74,25 @@ def collect(
             f"that feed(model, batch) calls the model on samples; nothing was remembered"
         )
     return moments
+
+
+@contextmanager
+def _together(model: nn.Module, reduced: bool) -> Iterator[None]:
+    """What fails on one process fails on all, so that none waits for the others forever."""
+    if not reduced:
+        yield
+        return
+    failure: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        failure = error
+    flag = torch.tensor(float(failure is not None), device=next(model.parameters()).device)
+    dist.all_reduce(flag, dist.ReduceOp.MAX)
+    if failure is not None:
+        raise failure
+    if bool(flag):
+        raise RuntimeError("remember failed on another process; nothing was remembered")
 
 
 def _empty(

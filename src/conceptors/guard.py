@@ -117,7 +117,8 @@ class Guard:
         self._restore_gradients()  # in case the last step failed half-way
         with exactly():
             plan = self._current(optimizer)
-            self._decay_increments(plan)
+            if not _skips(optimizer):
+                self._decay_increments(plan)
             self._kept = [(p, p.data.clone()) for p in plan.frozen]
             for guarded in plan.guarded:
                 # LBFGS multiplies the rounding errors of the gradients
@@ -260,6 +261,12 @@ def _is_linear(optimizer: Optimizer, group: dict[str, Any]) -> bool:
     if type(optimizer) is torch.optim.LBFGS:
         return True
     return type(optimizer) is torch.optim.SGD and not group.get("weight_decay", 0)
+
+
+def _skips(optimizer: Optimizer) -> bool:
+    """Whether a gradient scaler has told a fused optimizer to do nothing in this step."""
+    found = getattr(optimizer, "found_inf", None)
+    return found is not None and bool(found)
 
 
 def _is_sparse(parameter: nn.Parameter) -> bool:

@@ -121,6 +121,7 @@ class Shield:
         self.seed = checks.whole(seed, "seed", 0)
         self.model = unwrap(model)
         _refuse_second(self.model)
+        reshard(self.model)
 
         self.n_tasks = 0
         self._claimed: dict[str, Conceptor] = {}
@@ -190,6 +191,7 @@ class Shield:
                 a dtype that is too small for the aperture.
         """
         task = self._conceptors(batches, feed, limit, progress)
+        reshard(self.model)
         claimed = self._joined(self._claimed, task)
         for conceptor in claimed.values():
             conceptor._parts()  # factor now, once a task, not at the first step
@@ -285,6 +287,7 @@ class Shield:
         `guard` and `remember` do this by themselves.
         """
         self._check_attached()
+        reshard(self.model)
         self._scan = self._rescan()
         self._set_anchors(new_only=True)
         self._changed()
@@ -539,6 +542,13 @@ def unwrap(model: nn.Module) -> nn.Module:
             model = model._orig_mod  # type: ignore[assignment]
         else:
             return model
+
+
+def reshard(model: nn.Module) -> None:
+    """Cut the parameters of FSDP2 modules again, which a forward pass leaves gathered."""
+    for module in model.modules():
+        if hasattr(module, "reshard") and hasattr(module, "unshard"):
+            module.reshard()  # type: ignore[operator]
 
 
 def _refuse_second(model: nn.Module) -> None:

@@ -191,7 +191,7 @@ class Learner:
     def loss(self, outputs: Tensor, y: Tensor, number: int) -> Tensor:
         """Loss of every sample `[seeds, batch]`."""
         kind = self.settings.loss
-        outputs = self.masked(outputs, number)
+        outputs = self.own_head(outputs, y, number)
         if kind == "softmax":
             return functional.cross_entropy(
                 outputs.flatten(0, 1), y.flatten(), reduction="none"
@@ -202,6 +202,10 @@ class Learner:
                 outputs, wanted, reduction="none"
             ).sum(-1)
         return 0.5 * (torch.sigmoid(outputs) - wanted).square().sum(-1)
+
+    def own_head(self, outputs: Tensor, y: Tensor, number: int) -> Tensor:
+        """Outputs in training on samples of labels y: those of this task's head."""
+        return self.masked(outputs, number)
 
     def masked(self, outputs: Tensor, number: int) -> Tensor:
         """With a head a task, the outputs of other heads are out of the game."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -46,7 +47,7 @@ def fisher(learner: Learner, number: int, samples: int, labels: str) -> list[Ten
     count = 0
     training = model.training
     model.eval()
-    with torch.no_grad():
+    with torch.no_grad(), _fixed_statistics(learner, number):
         for x, y, chance in _batches(learner, number, samples):
             out = learner.masked(model(x), number)  # [seeds, n, classes]
             count += x.shape[1]
@@ -60,6 +61,36 @@ def fisher(learner: Learner, number: int, samples: int, labels: str) -> list[Ten
                 so_far.add_(square.square().sum(0))
     model.train(training)
     return [t / count for t in total]
+
+
+@contextmanager
+def _fixed_statistics(learner: Learner, number: int) -> Iterator[None]:
+    """BatchNorm without running statistics uses those of some samples: one alone has none."""
+    norms = [
+        m
+        for m in learner.model.modules()
+        if isinstance(m, torch.nn.modules.batchnorm._BatchNorm) and m.running_mean is None
+    ]
+    found: dict[torch.nn.Module, tuple[Tensor, Tensor]] = {}
+
+    def note(norm: torch.nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        channels = inputs[0].transpose(0, 1).flatten(1)
+        found[norm] = channels.mean(1), channels.var(1, correction=0)
+
+    if norms:
+        hooks = [norm.register_forward_pre_hook(note) for norm in norms]
+        split = learner.scenario.tasks[number].train
+        places = torch.arange(min(256, *split.sizes()), device=learner.device)
+        learner.model(split.take(places.expand(len(learner.seeds), -1))[0])
+        for hook in hooks:
+            hook.remove()
+    try:
+        for norm in norms:
+            norm.running_mean, norm.running_var = found[norm]
+        yield
+    finally:
+        for norm in norms:
+            norm.running_mean = norm.running_var = None
 
 
 def _add_expected(
@@ -84,7 +115,7 @@ def _add_expected(
         function = one_output
     squares = vmap(grad(function), in_dims=(None, 1, 1))(values, x, one_hot)  # type: ignore[arg-type]
     for so_far, square in zip(total, squares):
-        weight = chance.mT.reshape(*square.shape[:2], *[1] * (square.ndim - 2))
+        weight = chance.mT.reshape(*chance.mT.shape, *[1] * (square.ndim - 2))
         so_far.add_((square.square() * weight).sum(0))
 
 
@@ -108,8 +139,8 @@ def _batches(
     """Inputs, labels, and random numbers in [0, 1[ for drawing other labels, by seed alone."""
     split = learner.scenario.tasks[number].train
     count = min([samples or min(split.sizes()), *split.sizes()])
-    per_seed = sum(p[0].numel() if p.ndim > 1 else p.numel() for p in learner.model.parameters())
-    size = max(1, min(256, int(2e8 / (per_seed * len(learner.seeds)))))
+    parameters = sum(p.numel() for p in learner.model.parameters())  # of all seeds
+    size = max(1, min(256, int(2e8 / parameters)))
     drawn, chances = [], []
     for length, seed in zip(split.sizes(), learner.seeds):
         generator = torch.Generator().manual_seed(350_377 * (number + 1) + seed)

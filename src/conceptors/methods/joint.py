@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import torch
+from torch import Tensor
+
 from conceptors.methods.base import Learner
 from conceptors.scenarios import Split, union
 
@@ -16,6 +19,16 @@ class Joint(Learner):
 
     def training_split(self, number: int) -> Split:
         return union([task.train for task in self.scenario.tasks[: number + 1]])
+
+    def own_head(self, outputs: Tensor, y: Tensor, number: int) -> Tensor:
+        """Every sample has the head of the task it comes from."""
+        if not self.scenario.heads:
+            return outputs
+        shown = torch.zeros_like(outputs, dtype=torch.bool)
+        for task in self.scenario.tasks[: number + 1]:
+            if task.classes is not None:
+                shown |= task.classes.gather(1, y)[..., None] & task.classes[:, None]
+        return outputs.masked_fill(~shown, -1e4)
 
     def steps(self, number: int) -> int:
         last = number + 1 == len(self.scenario.tasks)

@@ -1,0 +1,363 @@
+"""The command line, as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conceptors import __version__
+from conceptors.cli import main
+from conceptors.methods import METHODS
+from conceptors.scenarios import SCENARIOS
+from conceptors.scenarios.data import DataUnavailableError
+from tasks import blobs
+
+QUICK = ["--set", "hidden=6", "--set", "steps=8", "--set", "batch=8"]
+RUN = ["run", "disjoint-mnist", "--device", "cpu", *QUICK]
+
+
+@pytest.fixture(autouse=True)
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("conceptors.scenarios.images.load", blobs)
+    monkeypatch.setattr("conceptors.projections.load", blobs)
+    monkeypatch.setenv("CONCEPTORS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("CONCEPTORS_DATA", raising=False)
+
+
+def results(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "results.json").read_text())
+    return found
+
+
+# --- help and lists ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [[], ["run"], ["tune"], ["report"], ["list"], ["data"]])
+def test_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([*command, "--help"])
+    assert end.value.code == 0
+    assert "usage: conceptors" in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f"conceptors {__version__}\n"
+
+
+def test_without_a_command_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "examples:" in capsys.readouterr().out
+
+
+def test_as_a_module() -> None:
+    command = [sys.executable, "-m", "conceptors", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert __version__ in done.stdout
+
+
+def test_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in [*SCENARIOS, *METHODS, "report", "best"])
+    assert main(["list", "--method", "cab"]) == 0
+    out = capsys.readouterr().out
+    assert "aperture" in out
+    assert "increment_decay" in out
+    assert main(["list", "--method", "cba"]) == 2
+    assert "did you mean 'cab'" in capsys.readouterr().err
+
+
+def test_data(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(["data"]) == 0
+    out = capsys.readouterr().out
+    assert "mnist" in out
+    assert "0 of 4 files here" in out
+    assert main(["data", "mnits"]) == 2
+    assert "did you mean 'mnist'" in capsys.readouterr().err
+    asked: list[str] = []
+    monkeypatch.setattr("conceptors.cli.fetch", asked.append)
+    assert main(["data", "mnist", "cifar100"]) == 0
+    assert asked == ["mnist", "cifar100"]
+
+
+# --- run and report ----------------------------------------------------------------------
+
+
+def test_run_and_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "with a space"
+    options = ["--method", "sgd", "--method", "ewc", "--seeds", "2", "--first-seed", "5"]
+    words = [*RUN, *options, "--set", "ewc.strength=2", "--out", str(folder)]
+    assert main(words) == 0
+    said = capsys.readouterr()
+    assert re.search(r"^sgd +\d+\.\d\d ± \d+\.\d\d +2 ", said.out, re.MULTILINE)
+    assert re.search(r"^ewc +\d+\.\d\d ± \d+\.\d\d +2 ", said.out, re.MULTILINE)
+    assert f"conceptors report '{folder}'" in said.out
+    assert "ewc, seed 6, task 2/2: mean test accuracy" in said.err  # progress
+    assert "step " not in said.err  # only on a terminal
+    found = results(folder)
+    assert found["command"].startswith("conceptors run disjoint-mnist --device cpu")
+    assert {r["seed"] for r in found["runs"]} == {5, 6}
+    assert found["runs"][-1]["config"]["strength"] == 2.0
+    assert main([*words, "--quiet"]) == 0  # all done already
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert main(["report", str(folder)]) == 0
+    assert (folder / "index.html").stat().st_size > 1000
+    assert list((folder / "figures").glob("projected-*.png"))
+    assert capsys.readouterr().err == ""
+
+    def offline(name: str) -> None:
+        raise DataUnavailableError("no mnist here")
+
+    monkeypatch.setattr("conceptors.projections.load", offline)
+    assert main(["report", str(folder)]) == 0  # without these images only
+    assert "without the projected images: no mnist here" in capsys.readouterr().err
+
+
+def test_the_table_shows_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--method", "ewc", "--preset", "report", "--out", str(tmp_path), "--quiet"]
+    assert main([*RUN, *words]) == 0
+    assert "52.72 ± 1.36 (Lee et al. 2017, cited)" in capsys.readouterr().out
+
+
+def test_scenario_options(tmp_path: Path) -> None:
+    words = ["--method", "sgd", "--out", str(tmp_path), "--quiet", "--tasks", "5"]
+    assert main([*RUN, *words, "--class-order", "seed", "--limit", "300", "--stacked", "2"]) == 0
+    found = results(tmp_path)
+    assert len(found["task_names"]) == 5
+    assert found["identity"]["options"] == {"tasks": 5, "limit": 300, "class_order": "seed"}
+
+
+def test_progress_on_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert main([*RUN, "--method", "sgd", "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr().err
+    assert "\r\x1b[Ksgd, seed 0, task 1/2: step 8/8" in said
+    assert said.endswith("\r\x1b[K")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "disjont-mnist", "--method", "sgd"], "did you mean 'disjoint-mnist'"),
+        ([*RUN, "--method", "cba"], "did you mean 'cab'"),
+        ([*RUN, "--method", "sgd", "--preset", "reprt"], "did you mean 'report'"),
+        ([*RUN, "--method", "sgd", "--set", "rate"], "--set takes NAME=VALUE"),
+        ([*RUN, "--method", "sgd", "--set", "=3"], "--set takes NAME=VALUE"),
+        ([*RUN, "--method", "sgd", "--set", "rat=3"], "did you mean 'rate'"),
+        ([*RUN, "--method", "sgd", "--set", "sdg.rate=3"], "did you mean 'sgd'"),
+        ([*RUN, "--method", "cab", "--set", "cab.apertur=3"], "did you mean 'aperture'"),
+        ([*RUN, "--method", "sgd", "--set", "rate=fast"], "rate='fast' is not a float"),
+        ([*RUN, "--method", "sgd", "--tasks", "3"], "cannot be shared evenly by 3"),
+        ([*RUN, "--method", "sgd", "--device", "cuda:77"], "this machine has: cpu"),
+        ([*RUN, "--method", "sgd", "--stacked", "-1"], "stacked must be at least 0"),
+    ],
+)
+def test_a_bad_request_ends_with_2(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert "Traceback" not in said
+    assert not (tmp_path / "out" / "results.json").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["walk"],
+        ["run"],
+        [*RUN, "--out", "x"],
+        [*RUN, "--method", "sgd"],
+        [*RUN, "--method", "sgd", "--out", "x", "--seeds", "0"],
+        [*RUN, "--method", "sgd", "--out", "x", "--seeds", "many"],
+        [*RUN, "--method", "sgd", "--out", "x", "--heads", "--single-head"],
+    ],
+)
+def test_bad_words_end_with_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    assert end.value.code == 2
+    assert "usage:" in capsys.readouterr().err
+
+
+def test_unusable_folders_end_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("mine")
+    assert main([*RUN, "--method", "sgd", "--out", str(tmp_path / "file")]) == 2
+    assert (tmp_path / "file").read_text() == "mine"
+    assert main(["report", str(tmp_path / "nothing")]) == 2
+    (tmp_path / "results.json").write_text("{")
+    assert main(["report", str(tmp_path)]) == 2
+    assert main([*RUN, "--method", "sgd", "--out", str(tmp_path)]) == 2
+    assert (tmp_path / "results.json").read_text() == "{"
+    assert capsys.readouterr().err.count("conceptors: ") == 4
+
+
+def test_an_interruption_says_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("conceptors.cli.run", stop)
+    assert main([*RUN, "--method", "sgd", "--out", str(tmp_path)]) == 130
+    assert "the same command goes on" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    logs = tmp_path / "logs"
+    words = ["--method", "sgd", "--seeds", "2", "--out", str(tmp_path / "out"), "--quiet"]
+    assert main([*RUN, *words, "--tensorboard", str(logs)]) == 0
+    for row in results(tmp_path / "out")["runs"]:
+        events = EventAccumulator(str(logs / "sgd" / f"seed{row['seed']}")).Reload()
+        assert {"accuracy/seen tasks", "accuracy/task 1", "accuracy/task 2"} == set(
+            events.Tags()["scalars"]
+        )
+        first = [e.value for e in events.Scalars("accuracy/task 1")]
+        assert first == pytest.approx([a[0] for a in row["accuracy"]])
+
+
+def test_missing_extras_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    own = ["--method", "sgd", "--out", str(tmp_path)]
+    assert main([*RUN, *own, "--tensorboard", str(tmp_path)]) == 2
+    assert "pip install 'conceptors[tensorboard]'" in capsys.readouterr().err
+    assert main(["tune", *RUN[1:], *own, "--vary", "rate=0.1:1"]) == 2
+    assert "pip install 'conceptors[tune]'" in capsys.readouterr().err
+
+
+# --- tune --------------------------------------------------------------------------------
+
+TUNE = ["tune", *RUN[1:], "--method", "sgd", "--vary", "rate=0.01:1:log", "--quiet"]
+
+
+def trials(folder: Path) -> list[Any]:
+    optuna = pytest.importorskip("optuna")
+    from optuna.storages.journal import JournalFileBackend
+
+    backend = JournalFileBackend(str(folder / "study.log"))
+    storage = optuna.storages.JournalStorage(backend)
+    found: list[Any] = optuna.load_study(study_name="disjoint-mnist/sgd", storage=storage).trials
+    return found
+
+
+def test_tuning_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("optuna")
+    words = [*TUNE, "--out", str(tmp_path), "--vary", "batch=4:16", "--vary", "loss=bce,mse"]
+    assert main([*words, "--trials", "2"]) == 0
+    first = [t.params for t in trials(tmp_path)]
+    assert len(first) == 2
+    assert main([*words, "--trials", "4"]) == 0
+    found = trials(tmp_path)
+    assert [t.params for t in found[:2]] == first
+    assert len({t.params["rate"] for t in found}) == 4  # nothing is tried twice
+    out = capsys.readouterr().out
+    assert main([*words, "--trials", "4"]) == 0
+    again = capsys.readouterr().out
+    assert len(trials(tmp_path)) == 4
+    assert again in out
+    best = max(found, key=lambda t: t.value)
+    assert f"accuracy {best.value:.2f} %" in again
+    # what is printed can be given to run
+    chosen = re.findall(r"--set (\S+)", again)
+    assert {c.partition("=")[0] for c in chosen} == {"rate", "batch", "loss"}
+    told = [word for setting in chosen for word in ("--set", setting)]
+    run = [*RUN, *told, "--method", "sgd", "--out", str(tmp_path / "run"), "--quiet"]
+    assert main(run) == 0
+
+
+def test_tuning_looks_at_validation_data_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("optuna")
+
+    def never(self: Any) -> None:
+        raise AssertionError("test data used")
+
+    monkeypatch.setattr("conceptors.methods.base.Learner.test", never)
+    assert main([*TUNE, "--out", str(tmp_path), "--trials", "1"]) == 0
+
+
+PROGRAM = """
+import sys, torch
+torch.set_num_threads(1)
+sys.path.insert(0, sys.argv[1])
+import conceptors.scenarios.images as images
+from conceptors.cli import main
+from tasks import blobs
+images.load = blobs
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+def test_two_processes_share_a_study(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    command = [sys.executable, "-c", PROGRAM, str(Path(__file__).parent)]
+    command += [*TUNE, "--out", str(tmp_path), "--trials", "12"]
+    both = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for _ in range(2)]
+    try:
+        assert [process.wait(timeout=100) for process in both] == [0, 0]
+    finally:
+        for process in both:
+            process.kill()
+    found = trials(tmp_path)
+    assert 12 <= len(found) <= 13  # one may have begun when the other finished the last
+    assert len({t.params["rate"] for t in found}) == len(found)
+    assert all(t.state.is_finished() for t in found)
+
+
+@pytest.mark.parametrize(
+    ("vary", "message"),
+    [
+        ("rate", "--vary takes NAME=LOW:HIGH"),
+        ("rate=1:0.1", "needs LOW < HIGH"),
+        ("rate=0:1:log", "LOW > 0 with :log"),
+        ("rate=a:b", "must be floats"),
+        ("batch=1.5:3", "must be ints"),
+        ("rate=0.1:1:cubic", "needs LOW < HIGH"),
+        ("rat=0.1:1", "did you mean 'rate'"),
+        ("loss=1:2", "give choices as loss=a,b,c"),
+    ],
+)
+def test_bad_ranges_are_refused(
+    vary: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("optuna")
+    words = ["tune", *RUN[1:], "--method", "sgd", "--out", str(tmp_path), "--vary", vary]
+    assert main(words) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_tuning_takes_one_method_and_keeps_to_its_settings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("optuna")
+    words = [*TUNE, "--out", str(tmp_path), "--trials", "1"]
+    assert main([*words, "--method", "cab"]) == 2
+    assert "one method at a time" in capsys.readouterr().err
+    assert main(words) == 0
+    assert main([*words, "--set", "momentum=0.5"]) == 2
+    assert "holds a search with other settings" in capsys.readouterr().err
+    assert main([*words, "--minutes", "0.001", "--trials", "500"]) == 0
+    assert len(trials(tmp_path)) < 20
