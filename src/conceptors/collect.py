@@ -92,7 +92,7 @@ def _together(model: nn.Module, reduced: bool) -> Iterator[None]:
     if failure is not None:
         raise failure
     if bool(flag):
-        raise RuntimeError("remember failed on another process; nothing was remembered")
+        raise ValueError("remember failed on another process; nothing was remembered")
 
 
 def _empty(
