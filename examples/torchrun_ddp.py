@@ -9,6 +9,7 @@ It also runs as a single process: python examples/torchrun_ddp.py
 
 from __future__ import annotations
 
+import gc
 import os
 
 import torch
@@ -27,6 +28,14 @@ def main() -> None:
     distributed = "RANK" in os.environ  # torchrun sets it
     if distributed:
         dist.init_process_group("gloo")
+    learn(distributed)
+    if distributed:
+        gc.collect()  # the wrapped model goes before the process group it uses
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def learn(distributed: bool) -> None:
     rank = dist.get_rank() if distributed else 0
     world = dist.get_world_size() if distributed else 1
 
@@ -61,8 +70,6 @@ def main() -> None:
         for name, quota in shield.quota().items():
             print(f"quota of layer {name}: {quota:.3f}")
         print(f"test accuracy after both tasks: digits 0-4 {old:.1f} %, digits 5-9 {new:.1f} %")
-    if distributed:
-        dist.destroy_process_group()
 
 
 def spread(tensors: list[Tensor], distributed: bool) -> float:

@@ -46,7 +46,7 @@ def test_every_registered_type_has_a_case() -> None:
     own = {
         kind
         for kind in registered()
-        if type(find_rule(object.__new__(kind))).__module__.startswith("conceptors.")
+        if type(find_rule(object.__new__(kind))).__module__.startswith("conceptors.layers.")
     }
     covered = {type(part) for case in CASES for part in case.make().modules()}
     assert own <= covered, f"no case for {[kind.__name__ for kind in own - covered]}"
