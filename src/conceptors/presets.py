@@ -114,7 +114,7 @@ REPORT = {
 
 BEST = {
     "disjoint-mnist": Preset(
-        "ReLU and cross-entropy, apertures and rates chosen on validation data",
+        "ReLU and cross-entropy, apertures and rates chosen on validation images",
         common={"hidden": "800", "batch": 64, "epochs": 20.0, "rate": 0.4},
         methods={
             "cab": {
@@ -124,11 +124,15 @@ BEST = {
                 "increment_decay": 5e-6,
             },
         },
-    ),
-    "permuted-mnist": Preset(
-        "ReLU and cross-entropy, apertures and rates chosen on validation data",
-        common={"hidden": "100", "batch": 64, "epochs": 10.0, "rate": 0.4},
-        methods={"cab": {"aperture": 10.0, "input_aperture": 20.0}},
+        deviations=(
+            "ReLU and cross-entropy on sigmoid outputs instead of sigmoid neurons and squared error",
+            "soft conceptors from all training images; apertures 270 (input) and 23 (hidden) "
+            "instead of 9",
+            "batches of 64, averaged gradients, 20 epochs a task; learning rate 0.4, from the "
+            "second task on 4",
+            "uniform initial weights of ± 1.7 / √fan-in",
+        ),
+        reference={"cab": {"mean": 94.91, "std": 0.30, "source": "report"}},
     ),
 }
 
