@@ -125,7 +125,7 @@ BEST = {
             },
         },
         deviations=(
-            "ReLU and cross-entropy on sigmoid outputs instead of sigmoid neurons and squared error",
+            "ReLU and cross-entropy instead of sigmoid neurons and squared error",
             "soft conceptors from all training images; apertures 270 (input) and 23 (hidden) "
             "instead of 9",
             "batches of 64, averaged gradients, 20 epochs a task; learning rate 0.4, from the "
