@@ -343,3 +343,14 @@ def test_the_summary_by_hand() -> None:
         "seconds": 3.0,
     }
     assert (found["a"]["std"], found["a"]["n"]) == (0.0, 1)
+
+
+def test_a_run_that_diverged_is_still_strict_json(tmp_path: Path) -> None:
+    diverging = {**FAST, "rate": 1e30}
+    quietly(replace(TWO, methods=["sgd"], settings={"*": diverging}), tmp_path)
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    results = json.loads((tmp_path / "results.json").read_text(), parse_constant=refuse)
+    assert None in results["runs"][0]["history"][0]["loss"]

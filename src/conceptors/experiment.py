@@ -223,7 +223,7 @@ def _write(
 
 def readable(results: dict[str, Any]) -> str:
     """JSON with a line a value, but lists of numbers on one line."""
-    text = json.dumps(results, indent=1, ensure_ascii=False)
+    text = json.dumps(results, indent=1, ensure_ascii=False, allow_nan=False)
     return re.sub(r"\[\s+([-+\d.eE,\s]+?)\s+\]", lambda m: f"[{' '.join(m[1].split())}]", text)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Self
@@ -136,9 +137,9 @@ class ConceptorLinear(BaseEstimator):  # type: ignore[misc]
             columns.append(np.reshape(self.intercept_, (-1, 1)))
         return torch.tensor(np.hstack(columns))
 
+    @abstractmethod
     def _solve(self, task: Task, previous: Tensor, free: Tensor) -> Tensor:
         """The weights `[m, d]` after the task."""
-        raise NotImplementedError
 
     def _warn_if_full(self) -> None:
         if self.quota_ >= self.warn_at_quota:

@@ -153,7 +153,11 @@ class Learner:
             {
                 "task": number,
                 "step": history["step"][: checks[i]],
-                "loss": [row[i] for row in history["loss"][: checks[i]]],
+                # JSON has no NaN: the loss of a run that diverged is null
+                "loss": [
+                    row[i] if math.isfinite(row[i]) else None
+                    for row in history["loss"][: checks[i]]
+                ],
                 "validation": [row[i] for row in history["validation"][: checks[i]]],
             }
             for i in range(len(self.seeds))
