@@ -14,12 +14,14 @@ import conceptors
 SOURCE = Path(conceptors.__file__).parent
 
 # Each module may import only from those named before it, and none of these from later ones.
-CORE = ["_checks", "storage", "algebra", "conceptor", "correlation", "sketch", "aperture", "files"]
+CORE = ["_checks", "storage", "subspace", "algebra", "conceptor"]
+CORE += ["correlation", "sketch", "aperture", "files"]
 ALLOWED: dict[str, set[str]] = {
     "_checks": set(),
     "storage": set(),
-    "algebra": {"_checks"},
-    "conceptor": {"_checks", "algebra", "files"},  # files where it is used: save and load
+    "subspace": set(),
+    "algebra": {"_checks", "subspace"},
+    "conceptor": {"_checks", "subspace", "algebra", "files"},  # files in save and load
     "correlation": {"_checks", "algebra", "conceptor"},
     "sketch": {"_checks", "algebra", "conceptor", "correlation"},
     "aperture": {"_checks", "algebra", "conceptor"},

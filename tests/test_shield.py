@@ -174,7 +174,7 @@ def test_nan_inside_the_model_names_the_layer() -> None:
 
 
 def test_rows_are_sampled_reproducibly_and_all_on_request() -> None:
-    x = data(6000, rank=9)
+    x = data(60000, rank=9)
     found = {}
     choices: dict[str, dict[str, Any]] = {
         "all": {"rows": None},

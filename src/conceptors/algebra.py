@@ -24,6 +24,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from conceptors.subspace import leading, thin
+
+_NEGLIGIBLE = 1e-8  # odds
+
 
 class Spectrum(NamedTuple):
     """Orthonormal directions, their odds, and the odds of everything orthogonal to them."""
@@ -83,8 +87,19 @@ def work_dtype(x: Tensor) -> torch.dtype:
 
 def from_odds_matrix(odds: Tensor) -> Spectrum:
     """Spectrum of Q = α² R `[..., d, d]` by one eigh; eigenvalues of rounding size become 0."""
+    if odds.shape[-1] == 1:
+        return Spectrum(torch.ones_like(odds), odds.squeeze(-1).clamp_min(0))
     values, vectors = torch.linalg.eigh(odds)
     smallest = tolerance(odds.shape[-1], odds.dtype) * values[..., -1:].clamp_min(0)
+    return Spectrum(vectors, torch.where(values > smallest, values, 0.0))
+
+
+def strongest_of_odds(odds: Tensor, rank: int) -> Spectrum:
+    """The `rank` largest odds of Q `[..., d, d]` and their directions; a full eigh if many."""
+    if not thin(rank, odds.shape[-1]):
+        return truncate(from_odds_matrix(odds), rank)
+    values, vectors = leading(odds, rank, _NEGLIGIBLE)
+    smallest = tolerance(odds.shape[-1], odds.dtype) * values[..., :1]
     return Spectrum(vectors, torch.where(values > smallest, values, 0.0))
 
 
@@ -127,17 +142,48 @@ def matrix_of_odds(odds: Tensor) -> Tensor | None:
     None where that would be off by more than √eps: Q has a negative eigenvalue, left by rounding
     in R and a large aperture, or is so large that its own rounding counts beside I.
     """
+    lower = _factor_of_odds(odds)
+    if lower is None:
+        return None
+    inverse = torch.cholesky_inverse(lower)
     eye = torch.eye(odds.shape[-1], dtype=odds.dtype, device=odds.device)
-    eps = torch.finfo(odds.dtype).eps
     top = odds.diagonal(dim1=-2, dim2=-1).amax(-1)[..., None, None]
-    if bool((eps * top > math.sqrt(eps)).any()):
-        return None
-    if bool((torch.linalg.cholesky_ex(odds + math.sqrt(eps) * eye).info != 0).any()):
-        return None
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(odds + eye))
     if bool((top >= 1).all()):
         return eye - inverse
     return torch.where(top < 1, odds @ inverse, eye - inverse)  # small C to relative accuracy
+
+
+def trace_of_odds(odds: Tensor) -> Tensor | None:
+    """tr C = tr Q (I + Q)⁻¹ `[...]` by Cholesky; None where `matrix_of_odds` is.
+
+    With I + Q = L Lᵀ it is d - ‖L⁻¹‖², or, where all odds are small, tr(L⁻¹ Q L⁻ᵀ).
+    """
+    if odds.shape[-1] == 1:
+        return values_of(odds.clamp_min(0)).squeeze(-1).squeeze(-1)
+    lower = _factor_of_odds(odds)
+    if lower is None:
+        return None
+    top = odds.diagonal(dim1=-2, dim2=-1).amax(-1)
+    eye = torch.eye(odds.shape[-1], dtype=odds.dtype, device=odds.device)
+    inverse = torch.linalg.solve_triangular(lower, eye.expand_as(lower), upper=False)
+    trace: Tensor = odds.shape[-1] - inverse.square().sum((-2, -1))
+    if bool((top >= 1).all()):
+        return trace
+    return torch.where(top < 1, ((inverse @ odds) * inverse).sum((-2, -1)), trace)
+
+
+def _factor_of_odds(odds: Tensor) -> Tensor | None:
+    """L with L Lᵀ = I + Q; None where rounding makes it useless."""
+    eps = torch.finfo(odds.dtype).eps
+    if bool((odds.diagonal(dim1=-2, dim2=-1).amax(-1) > 1 / math.sqrt(eps)).any()):
+        return None
+    shifted = odds.clone()
+    shifted.diagonal(dim1=-2, dim2=-1).add_(math.sqrt(eps))
+    if bool((torch.linalg.cholesky_ex(shifted).info != 0).any()):
+        return None
+    shifted.diagonal(dim1=-2, dim2=-1).add_(1 - math.sqrt(eps))
+    lower: Tensor = torch.linalg.cholesky(shifted)
+    return lower
 
 
 def singular_values(spectrum: Spectrum) -> Tensor:
@@ -227,7 +273,9 @@ def orthonormalised(vectors: Tensor) -> Tensor:
     U (3 I - Uᵀ U) / 2 squares the error; twice takes float32 rounding to float64 rounding.
     """
     for _ in range(2):
-        vectors = 1.5 * vectors - 0.5 * (vectors @ (vectors.mT @ vectors))
+        turn = -0.5 * (vectors.mT @ vectors)
+        turn.diagonal(dim1=-2, dim2=-1).add_(1.5)
+        vectors = vectors @ turn
     return vectors
 
 

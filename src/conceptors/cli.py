@@ -1,4 +1,4 @@
-"""The command line: run experiments, make reports, tune, list, fetch data."""
+"""The command line: run experiments, make reports, tune, list, fetch data, measure speed."""
 
 from __future__ import annotations
 
@@ -26,6 +26,17 @@ examples:
   conceptors run permuted-mnist --method cab --seeds 10 --device cuda --preset report --out out/p
   conceptors run disjoint-mnist --method cab --set cab.aperture=4 --set epochs=5 --out out/try
   conceptors report out/disjoint
+"""
+
+_BENCH_EXAMPLES = """
+examples:
+  conceptors bench --list                         what there is
+  conceptors bench                                all that fits this machine, a few minutes
+  conceptors bench step-mlp --size full           one of them, with more rounds
+  conceptors bench --size full --out out/bench    writes cpu.json and cpu.md, or the GPU's name
+
+Numbers of a busy machine are worth little: ratios are measured side by side and stand it better
+than times. The exit code is 1 if a benchmark failed; a missed target is no failure.
 """
 
 
@@ -138,6 +149,27 @@ def _tune(options: argparse.Namespace) -> int:
             f"  --set {name}={value:g}" if isinstance(value, float) else f"  --set {name}={value}"
         )
     return 0
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from conceptors.bench import BENCHMARKS, choose, find_device, run_suite
+
+    if options.list:
+        for name, benchmark in BENCHMARKS.items():
+            print(f"  {name:<18} {benchmark.about}")
+        return 0
+    device = find_device(options.device)
+    choose(options.name, device)
+    outcome = run_suite(
+        options.name,
+        options.size,
+        device,
+        folder=None if options.out is None else Path(options.out),
+        command=options.command_line,
+        progress=lambda text: print(text, file=sys.stderr, flush=True),
+    )
+    print(outcome.text())
+    return 1 if outcome.failed else 0
 
 
 # --- helpers -----------------------------------------------------------------------------
@@ -282,6 +314,26 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("data", help="what data is here; fetch more")
     command.add_argument("name", nargs="*", help="data sets to fetch")
     command.set_defaults(action=_data)
+
+    command = commands.add_parser(
+        "bench",
+        help="what shielding costs on this machine",
+        description="Measure shielded against plain training on this machine, beside the least "
+        "time that the added work can take here. Every line of the table says what was aimed at.",
+        epilog=_BENCH_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument("name", nargs="*", metavar="NAME", help="benchmarks (default: all)")
+    command.add_argument("--list", action="store_true", help="show their names and stop")
+    command.add_argument(
+        "--size",
+        choices=("tiny", "quick", "full"),
+        default="quick",
+        help="tiny: only to see that all runs; quick: a few minutes (default); full: for tables",
+    )
+    command.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:1")
+    command.add_argument("--out", metavar="DIR", help="write results there, after every benchmark")
+    command.set_defaults(action=_bench)
     return parser
 
 

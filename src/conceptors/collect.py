@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from conceptors.layers import Call, Rule, Sample
-from conceptors.moments import Moments, SketchedMoments
+from conceptors.layers import Draws, Rule
+from conceptors.moments import Moments, Products, SketchedMoments
+from conceptors.recorder import Plan, Recorder, Taker, Watch
 from conceptors.sites import Site
 
 Feed = Callable[[nn.Module, Any], object]
-Taker = tuple[Moments | SketchedMoments, int | None]  # and the bias column of the rows
 
 _TENSOR_BATCH = 256
+_CHECK = 64  # batches between waits for the device
 
 
 def collect(
@@ -27,7 +29,7 @@ def collect(
     *,
     feed: Feed | None,
     limit: int | None,
-    cap: Callable[[int], int | None],
+    rows: int | Literal["auto"] | None,
     seed: int,
     dtype: torch.dtype,
     sketch: Callable[[str, int], int | None],
@@ -35,8 +37,8 @@ def collect(
 ) -> dict[str, Moments | SketchedMoments]:
     """Moments of all sites that rows reached, over the batches.
 
-    `cap` says how many rows are used at most, `sketch` how many directions are kept at most (None
-    for all) of a layer with so many inputs.
+    `rows` says which rows are used (see `conceptors.recorder`), `sketch` how many directions are
+    kept at most (None for all) of a layer with so many inputs.
 
     The model runs in evaluation mode without gradients; training flags, random state and hooks
     are as before afterwards, also after an exception.
@@ -45,20 +47,28 @@ def collect(
         ValueError: no batch, no row reached any site, or rows that are not finite.
     """
     feed = feed or feed_first
-    moments = {name: _empty(site, dtype, sketch) for name, site in sites.items()}
-    sample = Sample(cap, seed)
+    products = Products()
+    moments = {name: _empty(site, dtype, sketch, products) for name, site in sites.items()}
+    plan, draws, watch = Plan(rows, seed), Draws(seed), Watch()
     seen = 0
     reduced = dist.is_available() and dist.is_initialized()
     with _together(model, reduced), undisturbed(model), ExitStack() as hooks:
-        for layer, (rule, takers) in _takers(sites, moments).items():
-            hook = _recorder(rule, takers, sample)
-            # before any other hook: FSDP takes the weights away in its own
-            handle = layer.register_forward_hook(hook, with_kwargs=True, prepend=True)
-            hooks.callback(handle.remove)
+        recorders = _recorders(sites, moments, plan, draws, watch)
+        for recorder in recorders:
+            hooks.callback(recorder.close)
         for index, batch in enumerate(_progress(iterate(batches, limit), progress)):
+            if not index:
+                plan.batches = _expected(batches, limit, batch)
+            for recorder in recorders:
+                recorder.begin(index)
             feed(model, batch)
-            _check_finite(moments, index)
+            draws.renew()
             seen += 1
+            if seen % _CHECK == 0:
+                watch.check()
+        watch.check()
+        for m in moments.values():
+            m.flush()
     if not seen and not reduced:
         raise ValueError(
             "remember got no batches: the loader is empty (or already used up, if it is an "
@@ -96,14 +106,17 @@ def _together(model: nn.Module, reduced: bool) -> Iterator[None]:
 
 
 def _empty(
-    site: Site, dtype: torch.dtype, sketch: Callable[[str, int], int | None]
+    site: Site,
+    dtype: torch.dtype,
+    sketch: Callable[[str, int], int | None],
+    products: Products,
 ) -> Moments | SketchedMoments:
     matrix = site.matrix(site.parameters)
     groups, dim = matrix.shape[0], matrix.shape[-1]
     like = torch.empty(0, dtype=dtype, device=matrix.device)
     rank = sketch(site.name, dim) if groups == 1 else None
     if rank is None or rank >= dim:
-        return Moments(groups, dim, len(site.biases), like)
+        return Moments(groups, dim, len(site.biases), like, products)
     return SketchedMoments(dim, rank, len(site.biases), like)
 
 
@@ -161,38 +174,43 @@ def iterate(batches: Any, limit: int | None) -> Iterator[Any]:
         left -= size
 
 
-def _takers(
-    sites: Mapping[str, Site], moments: Mapping[str, Moments | SketchedMoments]
-) -> dict[nn.Module, tuple[Rule, dict[str, list[Taker]]]]:
-    """For every layer its rule and, block by block, who takes the rows."""
-    found: dict[nn.Module, tuple[Rule, dict[str, list[Taker]]]] = {}
+def _recorders(
+    sites: Mapping[str, Site],
+    moments: Mapping[str, Moments | SketchedMoments],
+    plan: Plan,
+    draws: Draws,
+    watch: Watch,
+) -> list[Recorder]:
+    """One for every layer that feeds a site."""
+    rules: dict[nn.Module, Rule] = {}
+    takers: dict[nn.Module, dict[str, list[Taker]]] = {}
+    outputs: dict[nn.Module, int] = {}
     for name, site in sites.items():
+        out = site.matrix(site.parameters).shape[1]
         for source in site.sources:
-            _, takers = found.setdefault(source.layer, (source.rule, {}))
-            takers.setdefault(source.block.name, []).append((moments[name], source.bias_column))
-    return found
+            rules[source.layer] = source.rule
+            blocks = takers.setdefault(source.layer, {})
+            taker = Taker(name, moments[name], source.bias_column)
+            blocks.setdefault(source.block.name, []).append(taker)
+            outputs[source.layer] = min(out, outputs.get(source.layer, out))
+    return [
+        Recorder(layer, rule, takers[layer], outputs[layer], plan, draws, watch)
+        for layer, rule in rules.items()
+    ]
 
 
-def _recorder(rule: Rule, takers: Mapping[str, list[Taker]], sample: Sample) -> Callable[..., None]:
-    """A forward hook that gives the rows of a layer's blocks to the sites they belong to."""
-
-    def record(layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        for name, rows in rule.rows(layer, Call(args, kwargs, output), sample):
-            for moments, bias_column in takers.get(name, ()):
-                moments.add(rows, bias_column)
-
-    return record
-
-
-def _check_finite(moments: Mapping[str, Moments | SketchedMoments], index: int) -> None:
-    good = torch.stack([m.finite() for m in moments.values()]).tolist()  # one wait a batch
-    if not all(good):
-        bad = [name for name, fine in zip(moments, good) if not fine]
-        raise ValueError(
-            f"NaN or infinite activations enter {bad[0]!r}"
-            f"{f' (and {len(bad) - 1} more layers)' if len(bad) > 1 else ''} in batch {index}; "
-            f"nothing was remembered. Check that batch, or whether training diverged"
-        )
+def _expected(batches: Any, limit: int | None, first: Any) -> int | None:
+    """How many batches will come, as far as that can be told from the first one."""
+    count: int | None = None
+    with suppress(TypeError, NotImplementedError):
+        count = len(batches)
+    if count is not None and isinstance(batches, Tensor):
+        count = math.ceil(count / _TENSOR_BATCH)
+    size = _size(first)
+    if limit is None or not size:
+        return count
+    most = math.ceil(limit / size)
+    return most if count is None else min(most, count)
 
 
 def _progress(batches: Iterator[Any], shown: bool) -> Iterable[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -13,6 +13,9 @@ from torch import Tensor
 from conceptors import _checks as checks
 from conceptors import algebra
 from conceptors.algebra import Spectrum
+from conceptors.subspace import thin
+
+_TOGETHER = 2**27  # numbers in matrices that are factored at once
 
 
 class Conceptor:
@@ -40,11 +43,12 @@ class Conceptor:
     (True, True)
     """
 
-    __slots__ = ("_aperture", "_dtype", "_matrix", "_odds", "_spectrum")
+    __slots__ = ("_aperture", "_dtype", "_matrix", "_odds", "_quota", "_spectrum")
 
     _odds: Tensor | None  # Q = α² R in full precision, while the spectrum is not needed
     _spectrum: Spectrum | None
     _matrix: Tensor | None  # of the dense form, once it was needed
+    _quota: Tensor | None  # of the form Q, once it was needed
     _dtype: torch.dtype
     _aperture: Tensor | None  # [...]
 
@@ -69,6 +73,7 @@ class Conceptor:
             ("_odds", None if odds is None else odds.contiguous()),
             ("_spectrum", None if spectrum is None else algebra.cast(spectrum, dtype)),
             ("_matrix", None),
+            ("_quota", None),
             ("_aperture", aperture),
         ):
             object.__setattr__(self, name, value)
@@ -118,7 +123,13 @@ class Conceptor:
         >>> Conceptor.from_correlation(R, aperture=1.0).singular_values
         tensor([0.7500, 0.5000, 0.0000])
         """
-        matrix = checks.positive_semidefinite(correlation, "correlation")
+        return cls._of_correlation(
+            checks.positive_semidefinite(correlation, "correlation"), aperture
+        )
+
+    @classmethod
+    def _of_correlation(cls, matrix: Tensor, aperture: float | Tensor) -> Conceptor:
+        """The same for a matrix that is known to be one."""
         alpha = checks.aperture(aperture, matrix.shape[:-2], matrix)
         odds = matrix.to(algebra.work_dtype(matrix))
         scale = alpha.to(odds)[..., None, None]
@@ -281,24 +292,29 @@ class Conceptor:
     @property
     def quota(self) -> Tensor:
         """Mean singular value: the share of the space that C claims, `[...]`."""
-        if self._spectrum is None:
-            return (_trace(self._dense_matrix()) / self.dim).clamp(0, 1)
-        return self.singular_values.mean(-1)
+        if self._odds is None:
+            return self.singular_values.mean(-1)
+        if self._quota is None:  # the same whether or not the spectrum is known by now
+            trace = algebra.trace_of_odds(self._odds)
+            mean = self.singular_values.mean(-1) if trace is None else trace / self.dim
+            object.__setattr__(self, "_quota", mean.to(self._dtype).clamp(0, 1))
+        return self._quota.clone()  # type: ignore[union-attr]
 
     def matrix(self) -> Tensor:
         """The d x d matrix, `[..., d, d]`."""
         if self.is_factored:
             return algebra.to_matrix(self._parts())
-        return self._dense_matrix().clone()
+        return self._dense_matrix().clone() if self._matrix is not None else self._make_matrix()
 
     def _dense_matrix(self) -> Tensor:
         """The matrix of the dense form, made on first use and kept; not to be changed."""
         if self._matrix is None:
-            matrix = None if self._odds is None else algebra.matrix_of_odds(self._odds)
-            matrix = algebra.to_matrix(self._parts()) if matrix is None else matrix.to(self._dtype)
-            object.__setattr__(self, "_matrix", matrix)
-            return matrix
-        return self._matrix
+            object.__setattr__(self, "_matrix", self._make_matrix())
+        return self._matrix  # type: ignore[return-value]
+
+    def _make_matrix(self) -> Tensor:
+        matrix = None if self._odds is None else algebra.matrix_of_odds(self._odds)
+        return algebra.to_matrix(self._parts()) if matrix is None else matrix.to(self._dtype)
 
     def evidence(self, x: Tensor) -> Tensor:
         """xᵀ C x for vectors x `[..., d]`: how much of x lies in what C claims.
@@ -444,10 +460,13 @@ class Conceptor:
         tensor([0.9000, 0.7500, 0.0000])
         """
         rank = checks.whole(rank, "rank", 0, self.dim)
-        parts = self._parts()
-        if parts.rest:
-            parts = algebra.complete(parts)
-        spectrum = algebra.truncate(parts._replace(rest=0.0), rank)
+        if self._odds is not None and thin(rank, self.dim):
+            spectrum = algebra.strongest_of_odds(self._odds, rank)
+        else:
+            parts = self._parts()
+            if parts.rest:
+                parts = algebra.complete(parts)
+            spectrum = algebra.truncate(parts._replace(rest=0.0), rank)
         return self._make(self._dtype, spectrum=spectrum, aperture=self._aperture)
 
     def dense(self) -> Conceptor:
@@ -582,6 +601,34 @@ def similarity(a: Conceptor, b: Conceptor) -> Tensor:
     if a.is_factored or b.is_factored:
         return algebra.similarity(a._parts(), b._parts())
     return algebra.similarity_of_matrices(a._dense_matrix(), b._dense_matrix())
+
+
+def strongest_of(conceptors: Sequence[Conceptor], ranks: Sequence[int]) -> list[Conceptor]:
+    """`c.strongest(rank)` of many conceptors, those of equal size factored together.
+
+    >>> import torch
+    >>> both = [Conceptor.from_states(torch.eye(3), a) for a in (1.0, 2.0)]
+    >>> [c.rank for c in strongest_of(both, [1, 2])]
+    [1, 2]
+    """
+    alike: dict[object, list[int]] = {}
+    for i, (conceptor, rank) in enumerate(zip(conceptors, ranks, strict=True)):
+        if conceptor._odds is not None and thin(rank, conceptor.dim):
+            odds = conceptor._odds
+            alike.setdefault((odds.shape, odds.dtype, odds.device, rank), []).append(i)
+    found: dict[int, Conceptor] = {}
+    for where in alike.values():
+        size = max(1, _TOGETHER // conceptors[where[0]]._tensor().numel())
+        for start in range(0, len(where), size):
+            part = where[start : start + size]
+            stacked = torch.stack([conceptors[i]._tensor() for i in part])
+            spectrum = algebra.strongest_of_odds(stacked, ranks[part[0]])
+            for i, vectors, odds in zip(part, spectrum.vectors, spectrum.odds):
+                one = conceptors[i]
+                found[i] = Conceptor._make(
+                    one.dtype, spectrum=Spectrum(vectors, odds), aperture=one._aperture
+                )
+    return [found.get(i) or c.strongest(ranks[i]) for i, c in enumerate(conceptors)]
 
 
 def _rebuild(

@@ -1,12 +1,14 @@
 """Keeping an optimizer's steps in the free space, through its own step hooks.
 
-Two ways, chosen for every site:
+Three ways, chosen for every site by optimizer, shape and machine:
 
-- **Gradients.** Where a step is a combination of gradients with scalar factors (plain and
-  momentum SGD without weight decay, LBFGS), the gradients are projected before the step, which
-  is Algorithm 2 of the report. The user's gradients are put back after the step.
-- **Updates.** Anything else (Adam, weight decay, ...) leaves the free space even with projected
-  gradients, so the change that the step made is projected after it.
+- **Updates.** The change that a step made is projected after it. Right for every optimizer: even
+  with projected gradients, Adam, weight decay and their like leave the free space.
+- **Inputs.** Where a step is a combination of gradients with scalar factors (SGD without weight
+  decay) and a batch has fewer rows than a layer outputs, backward passes project the rows, which
+  is Algorithm 2 of the report in fewer operations (see `inputs`).
+- **Gradients.** LBFGS looks for its steps with the gradients, so they are projected before it
+  sees them. The user's gradients are put back after the step.
 """
 
 from __future__ import annotations
@@ -21,20 +23,47 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from conceptors import inputs
 from conceptors.conceptor import Conceptor
-from conceptors.projection import Projector, exactly, restrict
+from conceptors.precision import exactly
+from conceptors.projection import Projector, restrict
+from conceptors.replay import Replayed
 from conceptors.sites import Site, is_sharded
+from conceptors.updates import Factored, Update, make_update, stacked
 
 
 @dataclass
 class Guarded:
-    """A site as one optimizer sees it: what it may change, and the projector for that."""
+    """A site as one optimizer sees it: what it may change, and how that is kept in bounds."""
 
+    name: str
     site: Site
     active: list[nn.Parameter]
     projector: Projector
-    by_gradient: bool
-    mark: Tensor | None = None
+    update: Update | None = None  # None: by gradient alone
+    by_gradient: bool = False
+    inlet: inputs.Inlet | None = None
+    lasting: bool = True  # whether a mark outlives a step
+    in_plan: bool = False  # marked with others before every step
+    seen: list[int] | None = None  # versions of the parameters at the last mark
+    clean: bool = False  # momentum is known to lie in the free space
+
+    def is_marked(self) -> bool:
+        """Whether the mark shows the weights as they are."""
+        return self.lasting and self.seen == [p._version for p in self.active]
+
+    def carry_over(self, old: Guarded) -> None:
+        """Go on where a former plan for the same claims was."""
+        if [id(p) for p in self.active] != [id(p) for p in old.active]:
+            return
+        self.clean = old.clean
+        if isinstance(old.update, Factored) and old.is_marked():
+            self.take_mark(old.update.kept)
+
+    def take_mark(self, mark: Tensor) -> None:
+        """Use an earlier mark, which knows of earlier rounding, if it fits the weights."""
+        if isinstance(self.update, Factored) and self.update.take_mark(mark):
+            self.seen = [p._version for p in self.active]
 
 
 @dataclass
@@ -47,6 +76,9 @@ class Plan:
     guarded: list[Guarded] = field(default_factory=list)
     frozen: list[nn.Parameter] = field(default_factory=list)
     decayed: list[tuple[nn.Parameter, Tensor, dict[str, Any]]] = field(default_factory=list)
+    marks: list[Callable[[], None]] = field(default_factory=list)  # of many sites, on a GPU
+    corrections: list[Callable[[], None]] = field(default_factory=list)  # the same
+    loose: list[Guarded] = field(default_factory=list)  # corrected one by one
 
 
 @dataclass
@@ -55,7 +87,7 @@ class World:
 
     version: int  # counts all changes
     claims: int  # counts changes of what is claimed
-    clean: int  # momentum is known to lie in the free space of these claims
+    clean: int  # an optimizer's history is known to be made under these claims
     sites: Mapping[str, Site]
     claimed: Mapping[str, Conceptor]
     frozen: Mapping[str, nn.Parameter]
@@ -63,7 +95,9 @@ class World:
     increment_decay: float
     rank: Callable[[str, int], int | None]
     held: Callable[[], set[int]]  # ids of the parameters of all guarded optimizers
+    resumed: dict[str, Any]  # from a checkpoint made during a task: see `Guard.progress`
     projectors: dict[object, Projector] = field(default_factory=dict)  # made when first needed
+    inlets: dict[str, inputs.Inlet] = field(default_factory=dict)
 
     def projector(self, name: str, active: list[nn.Parameter]) -> Projector | None:
         """What keeps changes of a site's parameters in the free space; None if all is free."""
@@ -79,6 +113,22 @@ class World:
             self.projectors[key] = Projector(part.to(device), dtype, limit)
         return self.projectors[key]
 
+    def inlet(self, name: str, projector: Projector) -> inputs.Inlet:
+        """The hook that projects what enters a site, one for all optimizers."""
+        held = self.inlets.get(name)
+        if held is not None and held.projector is projector:
+            return held
+        if held is not None:
+            held.close()
+        self.inlets[name] = inputs.Inlet(self.sites[name], projector)
+        return self.inlets[name]
+
+    def close(self) -> None:
+        """Take all hooks off the model's layers."""
+        for inlet in self.inlets.values():
+            inlet.close()
+        self.inlets.clear()
+
 
 class Guard:
     """The hooks of one optimizer."""
@@ -89,6 +139,8 @@ class Guard:
         self._plan = Plan()
         self._raw: list[tuple[nn.Parameter, Tensor | None]] = []
         self._kept: list[tuple[nn.Parameter, Tensor]] = []
+        self._stepped = -1  # the claims of the last step
+        self._trusted: set[int] = set()  # sites whose gradients are projected already
         self._handles = [
             optimizer.register_step_pre_hook(self._before),
             optimizer.register_step_post_hook(self._after),
@@ -109,35 +161,59 @@ class Guard:
 
     def is_current(self) -> bool:
         """Whether a step was made since the last change of what is claimed."""
-        return self._plan.claims == self._world().claims
+        return self._stepped == self._world().claims
+
+    def prepare(self) -> None:
+        """Be ready before the first forward pass of a task, not at its first step."""
+        optimizer = self._optimizer()
+        if optimizer is not None:
+            with exactly():
+                self._current(optimizer)
+
+    def progress(self) -> dict[str, tuple[bool, Tensor | None]]:
+        """What a run in the middle of a task needs to go on bit by bit, site by site.
+
+        Whether momentum lies in the free space, and the mark, which holds earlier rounding.
+        """
+        found: dict[str, tuple[bool, Tensor | None]] = {}
+        for guarded in self._plan.guarded if self.is_current() else ():
+            update = guarded.update
+            marked = isinstance(update, Factored) and guarded.is_marked()
+            found[guarded.name] = (
+                guarded.clean,
+                update.kept.clone() if isinstance(update, Factored) and marked else None,
+            )
+        return found
 
     # --- around a step --------------------------------------------------------------------
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         self._restore_gradients()  # in case the last step failed half-way
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
         with exactly():
             plan = self._current(optimizer)
-            if not _skips(optimizer):
+            if plan.decayed and not _skips(optimizer):
                 self._decay_increments(plan)
             self._kept = [(p, p.data.clone()) for p in plan.frozen]
-            for guarded in plan.guarded:
-                # LBFGS multiplies the rounding errors of the gradients
-                if not guarded.by_gradient or (
-                    isinstance(optimizer, torch.optim.LBFGS) and guarded.projector.hard
-                ):
-                    weights = guarded.site.matrix(guarded.active)
-                    guarded.mark = guarded.projector.mark(_full(weights))
-            closure = args[1] if len(args) > 1 else kwargs.get("closure")
+            self._trusted = set()
             if closure is None:
-                self._swap_gradients(plan)
-                return None
+                self._look_at_gradients(optimizer, plan)
+            for guarded in plan.guarded:
+                if guarded.update is None or guarded.in_plan or id(guarded) in self._trusted:
+                    continue
+                if not guarded.is_marked():
+                    guarded.update.mark()
+            for mark in plan.marks:
+                mark()
+        if closure is None:
+            return None
 
         def shielded() -> Any:
-            """The user's closure, then its gradients projected."""
+            """The user's closure, then its gradients looked at."""
             self._restore_gradients()
             loss = closure()
             with exactly():
-                self._swap_gradients(plan)
+                self._look_at_gradients(optimizer, plan)
             return loss
 
         if len(args) > 1:
@@ -147,13 +223,18 @@ class Guard:
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         with exactly():
             self._restore_gradients()
-            for guarded in self._plan.guarded:
-                if guarded.mark is None:
-                    continue
-                weights = _full(guarded.site.matrix(guarded.active))
-                leaked = guarded.projector.correction(weights, guarded.mark)
-                guarded.site.subtract(leaked, guarded.active)
-                guarded.mark = None
+            plan = self._plan
+            self._stepped = plan.claims
+            if not _skips(optimizer):
+                for guarded in plan.loose:
+                    if guarded.update is not None and id(guarded) not in self._trusted:
+                        guarded.update.correct()
+                for correct in plan.corrections:
+                    correct()
+            for guarded in plan.guarded:
+                if guarded.update is not None and id(guarded) not in self._trusted:
+                    guarded.seen = [p._version for p in guarded.active]
+                    guarded.clean = False
             for parameter, value in self._kept:
                 parameter.data.copy_(value)
             self._kept = []
@@ -165,9 +246,14 @@ class Guard:
             step = rate * group.get("lr", 1.0)
             parameter.data.sub_((parameter.data - anchor) * step)
 
-    def _swap_gradients(self, plan: Plan) -> None:
-        """Put projected gradients in place of the raw ones, which are kept."""
+    def _look_at_gradients(self, optimizer: Optimizer, plan: Plan) -> None:
+        """Find which gradients are projected already; for LBFGS, project them now."""
         for guarded in plan.guarded:
+            if guarded.inlet is not None and guarded.inlet.confirms():
+                if not guarded.clean:
+                    _clean_momentum(optimizer, guarded)
+                    guarded.clean = True
+                self._trusted.add(id(guarded))
             if guarded.by_gradient and any(p.grad is not None for p in guarded.active):
                 self._raw += [(p, p.grad) for p in guarded.active]
                 project_gradient(guarded.site, guarded.active, guarded.projector)
@@ -180,24 +266,31 @@ class Guard:
     # --- the plan -------------------------------------------------------------------------
 
     def _current(self, optimizer: Optimizer) -> Plan:
-        """The plan, made anew when the shield, the optimizer or a `requires_grad` has changed."""
+        """The plan, made anew when the shield, the optimizer or a parameter has changed."""
         world = self._world()
-        key = tuple(
+        key = [
             (
-                len(group["params"]),
                 bool(group.get("weight_decay", 0)),
-                sum(p.requires_grad for p in group["params"]),
-                any(_is_sparse(p) for p in group["params"]),
-                {(p.dtype, p.device) for p in group["params"]},
+                [p.data_ptr() for p in group["params"]],  # where its numbers are
+                [p.requires_grad for p in group["params"]],
             )
             for group in optimizer.param_groups
-        )
+        ]
         if self._plan.version == world.version and self._plan.key == key:
             return self._plan
-        new_claims = self._plan.claims != world.claims != world.clean
+        former = self._plan
+        new_claims = former.claims != world.claims != world.clean
         self._plan = self._make(optimizer, world, key)
-        if new_claims:
-            self._clean_momentum(optimizer)
+        for guarded in self._plan.guarded:
+            for old in former.guarded if former.claims == world.claims else ():
+                if old.name == guarded.name:
+                    guarded.carry_over(old)
+            if guarded.name in world.resumed:
+                guarded.clean, mark = world.resumed.pop(guarded.name)
+                if mark is not None:
+                    guarded.take_mark(mark)
+        if new_claims and isinstance(optimizer, torch.optim.LBFGS) and self._plan.guarded:
+            optimizer.state.clear()  # its history was made in another free space
         return self._plan
 
     def _make(self, optimizer: Optimizer, world: World, key: object) -> Plan:
@@ -220,57 +313,92 @@ class Guard:
             if any(site.crosses(other) for other in world.sites.values()):
                 # only projections of single parameters commute with those of the other site
                 for parameter in active:
-                    alone = world.projector(name, [parameter])
-                    if alone is not None:
-                        plan.guarded.append(Guarded(site, [parameter], alone, False))
+                    self._add(plan, name, site, [parameter], world, False)
                 continue
-            projector = world.projector(name, active)
-            if projector is None:
+            lasting = not world.increment_decay and not any(is_sharded(p.data) for p in active)
+            guarded = self._add(plan, name, site, active, world, lasting)
+            if guarded is None:
                 continue
-            groups = {id(group_of.get(id(p))) for p in active}
-            linear = (
-                len(groups) == 1  # one step size for weight and bias
-                and _is_linear(optimizer, group_of[id(touched[0])])
-                and not any(_is_sparse(p) or uses[id(p)] > 1 for p in active)
-                and not any(getattr(s.layer, "sparse", False) for s in site.sources)
-                and (site.block.rows_first or not is_sharded(active[0].data))
+            alone = len({id(group_of.get(id(p))) for p in active}) == 1 and not any(
+                uses[id(p)] > 1 for p in active
             )
-            plan.guarded.append(Guarded(site, active, projector, linear))
+            if type(optimizer) is torch.optim.LBFGS and alone:
+                guarded.by_gradient = True
+                if not guarded.projector.hard:  # LBFGS multiplies rounding errors of hard ones
+                    guarded.update = None
+            elif (
+                type(optimizer) is torch.optim.SGD
+                and alone
+                and not group_of[id(touched[0])].get("weight_decay", 0)
+                and inputs.fits(site, active)
+            ):
+                guarded.inlet = world.inlet(name, guarded.projector)
         if world.claimed:
             plan.frozen = [p for p in world.frozen.values() if id(p) in group_of]
+        _arrange(plan)
         return plan
 
-    def _clean_momentum(self, optimizer: Optimizer) -> None:
-        """After a new task was remembered, old momentum must not push into its space."""
-        if isinstance(optimizer, torch.optim.LBFGS):
-            if self._plan.guarded:
-                optimizer.state.clear()
-            return
-        for guarded in self._plan.guarded:
-            buffers = [optimizer.state.get(p, {}).get("momentum_buffer") for p in guarded.active]
-            if not guarded.by_gradient or any(b is None for b in buffers):
-                continue
-            tensors = [_local(b) for b in buffers]
-            parts = _projected(guarded.site, guarded.active, guarded.projector, tensors)
-            for buffer, part in zip(tensors, parts):
-                buffer.copy_(part)
+    def _add(
+        self,
+        plan: Plan,
+        name: str,
+        site: Site,
+        active: list[nn.Parameter],
+        world: World,
+        lasting: bool,
+    ) -> Guarded | None:
+        projector = world.projector(name, active)
+        if projector is None or projector.rank == 0:
+            return None
+        update = make_update(site, active, projector)
+        plan.guarded.append(Guarded(name, site, active, projector, update, lasting=lasting))
+        return plan.guarded[-1]
 
 
-def _is_linear(optimizer: Optimizer, group: dict[str, Any]) -> bool:
-    """Whether steps are combinations of gradients with scalar factors."""
-    if type(optimizer) is torch.optim.LBFGS:
-        return True
-    return type(optimizer) is torch.optim.SGD and not group.get("weight_decay", 0)
+def _arrange(plan: Plan) -> None:
+    """What is on a GPU is done together, recorded and replayed; the rest goes one by one."""
+    on_gpu: dict[torch.device, list[tuple[Guarded, Update]]] = {}
+    for guarded in plan.guarded:
+        update, first = guarded.update, guarded.active[0]
+        if update is None:
+            continue
+        if first.device.type == "cuda" and update.static and not is_sharded(first.data):
+            on_gpu.setdefault(first.device, []).append((guarded, update))
+        else:
+            plan.loose.append(guarded)
+    for device, some in on_gpu.items():
+        pieces = stacked([update for guarded, update in some if guarded.lasting])
+        others = [update for guarded, update in some if not guarded.lasting]
+        if others:  # they may share memory: one after the other
+            plan.marks.append(Replayed(_in_turn([u.mark for u in others]), device=device))
+            pieces.append(_in_turn([u.correct for u in others]))
+        for guarded, _ in some:
+            guarded.in_plan = not guarded.lasting
+        plan.corrections.append(Replayed(*pieces, device=device))
+
+
+def _in_turn(pieces: list[Callable[[], None]]) -> Callable[[], None]:
+    def run() -> None:
+        for piece in pieces:
+            piece()
+
+    return run
+
+
+def _clean_momentum(optimizer: Optimizer, guarded: Guarded) -> None:
+    """Old momentum must not push into claimed space where steps are not projected any more."""
+    buffers = [optimizer.state.get(p, {}).get("momentum_buffer") for p in guarded.active]
+    if any(buffer is None for buffer in buffers):
+        return
+    parts = _projected(guarded.site, guarded.active, guarded.projector, buffers)
+    for buffer, part in zip(buffers, parts):
+        buffer.copy_(part)
 
 
 def _skips(optimizer: Optimizer) -> bool:
     """Whether a gradient scaler has told a fused optimizer to do nothing in this step."""
     found = getattr(optimizer, "found_inf", None)
     return found is not None and bool(found)
-
-
-def _is_sparse(parameter: nn.Parameter) -> bool:
-    return parameter.grad is not None and parameter.grad.layout != torch.strided
 
 
 def _full(matrix: Tensor) -> Tensor:

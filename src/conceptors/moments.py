@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import is_
 from typing import Any
 
 import torch
@@ -9,38 +10,116 @@ from torch import Tensor
 from torch import distributed as dist
 
 from conceptors.conceptor import Conceptor
-from conceptors.layers import Moment, Rows
+from conceptors.layers import Kept, Moment, Rows
+from conceptors.precision import exactly, tensor_cores
 from conceptors.sketch import FrequentDirections
+
+_ENOUGH = 4096  # rows that are worth a pass over the d x d total
+
+
+class Products:
+    """XᵀX of the rows last multiplied, for another site that was given the very same tensors."""
+
+    def __init__(self) -> None:
+        self._chunks: list[Tensor] = []
+        self._found: tuple[Tensor, Tensor] | None = None
+
+    def of(self, chunks: list[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """(XᵀX `[g, d, d]`, Σ x `[g, d]`) of the rows of all chunks, which must never change."""
+        same = len(chunks) == len(self._chunks) and all(map(is_, chunks, self._chunks))
+        if self._found is None or not same or self._found[1].dtype != dtype:
+            self._chunks, self._found = list(chunks), multiplied(chunks, dtype)
+        return self._found
+
+
+def multiplied(chunks: list[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """(XᵀX `[g, d, d]`, Σ x `[g, d]`) of rows in chunks `[g, n, d]`, summed in `dtype`.
+
+    Numbers of half precision have exact products in float32, also on tensor cores (TF32), and are
+    summed up in that.
+    """
+    rows = chunks[0] if len(chunks) == 1 else torch.cat(chunks, 1)
+    sums = rows.sum(1, dtype=dtype)
+    if rows.shape[-1] == 1:
+        return rows.to(dtype).square().sum(1, keepdim=True), sums
+    if rows.dtype in (torch.float16, torch.bfloat16):
+        with tensor_cores():
+            return _gram(rows.float()), sums
+    return _gram(rows.to(dtype)), sums
+
+
+def _gram(rows: Tensor) -> Tensor:
+    """XᵀX; one matrix at a time is faster than a batch of one."""
+    return (rows[0].mT @ rows[0])[None] if len(rows) == 1 else rows.mT @ rows
 
 
 class Moments:
     """Σ w [x; e] [x; e]ᵀ `[g, d + k, d + k]` of rows `[g, n, d]`, with k bias columns.
 
-    e marks which of the k biases a row goes with (all zero for a layer without bias).
+    e marks which of the k biases a row goes with (all zero for a layer without bias). Rows are
+    kept until there are as many as columns, and 4096; call `flush` before reading.
     """
 
-    def __init__(self, groups: int, dim: int, biases: int, like: Tensor) -> None:
+    def __init__(
+        self,
+        groups: int,
+        dim: int,
+        biases: int,
+        like: Tensor,
+        products: Products | None = None,
+    ) -> None:
         self.biases = biases
         self.total = torch.zeros(groups, dim, dim, dtype=like.dtype, device=like.device)
         self.weight = 0.0
+        self._products = products or Products()
+        self._kept: dict[tuple[float, int | None, torch.dtype], list[Tensor]] = {}
+        self._count = 0
 
     def add(self, rows: Rows | Moment, bias_column: int | None) -> None:
         """Add the rows of one call."""
+        self.weight += rows.weight * (1 if isinstance(rows, Moment) else rows.values.shape[1])
         if isinstance(rows, Moment):
             self.total += rows.total.to(self.total)
-            self.weight += rows.weight
-        elif rows.values.shape[1]:
-            wide = with_bias(rows.values.to(self.total), self.biases, bias_column)
-            self.total.baddbmm_(wide.mT, wide, alpha=rows.weight)
-            self.weight += rows.values.shape[1] * rows.weight
+            return
+        values, enough = rows.values, max(_ENOUGH, self.dim)
+        if not values.shape[1]:
+            return
+        if not isinstance(rows, Kept):
+            if values.shape[1] >= enough:
+                with exactly():
+                    found = multiplied([values], self.total.dtype)
+                    self._add(*found, values.shape[1], rows.weight, bias_column)
+                return
+            values = values.clone()
+        key = (rows.weight, bias_column, values.dtype)
+        self._kept.setdefault(key, []).append(values)
+        self._count += values.shape[1]
+        if self._count >= enough:
+            self.flush()
+
+    def flush(self) -> None:
+        """Multiply the rows kept so far."""
+        with exactly():
+            for (weight, bias_column, _), chunks in self._kept.items():
+                count = sum(chunk.shape[1] for chunk in chunks)
+                product, sums = self._products.of(chunks, self.total.dtype)
+                self._add(product, sums, count, weight, bias_column)
+        self._kept, self._count = {}, 0
+
+    def _add(
+        self, product: Tensor, sums: Tensor, count: int, weight: float, bias_column: int | None
+    ) -> None:
+        dim = product.shape[-1]
+        self.total[:, :dim, :dim].add_(product, alpha=weight)
+        if bias_column is not None:
+            bias = dim + bias_column
+            self.total[:, :dim, bias].add_(sums, alpha=weight)
+            self.total[:, bias, :dim].add_(sums, alpha=weight)
+            self.total[:, bias, bias].add_(count * weight)
 
     @property
     def dim(self) -> int:
         return self.total.shape[-1]
-
-    def finite(self) -> Tensor:
-        """Whether all is well so far, as a bool tensor (asking costs a wait for the device)."""
-        return self.total.sum().isfinite()
 
     def all_reduce(self, group: Any = None) -> None:
         """Sum over all processes."""
@@ -65,7 +144,7 @@ class Moments:
 
     def conceptor(self, aperture: float | Tensor) -> Conceptor:
         """The conceptors `[g]` of the rows, in float64."""
-        return Conceptor.from_correlation(self.correlation().double(), aperture)
+        return Conceptor._of_correlation(self.correlation().double(), aperture)
 
 
 class SketchedMoments:
@@ -73,7 +152,6 @@ class SketchedMoments:
 
     def __init__(self, dim: int, rank: int, biases: int, like: Tensor) -> None:
         self.biases = biases
-        self._finite = torch.tensor(True, device=like.device)
         self.sketch = FrequentDirections(dim, rank, dtype=like.dtype, device=like.device)
 
     @property
@@ -89,13 +167,12 @@ class SketchedMoments:
             raise TypeError("a rule for a wide layer must give rows, not moments")
         samples = with_bias(rows.values, self.biases, bias_column)[0]
         if not bool(samples.isfinite().all()):
-            self._finite = torch.zeros_like(self._finite)
-            return
+            return  # whoever collects will find out, and say where
         weights = torch.full((len(samples),), rows.weight, dtype=torch.float64)
         self.sketch.update(_real(samples), weights.to(samples.device))
 
-    def finite(self) -> Tensor:
-        return self._finite
+    def flush(self) -> None:
+        """Nothing is kept."""
 
     def all_reduce(self, group: Any = None) -> None:
         self.sketch.all_reduce(group)

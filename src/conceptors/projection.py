@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor
 
@@ -82,21 +79,3 @@ def restrict(claimed: Conceptor, columns: Tensor) -> Conceptor:
         items.append(algebra.disjoin(soft_part, hard_part) if kept.shape[1] else soft_part)
     joined = algebra.stack(items, batch) if batch else items[0]
     return Conceptor._make(claimed.dtype, spectrum=joined)
-
-
-@contextmanager
-def exactly() -> Iterator[None]:
-    """Full precision inside: no autocast, no TF32; what the user had set comes back."""
-    precision = torch.get_float32_matmul_precision()
-    try:
-        if precision != "highest":
-            torch.set_float32_matmul_precision("highest")
-        with (
-            torch.no_grad(),
-            torch.autocast("cpu", enabled=False),
-            torch.autocast("cuda", enabled=False),
-        ):
-            yield
-    finally:
-        if precision != "highest":
-            torch.set_float32_matmul_precision(precision)

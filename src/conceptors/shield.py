@@ -19,12 +19,14 @@ from conceptors.collect import Feed, collect
 from conceptors.conceptor import Conceptor, similarity
 from conceptors.guard import Guard, World, project_gradient
 from conceptors.moments import Moments, SketchedMoments
-from conceptors.projection import exactly
+from conceptors.precision import exactly
 from conceptors.shield_state import LoadReport
 from conceptors.sites import Scan, matches, scan
 from conceptors.targets import Energy, Quota
 
 Aperture = float | Quota | Energy
+
+_STOWED = 2048  # inputs from which on a layer's claims are kept off the GPU
 
 _ATTACHED: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Shield]] = weakref.WeakKeyDictionary()
 
@@ -57,8 +59,9 @@ class Shield:
             hard conceptors earlier tasks' directions come first.
         dense_limit: layers of more inputs keep a sketch of `rank` directions (by default an
             eighth of d) instead of d x d matrices.
-        rows: how many input rows a layer and batch are used: "auto" (all, except where there are
-            more than 4096 and more than 4 d; then a sample), a number, or None for all.
+        rows: which input rows of a layer are used: "auto" (all, except where there are more than
+            16384 and more than 8 d; then an unbiased sample of the batches and of their rows), at
+            most so many of every batch, or None for all.
         batchnorm: "freeze" keeps BatchNorm's running statistics, and normalises with them, once
             a task is remembered; "follow" lets them follow the data (old tasks then drift).
         keep_tasks: keep every task's conceptors apart, so that `forget` can remove one.
@@ -114,7 +117,9 @@ class Shield:
         self.exclude, self.freeze = _patterns(exclude, "exclude"), _patterns(freeze, "freeze")
         self.rank = _check_rank(rank)
         self.dense_limit = checks.whole(dense_limit, "dense_limit", 0)
-        self.rows = rows if rows in (None, "auto") else checks.whole(rows, "rows", 1)
+        self.rows: int | Literal["auto"] | None = "auto"
+        if rows != "auto":
+            self.rows = None if rows is None else checks.whole(rows, "rows", 1)
         self.keep_tasks = bool(keep_tasks)
         self.warn_at_quota = checks.number(warn_at_quota, "warn_at_quota", 0.0, 1.0)
         self.dtype = checks.real_dtype(dtype)
@@ -132,6 +137,8 @@ class Shield:
         self._full: set[str] = set()
         self._anchors: dict[str, Tensor] = {}
         self._statistics: list[Any] = []
+        self._resumed: dict[str, tuple[bool, Tensor | None]] = {}
+        self._quotas: dict[str, float] = {}  # of what is claimed now, once computed
         self._attached = True
         self._scan = self._rescan()
         self._set_anchors()
@@ -164,6 +171,7 @@ class Shield:
         self.refresh()
         if not any(guard.holds(optimizer) for guard in self._guards):
             self._guards.append(Guard(optimizer, lambda: self._world))
+            self._changed()  # what is held together may be more now
         return optimizer
 
     def remember(
@@ -193,11 +201,9 @@ class Shield:
         task = self._conceptors(batches, feed, limit, progress)
         reshard(self.model)
         claimed = self._joined(self._claimed, task)
-        for conceptor in claimed.values():
-            conceptor._parts()  # factor now, once a task, not at the first step
         self._claimed = claimed
         if self.keep_tasks:
-            self._tasks.append(task)
+            self._tasks.append({name: _stowed(c) for name, c in task.items()})
         self.n_tasks += 1
         self._set_anchors()
         self._hold_statistics()
@@ -234,7 +240,7 @@ class Shield:
         """
         task = self._conceptors(batches, feed, limit, progress)
         return {
-            name: float(similarity(conceptor, self._claimed[name]).mean())
+            name: float(similarity(conceptor, self._claimed[name].to(conceptor.device)).mean())
             for name, conceptor in task.items()
             if name in self._claimed
         }
@@ -256,16 +262,15 @@ class Shield:
         for share in left:
             claimed = self._joined(claimed, share)
         self._tasks, self._claimed, self.n_tasks = left, claimed, self.n_tasks - 1
-        self._full &= {name for name, quota in self.quota().items() if quota > self.warn_at_quota}
         self._changed(claims=True)
+        self._full &= {name for name, quota in self.quota().items() if quota > self.warn_at_quota}
         return self
 
     def quota(self) -> dict[str, float]:
         """How full each layer is: the share of its input space claimed so far, in [0, 1]."""
-        return {
-            name: float(self._claimed[name].quota.mean()) if name in self._claimed else 0.0
-            for name in self._scan.sites
-        }
+        for name in self._claimed.keys() - self._quotas.keys():
+            self._quotas[name] = float(self._claimed[name].quota.mean())
+        return {name: self._quotas.get(name, 0.0) for name in self._scan.sites}
 
     def spectra(self) -> dict[str, Tensor]:
         """Singular values of A, layer by layer, descending: `[d]`, or `[groups, d]`."""
@@ -297,6 +302,7 @@ class Shield:
         """Take all hooks off model and optimizers; the weights stay, the shield is at its end."""
         for guard in self._guards:
             guard.remove()
+        self._world.close()
         for handle in self._statistics:
             handle.remove()
         self._guards, self._statistics, self._attached = [], [], False
@@ -328,7 +334,7 @@ class Shield:
         self.refresh()
         report = shield_state.unpack(self, state, strict=strict, rename=rename or {})
         self._hold_statistics()
-        # A checkpoint from the middle of a task has momentum in the free space already.
+        # The optimizer's history in a checkpoint from the middle of a task is of that task.
         self._clean = self._claims + 1 if state.get("mid_task") else -1
         self._changed(claims=True)
         return report
@@ -370,13 +376,14 @@ class Shield:
             batches,
             feed=feed,
             limit=limit,
-            cap=self._cap,
+            rows=self.rows,
             seed=self.seed + self.n_tasks,
             dtype=self.dtype,
             sketch=self._sketch_rank,
             progress=progress,
         )
-        return {name: self._conceptor(name, m) for name, m in moments.items()}
+        # one at a time, so that sums and conceptors need not all fit at once
+        return {name: self._conceptor(name, moments.pop(name)) for name in list(moments)}
 
     def _conceptor(self, name: str, moments: Moments | SketchedMoments) -> Conceptor:
         """The conceptors of one task's rows at one site."""
@@ -403,7 +410,11 @@ class Shield:
         """A ∨ C at every site; sketched ones stay within their rank."""
         joined = dict(claimed)
         for name, conceptor in task.items():
-            both = claimed[name] | conceptor if name in claimed else conceptor
+            site = self._scan.sites.get(name)
+            device = conceptor.device if site is None else site.parameters[0].device
+            both = conceptor.to(device)
+            if name in claimed:
+                both = claimed[name].to(device) | both
             limit = self._sketch_rank(name, both.dim)
             if limit is not None and both.is_factored and both.rank > limit:
                 both = both.strongest(limit)
@@ -442,11 +453,6 @@ class Shield:
         if dim <= self.dense_limit:
             return None
         return self._rank_of(name, dim) or max(1, dim // 8)
-
-    def _cap(self, dim: int) -> int | None:
-        if self.rows == "auto":
-            return max(4096, 4 * dim)
-        return None if self.rows is None else int(self.rows)
 
     def _rescan(self) -> Scan:
         found = scan(self.model, self.exclude, self.freeze)
@@ -498,12 +504,22 @@ class Shield:
             increment_decay=self.increment_decay,
             rank=self._rank_of,
             held=lambda: {id(p) for guard in self._guards for p in guard.parameters()},
+            resumed=self._resumed,
         )
 
     def _changed(self, *, claims: bool = False) -> None:
         self._version += 1
         self._claims += claims
+        self._world.close()
         self._world = self._make_world()
+        if claims:
+            self._quotas = {}
+            self.quota()
+        for guard in self._guards:
+            guard.prepare()
+        if claims:  # projectors are made; what they are made of may leave the GPU
+            self._claimed = {name: _stowed(c) for name, c in self._claimed.items()}
+            self._world.claimed = {n: self._claimed[n] for n in self._world.claimed}
 
     def _hold_statistics(self) -> None:
         if self.batchnorm == "freeze" and self.n_tasks and not self._statistics:
@@ -531,6 +547,12 @@ class Shield:
     def _check_attached(self) -> None:
         if not self._attached:
             raise ValueError("this shield was detached; make a new one with Shield(model, ...)")
+
+
+def _stowed(conceptor: Conceptor) -> Conceptor:
+    """Large matrices wait in main memory: a GPU has better use for its own."""
+    large = conceptor.dim >= _STOWED and conceptor.device.type == "cuda"
+    return conceptor.to("cpu") if large else conceptor
 
 
 def unwrap(model: nn.Module) -> nn.Module:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 FORMAT = "conceptors.Shield"
 VERSION = 1
-_SCALARS = ("format", "version", "n_tasks", "mid_task")
+_TENSORS = ("anchors", "marks")
+_SCALARS = ("format", "version", "n_tasks", "mid_task", "clean")
 
 
 class LoadReport(NamedTuple):
@@ -56,6 +58,18 @@ def pack(shield: Shield) -> dict[str, Any]:
         "claimed": {name: _pack(c) for name, c in shield._claimed.items()},
         "tasks": [{name: _pack(c) for name, c in task.items()} for task in shield._tasks],
         "anchors": {name: anchor.clone() for name, anchor in shield._anchors.items()},
+        **_pack_progress(shield),
+    }
+
+
+def _pack_progress(shield: Shield) -> dict[str, Any]:
+    """Where the optimizers are within a task: see `Guard.progress`."""
+    found = [guard.progress() for guard in shield._guards]
+    counts = Counter(name for progress in found for name in progress)
+    own = {n: v for progress in found for n, v in progress.items() if counts[n] == 1}
+    return {
+        "clean": sorted(name for name, (clean, _) in own.items() if clean),
+        "marks": {name: mark for name, (_, mark) in own.items() if mark is not None},
     }
 
 
@@ -92,12 +106,13 @@ def unpack(
         )
     devices = {name: s.parameters[0].device for name, s in shield._scan.sites.items()}
     shield._claimed = {name: claimed[name].to(devices[name]) for name in loaded}
-    for conceptor in shield._claimed.values():
-        conceptor._parts()  # as after remember
     shield._tasks = [
         {name: c.to(devices[name]) for name, c in task.items() if name in loaded} for task in tasks
     ]
     shield.n_tasks = n_tasks
+    clean, marks = _read_progress(state, rename)
+    shield._resumed.clear()
+    shield._resumed.update((n, (n in clean, marks.get(n))) for n in clean | set(marks))
     parameters = dict(shield.model.named_parameters())
     for name, anchor in anchors.items():
         held = parameters.get(name)
@@ -109,15 +124,16 @@ def unpack(
 def save(state: Mapping[str, Any], path: str | Path) -> None:
     """Write a state as a safetensors file."""
     tensors: dict[str, Tensor] = {}
-    header = {key: state[key] for key in _SCALARS}
+    header = {key: state.get(key) for key in _SCALARS}
     groups = [("claimed", state["claimed"])]
     groups += [(f"task{i}", task) for i, task in enumerate(state["tasks"])]
     for label, conceptors in groups:
         for name, packed in conceptors.items():
             for key, value in packed.items():
                 tensors[f"{label}/{name}/{key}"] = torch.as_tensor(value)
-    for name, anchor in state["anchors"].items():
-        tensors[f"anchors/{name}/value"] = anchor
+    for label in _TENSORS:
+        for name, tensor in state.get(label, {}).items():
+            tensors[f"{label}/{name}/value"] = tensor
     header["tasks"] = len(state["tasks"])
     storage.write(tensors, {k: json.dumps(v) for k, v in header.items()}, path)
 
@@ -131,12 +147,13 @@ def load(path: str | Path) -> dict[str, Any]:
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path} is not a shield file: {error}") from error
     state: dict[str, Any] = {key: header.get(key) for key in _SCALARS}
-    state |= {"claimed": {}, "anchors": {}, "tasks": [{} for _ in range(min(count, 10**6))]}
+    state |= {label: {} for label in _TENSORS}
+    state |= {"claimed": {}, "tasks": [{} for _ in range(min(count, 10**6))]}
     for key, tensor in tensors.items():
         label, _, rest = key.partition("/")
         name, _, part = rest.rpartition("/")
-        if label == "anchors":
-            state["anchors"][name] = tensor
+        if label in _TENSORS:
+            state[label][name] = tensor
             continue
         tasks = state["tasks"]
         index = label.removeprefix("task")
@@ -199,3 +216,16 @@ def _read(
     tasks = [{n: _unpack(n, packed) for n, packed in task.items()} for task in state["tasks"]]
     anchors = {n: checks.finite(a, f"anchor of {n}") for n, a in state["anchors"].items()}
     return n_tasks, claimed, tasks, anchors
+
+
+def _read_progress(
+    state: Mapping[str, Any], rename: Mapping[str, str]
+) -> tuple[set[str], dict[str, Tensor]]:
+    """Absent from states of earlier releases."""
+    clean, marks = state.get("clean") or [], state.get("marks") or {}
+    if not isinstance(clean, list) or not all(isinstance(name, str) for name in clean):
+        raise ValueError(f"the state is damaged: clean should be a list of names, got {clean!r}")
+    return (
+        {rename.get(name, name) for name in clean},
+        {rename.get(n, n): checks.finite(m, f"mark of {n}") for n, m in marks.items()},
+    )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from conceptors.collect import collect, undisturbed
-from conceptors.layers import Call, Moment, Rows, Sample, find_rule
+from conceptors.layers import Call, Draws, Moment, Rows, Sample, find_rule
 from conceptors.sites import Site, scan
 from layers.cases import Draw, Inputs, run
 
@@ -23,7 +23,7 @@ def captured(
     found: dict[str, list[Rows | Moment]] = {}
     with undisturbed(layer):
         call = Call(*inputs, run(layer, inputs))
-        for name, rows in rule.rows(layer, call, Sample(lambda _: cap, seed)):
+        for name, rows in rule.rows(layer, call, Sample(lambda *_: cap, Draws(seed))):
             found.setdefault(name, []).append(rows)
     return found
 
@@ -47,7 +47,7 @@ def moments(
             batches,
             feed=feed,
             limit=None,
-            cap=lambda _: cap,
+            rows=cap,
             seed=seed,
             dtype=torch.float64,
             sketch=lambda _name, _dim: None,

@@ -4,6 +4,8 @@ from conceptors.layers import attention, conv, embedding, linear, norm, recurren
 from conceptors.layers.base import (
     Block,
     Call,
+    Draws,
+    Kept,
     Moment,
     Rows,
     Rule,
@@ -16,6 +18,8 @@ from conceptors.layers.base import (
 __all__ = [
     "Block",
     "Call",
+    "Draws",
+    "Kept",
     "Moment",
     "Rows",
     "Rule",

@@ -8,6 +8,8 @@ the rows from one call of the layer. See `docs/shield.md` for a rule of your own
 
 from __future__ import annotations
 
+import math
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -36,6 +38,12 @@ class Rows(NamedTuple):
     weight: float = 1.0
 
 
+class Kept(Rows):
+    """Rows that nobody else changes, so that they can be kept without a copy."""
+
+    __slots__ = ()
+
+
 class Moment(NamedTuple):
     """A sum of second moments `[g, d, d]` over `weight` rows, where rows would be wasteful."""
 
@@ -57,26 +65,101 @@ class Call(NamedTuple):
         return self.kwargs.get(name, default)
 
 
+class Draws:
+    """The random choices of one pass over data: the same for the same seed.
+
+    Within a batch, layers with equally many rows share a choice, and layers fed by the very same
+    tensor (queries, keys and values) share the rows.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._generators: dict[torch.device, torch.Generator] = {}
+        self._chosen: dict[object, Tensor] = {}
+        self._places: dict[object, tuple[Tensor, ...]] = {}
+        self._last: tuple[weakref.ref[Tensor], object, Rows] | None = None
+
+    def renew(self) -> None:
+        """Choose anew from now on: a new batch begins."""
+        self._chosen.clear()
+        self._places.clear()
+        self._last = None
+
+    def indices(self, count: int, size: int, device: torch.device) -> Tensor:
+        """`size` of `count` rows, ascending: one at random out of each of `size` equal parts."""
+        key = (count, size, device)
+        if key not in self._chosen:
+            if device not in self._generators:
+                self._generators[device] = torch.Generator(device).manual_seed(self._seed)
+            dtype = torch.float32 if device.type == "mps" else torch.float64
+            spots = torch.rand(size, generator=self._generators[device], dtype=dtype, device=device)
+            spots += torch.arange(size, device=device)
+            self._chosen[key] = (spots * (count / size)).long().clamp_(max=count - 1)
+        return self._chosen[key]
+
+    def places(self, shape: torch.Size, size: int, device: torch.device) -> tuple[Tensor, ...]:
+        """The same as indices into each of several dimensions."""
+        key = (shape, size, device)
+        if key not in self._places:
+            chosen = self.indices(math.prod(shape), size, device)
+            self._places[key] = torch.unravel_index(chosen, shape)
+        return self._places[key]
+
+    def shared(self, x: Tensor, key: object, take: Callable[[], Rows]) -> Rows:
+        """What `take` gives, or what it gave if the last rows were taken of x too, as it is now."""
+        if x.is_inference():  # they do not count their changes
+            return take()
+        key = (key, x._version)
+        if self._last is None or self._last[0]() is not x or self._last[1] != key:
+            self._last = (weakref.ref(x), key, take())
+        return self._last[2]
+
+
 class Sample:
-    """Chooses which rows of a call are used: all, or at most `cap`, reproducibly."""
+    """Gives the rows of a call that are used: all, or so many of `count` as `cap(count, d)`."""
 
-    def __init__(self, cap: Callable[[int], int | None], seed: int) -> None:
+    def __init__(self, cap: Callable[[int, int], int | None], draws: Draws) -> None:
         self._cap = cap
-        self._generator = torch.Generator().manual_seed(seed)
+        self._draws = draws
 
-    def indices(self, count: int, dim: int, device: torch.device) -> tuple[Tensor | None, float]:
-        """(indices of the rows used, or None for all; how often each counts)."""
-        cap = self._cap(dim)
-        if cap is None or count <= cap:
-            return None, 1.0
-        chosen = torch.randint(count, (cap,), generator=self._generator)
-        return chosen.to(device), count / cap
+    def size(self, count: int, dim: int) -> int | None:
+        """How many of `count` rows of so many numbers are used; None for all."""
+        wanted = self._cap(count, dim)
+        return None if wanted is None or wanted >= count else wanted
+
+    def places(self, shape: torch.Size, size: int, device: torch.device) -> tuple[Tensor, ...]:
+        """Which rows, as indices into the dimensions that they are spread over."""
+        return self._draws.places(shape, size, device)
 
     def __call__(self, x: Tensor) -> Rows:
-        """Rows of `[..., d]`."""
-        flat = x[None].flatten(0, -2)  # also where d is 0
-        chosen, weight = self.indices(len(flat), flat.shape[1], x.device)
-        return Rows((flat if chosen is None else flat[chosen])[None], weight)
+        """Rows of `[..., d]`, as a product with a weight sees them: rounded under autocast."""
+        size = self.size(math.prod(x.shape[:-1]), x.shape[-1])
+        dtype = multiplied_dtype(x)
+        return self._draws.shared(x, (size, dtype), lambda: self._take(x, size, dtype))
+
+    def unrounded(self, x: Tensor) -> Rows:
+        """Rows of `[..., d]` in the dtype they have."""
+        return self._take(x, self.size(math.prod(x.shape[:-1]), x.shape[-1]), x.dtype)
+
+    def _take(self, x: Tensor, size: int | None, dtype: torch.dtype) -> Rows:
+        if size is None:
+            rows = x[None].flatten(0, -2)[None]  # also where d is 0
+            return Rows(rows) if dtype == rows.dtype else Kept(rows.to(dtype))
+        count = math.prod(x.shape[:-1])
+        if x.is_contiguous():
+            chosen = self._draws.indices(count, size, x.device)
+            rows = x.view(count, -1).index_select(0, chosen)
+        else:
+            rows = x[self._draws.places(x.shape[:-1], size, x.device)]
+        return Kept(rows[None].to(dtype), count / size)
+
+
+def multiplied_dtype(x: Tensor) -> torch.dtype:
+    """In which dtype a product with x is computed here: autocast rounds float32."""
+    kind = x.device.type
+    if x.dtype == torch.float32 and torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return x.dtype
 
 
 class Rule(Protocol):

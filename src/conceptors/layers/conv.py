@@ -6,11 +6,19 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from conceptors.layers.base import Block, Call, Moment, Rows, Sample, register
+from conceptors.layers.base import (
+    Block,
+    Call,
+    Kept,
+    Moment,
+    Rows,
+    Sample,
+    multiplied_dtype,
+    register,
+)
 
 _CHUNK = 2**22  # numbers in patches held at a time
 
@@ -74,7 +82,7 @@ class ConvTransposeRule:
         windows = cut(wide, layer.kernel_size, (1,) * spatial, layer.dilation)
         for rows, weight in patches(windows, layer.groups, spatial, sample):
             taps = rows.unflatten(-1, (-1, *layer.kernel_size))  # the kernel runs backwards
-            yield "", Rows(taps.flip(tuple(range(-spatial, 0))).flatten(2), weight)
+            yield "", Kept(taps.flip(tuple(range(-spatial, 0))).flatten(2), weight)
 
 
 def cut(x: Tensor, kernel: Any, stride: Any, dilation: Any) -> Tensor:
@@ -87,16 +95,27 @@ def cut(x: Tensor, kernel: Any, stride: Any, dilation: Any) -> Tensor:
 
 def patches(windows: Tensor, groups: int, spatial: int, sample: Sample) -> Iterator[Rows]:
     """Rows `[g, n, c / g * k]` of windows `[n, c, positions..., k...]`, in chunks."""
-    batch, channels = windows.shape[:2]
-    positions, kernel = windows.shape[2 : 2 + spatial], windows.shape[2 + spatial :]
-    dim = channels // groups * math.prod(kernel)
-    count = batch * math.prod(positions)
+    dim = windows.shape[1] // groups * math.prod(windows.shape[2 + spatial :])
     windows = windows.movedim(1, 1 + spatial)  # [n, positions..., c, k...]
-    chosen, weight = sample.indices(count, dim, windows.device)
+    shape = windows.shape[: 1 + spatial]
+    count, dtype = math.prod(shape), multiplied_dtype(windows)
+    size = sample.size(count, dim)
+    if size is None:
+        for part in pieces(windows, 1 + spatial, _CHUNK):
+            yield Rows(part.to(dtype).reshape(len(part), groups, dim).movedim(1, 0))
+        return
+    places = sample.places(shape, size, windows.device)
     at_once = max(1, _CHUNK // (dim * groups))
-    if chosen is None:
-        chosen = torch.arange(count, device=windows.device)
-    for part in chosen.split(at_once):
-        places = torch.unravel_index(part, (batch, *positions))
-        rows = windows[places].reshape(len(part), groups, dim)
-        yield Rows(rows.movedim(1, 0), weight)
+    for part_of_each in zip(*(place.split(at_once) for place in places)):
+        rows = windows[part_of_each].to(dtype).reshape(-1, groups, dim)
+        yield Kept(rows.movedim(1, 0), count / size)
+
+
+def pieces(x: Tensor, depth: int, at_most: int) -> Iterator[Tensor]:
+    """x with its first `depth` dimensions made one, in parts of at most so many numbers."""
+    each = math.prod(x.shape[1:])
+    for part in x.split(max(1, at_most // max(1, each))):
+        if depth > 1 and each > at_most:
+            yield from pieces(part[0], depth - 1, at_most)
+        else:
+            yield part.flatten(0, depth - 1)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
-from conceptors.layers.base import Block, Call, Moment, Rows, Sample, register
+from conceptors.layers.base import Block, Call, Kept, Moment, Rows, Sample, register
 
 
 def channels(bias: str | None = "bias") -> Block:
@@ -22,24 +22,27 @@ def channels(bias: str | None = "bias") -> Block:
     )
 
 
-def rows_of(normalised: Tensor, sample: Sample) -> Rows:
-    """Rows `[channels, n, 1]` of a tensor with channels last."""
-    rows, weight = sample(normalised)
-    return Rows(rows[0].mT[..., None], weight)
+def by_channel(normalised: Tensor, weight: float) -> Rows:
+    """Rows `[channels, n, 1]` of normalised `[1, n, channels]`."""
+    return Kept(normalised[0].mT[..., None], weight)
 
 
 @register(nn.LayerNorm, nn.RMSNorm)
 class LayerNormRule:
+    """Every row is normalised by itself: only those that are used have to be."""
+
     def blocks(self, layer: Any) -> list[Block]:
         return [channels(None if isinstance(layer, nn.RMSNorm) else "bias")]
 
     def rows(self, layer: Any, call: Call, sample: Sample) -> Iterator[tuple[str, Rows | Moment]]:
-        x, shape = call.argument(0, "input"), layer.normalized_shape
+        x = call.argument(0, "input").flatten(-len(layer.normalized_shape))
+        rows, weight = sample.unrounded(x)
+        shape = rows.shape[-1:]
         if isinstance(layer, nn.RMSNorm):
-            normalised = functional.rms_norm(x, shape, None, layer.eps)
+            normalised = functional.rms_norm(rows, shape, None, layer.eps)
         else:
-            normalised = functional.layer_norm(x, shape, None, None, layer.eps)
-        yield "", rows_of(normalised.flatten(-len(shape)), sample)
+            normalised = functional.layer_norm(rows, shape, None, None, layer.eps)
+        yield "", by_channel(normalised, weight)
 
 
 @register(nn.GroupNorm)
@@ -50,7 +53,7 @@ class GroupNormRule:
     def rows(self, layer: Any, call: Call, sample: Sample) -> Iterator[tuple[str, Rows | Moment]]:
         x = call.argument(0, "input")
         normalised = functional.group_norm(x, layer.num_groups, None, None, layer.eps)
-        yield "", rows_of(normalised.movedim(1, -1), sample)
+        yield "", by_channel(*sample.unrounded(normalised.movedim(1, -1)))
 
 
 @register(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -62,11 +65,13 @@ class BatchNormRule:
 
     def rows(self, layer: Any, call: Call, sample: Sample) -> Iterator[tuple[str, Rows | Moment]]:
         x, mean, var = call.argument(0, "input"), layer.running_mean, layer.running_var
-        batch_statistics = mean is None or var is None
-        normalised = functional.batch_norm(
-            x, mean, var, None, None, batch_statistics, 0.0, layer.eps
-        )
-        yield "", rows_of(normalised.movedim(1, -1), sample)
+        if mean is None or var is None:  # statistics of the batch
+            normalised = functional.batch_norm(x, None, None, None, None, True, 0.0, layer.eps)
+            yield "", by_channel(*sample.unrounded(normalised.movedim(1, -1)))
+            return
+        rows, weight = sample.unrounded(x.movedim(1, -1))
+        normalised = functional.batch_norm(rows[0], mean, var, None, None, False, 0.0, layer.eps)
+        yield "", by_channel(normalised[None], weight)
 
 
 @register(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
@@ -80,7 +85,7 @@ class InstanceNormRule:
         normalised = functional.instance_norm(
             x, mean, var, None, None, mean is None, 0.0, layer.eps
         )
-        yield "", rows_of(normalised.movedim(1, -1), sample)
+        yield "", by_channel(*sample.unrounded(normalised.movedim(1, -1)))
 
 
 def call_ndim(layer: nn.Module) -> int:

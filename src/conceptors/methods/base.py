@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from conceptors.names import nearest
 from conceptors.networks import ACTIVATIONS, AlexNet, StackedMLP
+from conceptors.replay import Replayed
 from conceptors.scenarios import Scenario, Split
 
 Report = Callable[[str], None]
@@ -243,36 +244,6 @@ class Learner:
         with self.weights_for_test():
             found = [self.accuracy(task.test, k) for k, task in enumerate(self.scenario.tasks)]
         return torch.stack(found, 1)
-
-
-class Replayed:
-    """A training step on a GPU, recorded once as a CUDA graph and then replayed.
-
-    The first steps run as usual (and count); small networks spend most of their time on launching
-    kernels, which a replay does not.
-    """
-
-    _WARM_UP = 3
-
-    def __init__(self, step: Callable[[], None]) -> None:
-        self._step = step
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._calls = 0
-
-    def __call__(self) -> None:
-        self._calls += 1
-        if self._calls <= self._WARM_UP:
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                self._step()
-            torch.cuda.current_stream().wait_stream(side)
-            return
-        if self._graph is None:
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
-                self._step()
-        self._graph.replay()
 
 
 class Stream:

@@ -1,0 +1,25 @@
+"""The performance suite: what shielding costs, beside the least it can cost on the machine.
+
+`conceptors bench` runs it. A benchmark is a function `(size, device) -> list[Row]` in a small file
+of its own, registered by name in `registry.py`.
+"""
+
+from conceptors.bench.registry import BENCHMARKS
+from conceptors.bench.row import SIZES, Benchmark, Row, Size, UnfitError
+from conceptors.bench.suite import Outcome, choose, find_device, read, run_suite
+from conceptors.bench.table import table
+
+__all__ = [
+    "BENCHMARKS",
+    "SIZES",
+    "Benchmark",
+    "Outcome",
+    "Row",
+    "Size",
+    "UnfitError",
+    "choose",
+    "find_device",
+    "read",
+    "run_suite",
+    "table",
+]

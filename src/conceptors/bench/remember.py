@@ -1,0 +1,138 @@
+"""remember-*: the pass that collects a task against one plain forward pass, and the factoring."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from statistics import median
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import nn
+
+import conceptors.shield as shield_module
+from conceptors import Shield
+from conceptors.bench import recipes
+from conceptors.bench.measure import release, timed
+from conceptors.bench.recipes import Batch, Recipe
+from conceptors.bench.row import Row, Size, aim, pick
+from conceptors.bench.steps import learned
+from conceptors.collect import collect as collect_plainly
+from conceptors.shield import ShieldFullWarning
+
+COLLECT, FACTOR = 1.3, 2.0  # targets: times a forward pass; seconds
+_POOL = 16  # different batches
+
+
+def remember_resnet18(size: Size, device: torch.device) -> list[Row]:
+    return _remember("remember-resnet18", recipes.resnet18(size, device), size, 196)
+
+
+def remember_gpt2(size: Size, device: torch.device) -> list[Row]:
+    return _remember("remember-gpt2", recipes.gpt2(size, device), size, 64)
+
+
+def remember_vit(size: Size, device: torch.device) -> list[Row]:
+    return _remember("remember-vit", recipes.vit(size, device), size, 100)
+
+
+def _remember(what: str, recipe: Recipe, size: Size, most: int) -> list[Row]:
+    """Two rows: collecting against a forward pass, and the rest of `remember`."""
+    device, model = recipe.device, learned(recipe)
+    cuda = device.type == "cuda"
+    count = pick(size, 2, 24 if cuda else 4, most if cuda else most // 8)
+    pool = [recipe.batch(seed) for seed in range(min(_POOL, count))]
+    batches = [pool[i % len(pool)] for i in range(count)]
+
+    def forward() -> None:
+        with torch.no_grad():
+            for batch in batches:
+                recipe.feed(model, batch)
+
+    model.eval()
+    forward()  # warm up
+    _shield(recipe, model, pool[:2]).detach()
+    collecting, factoring, passing = [], [], []
+    for _ in range(pick(size, 1, 2, 3)):
+        passing.append(timed(forward, device))
+        collected, whole = _split(recipe, model, batches)
+        collecting.append(collected)
+        factoring.append(whole - collected)
+    ratio = median(collecting) / median(passing)
+    error = _sampling_error(recipe, model, pool[: pick(size, 1, 1, 2)])
+    release(device)
+    setting = f"{recipe.name} {recipe.setting}, {count} batches"
+    return [
+        Row(
+            what,
+            f"{setting}: collecting against a forward pass",
+            plain=median(passing),
+            ours=median(collecting),
+            ratio=ratio,
+            target=aim(COLLECT, size, device),
+            notes={"sampling": error, "passes": passing, "collections": collecting},
+        ),
+        Row(
+            what,
+            f"{setting}: factoring",
+            ours=median(factoring),
+            target=aim(FACTOR, size, device),
+            notes={"factorings": factoring},
+        ),
+    ]
+
+
+def _split(recipe: Recipe, model: nn.Module, batches: list[Batch]) -> tuple[float, float]:
+    """Seconds of the collection, and of the whole of `remember`."""
+    shield: list[Shield] = []
+    with collection_timed(recipe.device) as spent:
+        whole = timed(lambda: shield.append(_shield(recipe, model, batches)), recipe.device)
+    shield[0].detach()
+    return sum(spent), whole
+
+
+@contextmanager
+def collection_timed(device: torch.device) -> Iterator[list[float]]:
+    """Inside, the seconds of every collection of second moments are appended to the list."""
+    spent: list[float] = []
+
+    def collect(*args: Any, **kwargs: Any) -> Any:
+        found: list[Any] = []
+        spent.append(timed(lambda: found.append(collect_plainly(*args, **kwargs)), device))
+        return found[0]
+
+    with patch.object(shield_module, "collect", collect):
+        yield spent
+
+
+def _shield(recipe: Recipe, model: nn.Module, batches: list[Batch], **options: Any) -> Shield:
+    shield = Shield(model, aperture=recipe.aperture, rank=recipe.rank, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ShieldFullWarning)
+        return shield.remember(batches, feed=recipe.feed)
+
+
+def _sampling_error(recipe: Recipe, model: nn.Module, batches: list[Batch]) -> dict[str, Any]:
+    """Conceptors from a sample of the rows against those from all of them, in a few layers.
+
+    The largest difference of quotas, and of ‖C - C_all‖ / ‖C_all‖ over the layers.
+    """
+    whole = replace(recipe, rank=None)
+    layers = [n for n, m in model.named_modules() if isinstance(m, (nn.Linear, nn.Conv2d))]
+    kept = {layers[0], layers[len(layers) // 2], layers[-1]}
+    skipped = [n for n, m in model.named_modules() if n not in kept and not list(m.children())]
+    found = []
+    for rows in ("auto", None):
+        shield = _shield(whole, model, batches, exclude=skipped, rows=rows)
+        found.append(shield.conceptors())
+        shield.detach()
+    sampled, every = found
+    quota, matrix = 0.0, 0.0
+    for name in every:
+        a, b = sampled[name].matrix().double(), every[name].matrix().double()
+        quota = max(quota, float((sampled[name].quota - every[name].quota).abs().max()))
+        matrix = max(matrix, float((a - b).norm() / b.norm()))
+    return {"layers": sorted(every), "quota": quota, "matrix": matrix, "batches": len(batches)}

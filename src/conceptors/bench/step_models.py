@@ -1,0 +1,28 @@
+"""step-resnet18, step-gpt2, step-vit: shielded against plain steps of three known networks."""
+
+from __future__ import annotations
+
+import torch
+
+from conceptors.bench import recipes
+from conceptors.bench.measure import release
+from conceptors.bench.row import Row, Size, aim
+from conceptors.bench.steps import step_rows
+
+
+def step_resnet18(size: Size, device: torch.device) -> list[Row]:
+    """Momentum SGD, a tenth of the directions."""
+    return step_rows("step-resnet18", recipes.resnet18(size, device), size, aim(1.10, size, device))
+
+
+def step_gpt2(size: Size, device: torch.device) -> list[Row]:
+    """AdamW, a tenth of the directions."""
+    return step_rows("step-gpt2", recipes.gpt2(size, device), size, aim(1.07, size, device))
+
+
+def step_vit(size: Size, device: torch.device) -> list[Row]:
+    """AdamW, a tenth of the directions, and all of them."""
+    recipe = recipes.vit(size, device)
+    found = step_rows("step-vit", recipe, size, aim(1.07, size, device))
+    release(device)
+    return found + step_rows("step-vit", recipes.dense(recipe), size, None)

@@ -1,0 +1,214 @@
+"""Projecting what enters a layer instead of its gradient, where that is less work.
+
+dW = gᵀ x, so dW (I - A) = gᵀ (x (I - A)): for a batch of fewer rows x than the layer has outputs,
+projecting the rows is the cheaper way. A forward hook puts a node of its own into autograd's graph
+that computes the same output and input gradient, and the projected weight gradient.
+
+A gradient may have other parts: a penalty on the weights, another use of them, something added by
+hand. Each backward pass therefore notes dW z for one fixed random vector z, and a step trusts the
+gradient only if it still gives that, up to a common factor (clipping, loss scaling).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from conceptors.projection import Projector
+from conceptors.sites import Site, is_sharded
+
+WORTH = 2**16  # numbers in a weight from which on the detour pays
+
+
+class Inlet:
+    """The way into one linear layer, on the CPU."""
+
+    def __init__(self, site: Site, projector: Projector) -> None:
+        layer = site.sources[0].layer
+        assert isinstance(layer, nn.Linear)
+        self.projector = projector
+        self._layer, self._outputs, self._width = layer, layer.out_features, layer.in_features
+        self._bias = layer.bias is not None
+        self._usable = True
+        self._noted: Tensor | None = None  # dW z of all backward passes since gradients were zero
+        self._pass = -1  # the backward pass that was noted last
+        self._spent = False  # whether a step has used what was noted
+        wide = projector.dim
+        generator = torch.Generator().manual_seed(wide)
+        dtype = layer.weight.dtype
+        probe = torch.randn(wide, generator=generator, dtype=torch.float64).to(dtype)
+        self._probe, self._bias_probe = probe[: self._width], probe[self._width :]
+        self._free: Callable[[Tensor], tuple[Tensor, Tensor | None]] = (
+            _Thin(projector, self._width, self._bias)
+            if projector.matrix is None
+            else _Full(projector.matrix[0], self._width, self._bias)
+        )
+        self._handle = layer.register_forward_hook(_Hook(self), with_kwargs=True, prepend=True)
+
+    def close(self) -> None:
+        """Take the hook off the layer."""
+        self._handle.remove()
+        self._usable = False
+
+    def confirms(self) -> bool:
+        """Whether the layer's gradients are what backward passes made, hence in the free space."""
+        noted, self._spent = self._noted, True
+        weight, bias = self._layer.weight.grad, self._layer.bias.grad if self._bias else None
+        if noted is None or weight is None or (self._bias and bias is None):
+            return False
+        found = torch.mv(weight, self._probe)
+        if bias is not None:
+            found = torch.addcmul(found, bias, self._bias_probe)
+        square = float(noted @ noted)
+        factor = float(found @ noted) / square if square else 0.0
+        allowed = 200 * torch.finfo(found.dtype).eps * float(found.norm())
+        self._usable = float((found - factor * noted).norm()) <= allowed
+        return self._usable
+
+    def reroute(self, args: Any, kwargs: Any, output: Any) -> Tensor | None:
+        """The layer's output with the projecting node behind it; None to leave it as it is."""
+        layer = self._layer
+        if not self._usable or kwargs or len(args) != 1 or not _plain(args[0], layer, output):
+            return None
+        if len(args[0]) >= self._outputs or output.dtype != self._probe.dtype:
+            return None
+        route: Any = _Projected.apply
+        found: Tensor = route(output.detach(), args[0], layer.weight, layer.bias, self)
+        return found
+
+    def gradients(self, g: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """gᵀ (x (I - A)), for weight and bias."""
+        rows, ones = self._free(x)
+        along = torch.mv(rows, self._probe)
+        bias = None
+        if ones is not None:
+            bias = torch.mv(g.mT, ones)
+            along = torch.addcmul(along, ones, self._bias_probe)
+        self._note(torch.mv(g.detach().mT, along.detach()))
+        return g.mT @ rows, bias
+
+    def _note(self, part: Tensor) -> None:
+        number = torch._C._current_graph_task_id()
+        if number != self._pass:
+            gradient = self._layer.weight.grad
+            if gradient is None or (self._spent and not bool(gradient.any())):
+                self._noted = None
+            self._pass, self._spent = number, False
+        self._noted = part if self._noted is None else self._noted + part
+
+
+class _Full:
+    """Rows x and their constant 1, times I - A."""
+
+    def __init__(self, claimed: Tensor, width: int, bias: bool) -> None:
+        free = torch.eye(len(claimed), dtype=claimed.dtype) - claimed
+        self._rows = free[:width, :width].contiguous()
+        self._one = free[width, :width].contiguous() if bias else None
+        self._column = free[:width, width].contiguous() if bias else None
+        self._corner = free[width, width:].contiguous() if bias else None
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        if self._one is None or self._column is None or self._corner is None:
+            return x @ self._rows, None
+        ones = torch.addmv(self._corner.expand(len(x)), x, self._column)
+        return torch.addmm(self._one, x, self._rows), ones
+
+
+class _Thin:
+    """The same for A = U diag(s) Uᵀ."""
+
+    def __init__(self, projector: Projector, width: int, bias: bool) -> None:
+        vectors, values = projector.vectors[0], projector.values[0]
+        self._into = vectors[:width].contiguous()
+        self._back = (vectors[:width] * values).mT.contiguous()
+        self._one = vectors[width].contiguous() if bias else None
+        self._one_back = (vectors[width] * values).contiguous() if bias else None
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        if self._one is None or self._one_back is None:
+            return torch.addmm(x, x @ self._into, self._back, alpha=-1), None
+        along = torch.addmm(self._one, x, self._into)
+        ones = 1 - torch.mv(along, self._one_back)
+        return torch.addmm(x, along, self._back, alpha=-1), ones
+
+
+class _Projected(torch.autograd.Function):
+    """y = W x + b, computed already; backward with projected weight gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, x: Tensor, weight: Tensor, bias: Any, inlet: Inlet) -> Tensor:
+        ctx.mark_dirty(y)
+        ctx.save_for_backward(x, weight)
+        ctx.inlet = inlet
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (g,) = grads
+        x, weight = ctx.saved_tensors
+        inward = g @ weight if ctx.needs_input_grad[1] else None
+        return None, inward, *ctx.inlet.gradients(g, x), None
+
+
+class _Hook:
+    """What the layer holds. Copies and pickles of the model get a hook that does nothing."""
+
+    def __init__(self, inlet: Inlet) -> None:
+        self._inlet = inlet
+
+    def __call__(self, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> Tensor | None:
+        return self._inlet.reroute(args, kwargs, output)
+
+    def __reduce__(self) -> tuple[Callable[[], Any], tuple[()]]:
+        return _inert, ()
+
+
+def _nothing(*_: Any) -> None:
+    pass
+
+
+def _inert() -> Any:
+    return _nothing
+
+
+def fits(site: Site, active: list[nn.Parameter]) -> bool:
+    """Whether a site is one plain Linear layer on the CPU, all of it trained."""
+    if len(site.sources) != 1:
+        return False
+    layer = site.sources[0].layer
+    return (
+        isinstance(layer, nn.Linear)
+        and type(layer).forward is nn.Linear.forward
+        and layer.weight is site.weight
+        and {id(p) for p in active} == {id(p) for p in layer.parameters(recurse=False)}
+        and all(p.device.type == "cpu" and not is_sharded(p.data) for p in active)
+        and len({p.dtype for p in active}) == 1
+        and layer.weight.dtype in (torch.float32, torch.float64)
+        and layer.weight.numel() >= WORTH
+    )
+
+
+def _plain(x: Any, layer: nn.Linear, output: Any) -> bool:
+    """Whether a call is an ordinary product with a matrix of rows, recorded by autograd."""
+    return (
+        isinstance(x, Tensor)
+        and isinstance(output, Tensor)
+        and x.ndim == 2
+        and x.dtype == output.dtype == layer.weight.dtype
+        and layer.weight.requires_grad
+        and torch.is_grad_enabled()
+        and output.grad_fn is not None
+        and output.grad_fn.name() in ("AddmmBackward0", "MmBackward0")
+        and not torch.compiler.is_compiling()
+        and not _transformed()
+    )
+
+
+def _transformed() -> bool:
+    """Whether torch.func or forward-mode differentiation is at work."""
+    stack = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", None)
+    level = torch.autograd.forward_ad._current_level
+    return level >= 0 or (stack is not None and stack() is not None)

@@ -1,0 +1,116 @@
+"""How exactly products of float32 matrices are computed, for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_LOW_BITS = ~((1 << 13) - 1)  # TF32 keeps the first 10 of 23 bits of the mantissa
+
+
+@contextmanager
+def exactly() -> Iterator[None]:
+    """Full precision inside: no gradients, no autocast, no TF32; the user's settings come back."""
+    with (
+        torch.no_grad(),
+        torch.autocast("cpu", enabled=False),
+        torch.autocast("cuda", enabled=False),
+        _float32_products("ieee"),
+    ):
+        yield
+
+
+def tensor_cores() -> Any:
+    """Products of float32 matrices round their factors to TF32 inside (on a GPU only)."""
+    return _float32_products("tf32")
+
+
+@contextmanager
+def _float32_products(precision: str) -> Iterator[None]:
+    backends: list[Any] = [
+        getattr(library, "matmul", None) for library in (torch.backends.cuda, torch.backends.mkldnn)
+    ]
+    if not all(_settable(backend) for backend in backends):  # before torch 2.9
+        before = torch.get_float32_matmul_precision()
+        wanted = "highest" if precision == "ieee" else "high"
+        try:
+            if before != wanted:
+                torch.set_float32_matmul_precision(wanted)
+            yield
+        finally:
+            if before != wanted:
+                torch.set_float32_matmul_precision(before)
+        return
+    kept = [backend.fp32_precision for backend in backends]
+    try:
+        backends[0].fp32_precision = precision
+        backends[1].fp32_precision = "ieee"
+        yield
+    finally:
+        for backend, value in zip(backends, kept):
+            backend.fp32_precision = value
+
+
+def _settable(backend: Any) -> bool:
+    try:
+        return isinstance(backend.fp32_precision, str)
+    except (AttributeError, RuntimeError):
+        return False
+
+
+def rounded(x: Tensor) -> Tensor:
+    """x cut to numbers that TF32 holds exactly; the rest, x - rounded(x), has 13 bits."""
+    return (x.view(torch.int32) & _LOW_BITS).view(torch.float32)
+
+
+def split(x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """x as a sum of numbers that TF32 holds (almost) exactly; half precision is one already."""
+    if x.dtype != torch.float32:
+        return x.float(), None
+    high = rounded(x)
+    return high, x - high
+
+
+def halves(x: Tensor) -> Tensor:
+    """[high | low] with x = high + low, numbers that TF32 holds."""
+    high = rounded(x)
+    return torch.cat([high, x - high], -1)
+
+
+def sharp_product(x: Tensor, factor: Tensor) -> Tensor:
+    """x @ (high + low) for a factor [high | low], to about float32's precision.
+
+    Three products of TF32 numbers: high high, high low and low high.
+    """
+    rank = factor.shape[-1] // 2
+    high, low = split(x)
+    with tensor_cores():
+        both = high @ factor
+        found = both[..., :rank] + both[..., rank:]
+        if low is not None:
+            found += low @ factor[..., :rank]
+    return found
+
+
+def thirds(x: Tensor) -> Tensor:
+    """[high | middle | low] in bfloat16, with 24 bits together."""
+    high = x.bfloat16()
+    middle = (x - high.float()).bfloat16()
+    low = (x - high.float() - middle.float()).bfloat16()
+    return torch.cat([high, middle, low], -1)
+
+
+@cache
+def widens(device: torch.device) -> bool:
+    """Whether products of bfloat16 matrices can come out in float32 (torch 2.8 and later)."""
+    wide: Any = torch.mm
+    x = torch.ones(16, 16, dtype=torch.bfloat16, device=device)
+    try:
+        return bool(wide(x, x, out_dtype=torch.float32).dtype == torch.float32)
+    except (TypeError, RuntimeError):
+        return False

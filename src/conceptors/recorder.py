@@ -1,0 +1,200 @@
+"""Which batches, and which rows of them, count at each layer in one pass over a task's data.
+
+Sums over all rows would cost more than the pass itself, and few rows tell as much. With "auto" a
+layer takes all rows while they are few. Else it takes about `enough(d)` rows, up to four times
+that where they come cheap beside the layer's own work, spread evenly over the pass: out of every
+group of up to eight batches one at random, and of that one a random sample of the rows. Each row
+counts by the inverse of its chance to be taken, so that sums are unbiased in whatever order the
+data comes. Between, a layer has no hook.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from conceptors.layers import Call, Draws, Moment, Rows, Rule, Sample
+from conceptors.moments import Moments, SketchedMoments
+
+_GROUP = 8  # batches at most, of which one is recorded
+_SPREAD = 16  # batches recorded at least, where there are so many
+_SHARE = 0.1  # of a layer's own work is spent on second moments, beyond `enough` rows
+_MOST = 4  # times `enough` rows are as good as all
+_FIRST = 4096  # rows of the first batch at least: some layers are reached once
+_FEWEST = 64  # rows of a batch that is recorded
+
+
+def enough(dim: int) -> int:
+    """So many rows of `dim` numbers are taken in any case, if there are."""
+    return max(16384, 8 * dim)
+
+
+@dataclass
+class Plan:
+    """What is asked for: "auto", or at most so many rows of every batch (None for all)."""
+
+    rows: int | Literal["auto"] | None
+    seed: int
+    batches: int | None = None  # that will come, if that is known; a guess does no harm
+
+
+class Taker(NamedTuple):
+    """A site that takes the rows of a block, with the bias in that column."""
+
+    site: str
+    moments: Moments | SketchedMoments
+    bias_column: int | None
+
+
+class Recorder:
+    """Gives the rows of one layer's blocks to the sites that they belong to."""
+
+    def __init__(
+        self,
+        layer: nn.Module,
+        rule: Rule,
+        takers: Mapping[str, list[Taker]],
+        outputs: int,
+        plan: Plan,
+        draws: Draws,
+        watch: Watch,
+    ) -> None:
+        self._layer, self._rule, self._takers = layer, rule, takers
+        self._outputs, self._plan, self._watch = outputs, plan, watch
+        self._sample = Sample(self._cap, draws)
+        self._random = random.Random(plan.seed)  # alike for all: equal layers keep in step
+        self._handle: RemovableHandle | None = None
+        self._batch = -1
+        self._first: int | None = None  # the batch in which the layer was reached first
+        self._group, self._chosen, self._end = 1, 0, 0
+        self._came: dict[tuple[str, int], float] = {}  # rows of (block, d) in that batch
+        self._taken: dict[tuple[str, int], int] = {}  # and so far
+        self._closed = False  # its sums have a closed form, cheap enough for every batch
+
+    def begin(self, batch: int) -> None:
+        """Be there for this batch, or not."""
+        self._batch = batch
+        if batch >= self._end:
+            self._group = self._group_from(batch)
+            self._end = batch + self._group
+            self._chosen = batch + self._random.randrange(self._group)
+        if self._first is None or batch == self._chosen:
+            if self._handle is None:
+                # before any other hook: FSDP takes the weights away in its own
+                self._handle = self._layer.register_forward_hook(
+                    self._record, with_kwargs=True, prepend=True
+                )
+        else:
+            self.close()
+
+    def close(self) -> None:
+        """Take the hook off the layer."""
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    def _record(self, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if self._first is None:
+            self._first = self._batch
+        scale = self._scale()
+        for block, rows in self._rule.rows(layer, Call(args, kwargs, output), self._sample):
+            takers = self._takers.get(block)
+            if not takers:
+                continue
+            self._count(block, rows)
+            values = rows.total if isinstance(rows, Moment) else rows.values
+            self._watch.note(takers[0].site, self._batch, values)
+            counted = rows if scale == 1 else _times(rows, scale)
+            for taker in takers:
+                taker.moments.add(counted, taker.bias_column)
+
+    def _scale(self) -> int:
+        """How many batches this one stands for; the first one only for itself, as it is certain."""
+        return 1 if self._batch == self._first else self._group
+
+    def _count(self, block: str, rows: Rows | Moment) -> None:
+        if isinstance(rows, Moment):
+            self._closed = True
+            return
+        count, dim = rows.values.shape[1:]
+        if count:
+            key = (block, dim)
+            self._taken[key] = self._taken.get(key, 0) + count
+            if self._batch == self._first:
+                self._came[key] = self._came.get(key, 0.0) + count * rows.weight
+
+    def _short(self) -> bool:
+        """Whether any block has too few rows so far."""
+        return any(taken < enough(dim) for (_, dim), taken in self._taken.items())
+
+    def _group_from(self, start: int) -> int:
+        """How many batches from this one on are represented by one of them."""
+        if self._plan.rows != "auto" or self._closed or not self._came:
+            return 1
+        batches = self._plan.batches
+        if batches is None:
+            return 1 if self._short() else max(1, min(_GROUP, start // _SPREAD))
+        filled = min(batches * came / enough(dim) for (_, dim), came in self._came.items())
+        return max(1, min(_GROUP, batches // _SPREAD, int(filled)))
+
+    def _cap(self, count: int, dim: int) -> int | None:
+        """How many of `count` rows of `dim` numbers are used; None for all."""
+        if self._plan.rows != "auto":
+            return self._plan.rows
+        batches = self._plan.batches or max(_SPREAD, 2 * self._batch)
+        least = enough(dim)
+        cheap = _SHARE * batches * count * self._outputs / max(1, dim)
+        wanted = self._scale() * min(max(cheap, least), _MOST * least) / batches
+        if self._plan.batches is None and (not self._taken or self._short()):
+            wanted = max(wanted, least)
+        if self._batch == self._first:
+            wanted = max(wanted, _FIRST)
+        wanted = max(wanted, _FEWEST)
+        return None if wanted > 0.75 * count else math.ceil(wanted)
+
+
+class Watch:
+    """Looks out for rows that are not finite, without waiting for the device at every batch."""
+
+    def __init__(self) -> None:
+        self._noted: list[tuple[str, int, Tensor]] = []
+
+    def note(self, site: str, batch: int, values: Tensor) -> None:
+        dtype = torch.float32 if values.device.type == "mps" else torch.float64
+        self._noted.append((site, batch, values.sum(dtype=dtype)))
+
+    def check(self) -> None:
+        """Wait for the device.
+
+        Raises:
+            ValueError: rows were not finite; names the layer and the batch.
+        """
+        noted, self._noted = self._noted, []
+        good: dict[int, bool] = {}
+        for device in {total.device for _, _, total in noted}:
+            here = [i for i, (_, _, total) in enumerate(noted) if total.device == device]
+            found = torch.stack([noted[i][2] for i in here]).isfinite().tolist()
+            good.update(zip(here, found))
+        bad = [noted[i][:2] for i in range(len(noted)) if not good[i]]
+        if bad:
+            site, batch = bad[0]
+            others = len({name for name, when in bad if when == batch} - {site})
+            raise ValueError(
+                f"NaN or infinite activations enter {site!r}"
+                f"{f' (and {others} more layers)' if others else ''} in batch {batch}; "
+                f"nothing was remembered. Check that batch, or whether training diverged"
+            )
+
+
+def _times(rows: Rows | Moment, scale: int) -> Rows | Moment:
+    """The same rows, each counting so many times more."""
+    if isinstance(rows, Moment):
+        return Moment(rows.total * scale, rows.weight * scale)
+    return rows._replace(weight=rows.weight * scale)
