@@ -378,9 +378,13 @@ def test_made_up_data() -> None:
     x = data.images(50, 1, 16, seed=0)
     power = torch.fft.rfft2(x).abs().square().mean((0, 1))
     assert power[0, 1] > 10 * power[0, 8]  # coarse structure is strongest
-    drawn = data.tokens(100, 20, 50, seed=0)
-    counts = drawn.flatten().bincount(minlength=50)
+    drawn = data.tokens(100, 20, 50, task=0, seed=0)
+    counts = drawn.flatten().bincount(minlength=50).sort(descending=True).values
     assert counts[0] > 5 * counts[20]
+    many, motif = data.pictures(50, 1, 16, task=0, seed=0)
+    assert many.shape == (50, 1, 16, 16)
+    same = many[motif == motif[0]].flatten(1)
+    assert bool((torch.corrcoef(same)[0, 1:] > 0.2).all())
     where, images, labels = data.digits("tiny")
     assert where == "made-up digits"
     assert images.shape == (len(labels), 784)

@@ -59,10 +59,13 @@ def collect(
         for index, batch in enumerate(_progress(iterate(batches, limit), progress)):
             if not index:
                 plan.batches = _expected(batches, limit, batch)
-            for recorder in recorders:
-                recorder.begin(index)
-            feed(model, batch)
-            draws.renew()
+            wanted = {recorder.begin(index) for recorder in recorders}
+            if True in wanted or reduced:  # sharded models need all processes at every pass
+                feed(model, batch)
+                _each(recorders, Recorder.compare, batch)
+                draws.renew()
+            else:
+                _each(recorders, Recorder.take, batch)
             seen += 1
             if seen % _CHECK == 0:
                 watch.check()
@@ -84,6 +87,11 @@ def collect(
             f"that feed(model, batch) calls the model on samples; nothing was remembered"
         )
     return moments
+
+
+def _each(recorders: list[Recorder], what: Callable[[Recorder, Any], None], batch: Any) -> None:
+    for recorder in recorders:
+        what(recorder, batch)
 
 
 @contextmanager

@@ -5,7 +5,10 @@ layer takes all rows while they are few. Else it takes about `enough(d)` rows, u
 that where they come cheap beside the layer's own work, spread evenly over the pass: out of every
 group of up to eight batches one at random, and of that one a random sample of the rows. Each row
 counts by the inverse of its chance to be taken, so that sums are unbiased in whatever order the
-data comes. Between, a layer has no hook.
+data comes. Batches that no layer takes are not run at all.
+
+Embeddings with tokens that not every batch has count all of them, as rare ones matter. Where they
+are fed by the batch itself, that needs no pass either.
 """
 
 from __future__ import annotations
@@ -77,10 +80,14 @@ class Recorder:
         self._came: dict[tuple[str, int], float] = {}  # rows of (block, d) in that batch
         self._taken: dict[tuple[str, int], int] = {}  # and so far
         self._closed = False  # its sums have a closed form, cheap enough for every batch
+        self._seen: list[Any] = []  # what the layer was called with in this batch, if closed
+        self._often = False  # every token comes in every batch: a sample will do
+        self._fitting: set[int] | None = None  # parts of batches that were what entered the layer
 
-    def begin(self, batch: int) -> None:
-        """Be there for this batch, or not."""
+    def begin(self, batch: int) -> bool:
+        """Be there for this batch, or not; returns whether the model has to be run for that."""
         self._batch = batch
+        self._seen = []
         if batch >= self._end:
             self._group = self._group_from(batch)
             self._end = batch + self._group
@@ -91,8 +98,32 @@ class Recorder:
                 self._handle = self._layer.register_forward_hook(
                     self._record, with_kwargs=True, prepend=True
                 )
-        else:
-            self.close()
+            return not self._closed or self._leaf is None
+        self.close()
+        return False
+
+    @property
+    def _leaf(self) -> int | None:
+        """The part of a batch that enters the layer as it is."""
+        return next(iter(self._fitting)) if self._fitting and len(self._fitting) == 1 else None
+
+    def compare(self, batch: Any) -> None:
+        """After a pass: which parts of the batch entered the layer as they are."""
+        if not self._closed or self._handle is None:
+            return
+        same = {
+            number
+            for number, leaf in enumerate(leaves(batch))
+            if len(self._seen) == 1 and _same(leaf, self._seen[0])
+        }
+        self._fitting = same if self._fitting is None else self._fitting & same
+
+    def take(self, batch: Any) -> None:
+        """Instead of a pass: what enters the layer is known to be a part of the batch."""
+        if self._leaf is None or self._handle is None:
+            return
+        device = next(self._layer.parameters()).device
+        self._record(self._layer, (leaves(batch)[self._leaf].to(device),), {}, None)
 
     def close(self) -> None:
         """Take the hook off the layer."""
@@ -109,6 +140,8 @@ class Recorder:
             if not takers:
                 continue
             self._count(block, rows)
+            if isinstance(rows, Moment):
+                self._seen.append(args[0] if len(args) == 1 and not kwargs else None)
             values = rows.total if isinstance(rows, Moment) else rows.values
             self._watch.note(takers[0].site, self._batch, values)
             counted = rows if scale == 1 else _times(rows, scale)
@@ -122,6 +155,8 @@ class Recorder:
     def _count(self, block: str, rows: Rows | Moment) -> None:
         if isinstance(rows, Moment):
             self._closed = True
+            if self._batch == self._first:
+                self._often = bool((rows.total > 0).all())
             return
         count, dim = rows.values.shape[1:]
         if count:
@@ -136,9 +171,11 @@ class Recorder:
 
     def _group_from(self, start: int) -> int:
         """How many batches from this one on are represented by one of them."""
-        if self._plan.rows != "auto" or self._closed or not self._came:
-            return 1
         batches = self._plan.batches
+        if self._plan.rows != "auto" or not (self._came or self._often):
+            return 1
+        if self._often:
+            return max(1, min(_GROUP, (start if batches is None else batches) // _SPREAD))
         if batches is None:
             return 1 if self._short() else max(1, min(_GROUP, start // _SPREAD))
         filled = min(batches * came / enough(dim) for (_, dim), came in self._came.items())
@@ -198,3 +235,21 @@ def _times(rows: Rows | Moment, scale: int) -> Rows | Moment:
     if isinstance(rows, Moment):
         return Moment(rows.total * scale, rows.weight * scale)
     return rows._replace(weight=rows.weight * scale)
+
+
+def leaves(batch: Any) -> list[Any]:
+    """The parts of a batch."""
+    if isinstance(batch, Mapping):
+        return list(batch.values())
+    return list(batch) if isinstance(batch, (tuple, list)) else [batch]
+
+
+def _same(leaf: Any, x: Any) -> bool:
+    """Whether two tensors are the same memory: equal values could be chance."""
+    return (
+        isinstance(leaf, Tensor)
+        and isinstance(x, Tensor)
+        and leaf.device == x.device
+        and (leaf.shape, leaf.stride(), leaf.dtype) == (x.shape, x.stride(), x.dtype)
+        and leaf.data_ptr() == x.data_ptr()
+    )

@@ -28,18 +28,37 @@ def images(count: int, channels: int, side: int, seed: int, device: torch.device
     return scaled
 
 
-def tokens(
-    count: int, length: int, vocabulary: int, seed: int, device: torch.device = _CPU
-) -> Tensor:
-    """Random words that are as often as Zipf's law says, `[count, length]`.
+def pictures(
+    count: int, channels: int, side: int, task: int, seed: int, device: torch.device = _CPU
+) -> tuple[Tensor, Tensor]:
+    """Images of a task, each one of its ten motifs with some of the others and noise; which one.
 
-    >>> tokens(2, 5, 100, seed=0).shape
+    >>> x, y = pictures(2, 3, 8, task=0, seed=0)
+    >>> x.shape, y.shape
+    (torch.Size([2, 3, 8, 8]), torch.Size([2]))
+    """
+    motifs = images(10, channels, side, 10_000 + task, device)
+    generator = torch.Generator(device).manual_seed(seed)
+    y = torch.randint(10, (count,), generator=generator, device=device)
+    shares = 0.2 * torch.randn(count, 10, generator=generator, device=device)
+    shares[torch.arange(count, device=device), y] += 1
+    mixed = torch.einsum("nk,kchw->nchw", shares, motifs)
+    return mixed + 0.05 * images(count, channels, side, seed, device), y
+
+
+def tokens(
+    count: int, length: int, vocabulary: int, task: int, seed: int, device: torch.device = _CPU
+) -> Tensor:
+    """Texts `[count, length]` of a task's own 64 words, as often as Zipf's law says.
+
+    >>> tokens(2, 5, 100, task=0, seed=0).shape
     torch.Size([2, 5])
     """
+    words = torch.randperm(vocabulary, generator=torch.Generator().manual_seed(task))[:64]
     generator = torch.Generator(device).manual_seed(seed)
-    odds = 1 / torch.arange(1, vocabulary + 1, device=device)
+    odds = 1 / torch.arange(1, len(words) + 1, device=device)
     drawn = torch.multinomial(odds, count * length, replacement=True, generator=generator)
-    return drawn.reshape(count, length)
+    return words.to(device)[drawn].reshape(count, length)
 
 
 def digits(size: Size) -> tuple[str, Tensor, Tensor]:

@@ -48,7 +48,7 @@ class Leak:
         for name, conceptor in self._shield.conceptors().items():
             if name not in now:
                 continue
-            vectors, values, _ = conceptor.spectrum
+            vectors, values, _ = conceptor.to(now[name].device).spectrum
             kept = min(limit_of(self._shield, conceptor.dim), values.shape[-1])
             order = values[0].argsort(descending=True)[:kept]
             top = vectors[0][:, order[values[0][order] > _FULL]].double()

@@ -34,7 +34,7 @@ class Recipe:
     setting: str
     device: torch.device
     model: Callable[[], nn.Module]
-    batch: Callable[[int], Batch]  # inputs and targets of a seed, on the device
+    batch: Callable[[int], Batch]  # inputs and targets of a seed, a task a thousand, on the device
     optimizer: Callable[[nn.Module], Optimizer]
     rank: float | int | None = 0.1
     aperture: float = 9.0
@@ -103,8 +103,8 @@ def resnet18(size: Size, device: torch.device, whole: bool = False) -> Recipe:
 
     @cache
     def batch(seed: int) -> Batch:
-        x = data.images(count, 3, 32, seed, device).to(memory_format=torch.channels_last)
-        return x, _labels(count, 100, seed).to(device)
+        x, y = data.pictures(count, 3, 32, seed // 1000, seed, device)
+        return x.to(memory_format=torch.channels_last), y
 
     return Recipe(
         name="ResNet-18",
@@ -135,7 +135,7 @@ def gpt2(size: Size, device: torch.device) -> Recipe:
 
     @cache
     def batch(seed: int) -> Batch:
-        text = data.tokens(count, length + 1, vocabulary, seed, device)
+        text = data.tokens(count, length + 1, vocabulary, seed // 1000, seed, device)
         return text[:, :-1].contiguous(), text[:, 1:].contiguous()
 
     return Recipe(
@@ -166,8 +166,7 @@ def vit(size: Size, device: torch.device) -> Recipe:
 
     @cache
     def batch(seed: int) -> Batch:
-        x = data.images(count, 3, side, seed, device)
-        return x, _labels(count, 1000, seed).to(device)
+        return data.pictures(count, 3, side, seed // 1000, seed, device)
 
     return Recipe(
         name="ViT-S/16" if not sizes else "ViT",
@@ -186,10 +185,6 @@ def vit(size: Size, device: torch.device) -> Recipe:
 def dense(recipe: Recipe) -> Recipe:
     """The same with all directions kept."""
     return replace(recipe, rank=None)
-
-
-def _labels(count: int, classes: int, seed: int) -> Tensor:
-    return torch.randint(classes, (count,), generator=torch.Generator().manual_seed(seed))
 
 
 def _fused(device: torch.device) -> dict[str, Any]:
