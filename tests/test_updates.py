@@ -19,6 +19,7 @@ from conceptors.updates import (
     Gathered,
     Pairs,
     Scaled,
+    Tied,
     in_place,
     make_update,
     stacked,
@@ -181,6 +182,48 @@ def test_stacks_do_what_their_members_do() -> None:
                     piece()
         for one, other in zip(both.parameters(), stack.parameters()):
             torch.testing.assert_close(one, other, rtol=0, atol=1e-13)
+
+
+class TiedText(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(30, 12)
+        self.head = nn.Linear(12, 30, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        found: Tensor = self.head(torch.tanh(self.words(tokens)))
+        return found
+
+
+@pytest.mark.parametrize("known", [4, 25], ids=["few tokens", "most tokens"])
+def test_a_weight_that_is_embedding_and_matrix(known: int) -> None:
+    torch.manual_seed(0)
+    m = TiedText().double()
+    bare = copy.deepcopy(m)
+    shield = Shield(m, 2.0, rank=4, warn_at_quota=1.0).remember(torch.arange(known))
+    before = m.words.weight.detach().clone()
+    generator = torch.Generator().manual_seed(1)
+    tokens = [torch.randint(30, (16,), generator=generator) for _ in range(5)]
+    make: Any = torch.optim.AdamW
+    optimizer, other = shield.guard(make(m.parameters())), make(bare.parameters())
+    for one, steps in ((m, optimizer), (bare, other)):
+        one(tokens[0]).square().sum().backward()
+        steps.step()
+    words, head = shield.conceptors()["words"], shield.conceptors()["head"]
+    claimed = head.strongest(4)[0].matrix()
+    change = (bare.words.weight.detach() - before) @ (torch.eye(12).double() - claimed)
+    wanted = before + (1 - words.matrix()[:, 0]) * change
+    torch.testing.assert_close(m.words.weight.detach(), wanted, rtol=0, atol=1e-13)
+    for text in tokens:
+        optimizer.zero_grad()
+        m(text).square().sum().backward()
+        optimizer.step()
+    (guarded,) = shield._guards[0]._plan.guarded
+    assert isinstance(guarded.update, Tied)
+    factored = guarded.update.factored
+    now = m.words.weight.detach() @ factored.into[0][0]
+    torch.testing.assert_close(factored.kept[0], now, rtol=0, atol=1e-13)
 
 
 def test_memory_order() -> None:

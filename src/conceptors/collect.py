@@ -59,7 +59,8 @@ def collect(
         for index, batch in enumerate(_progress(iterate(batches, limit), progress)):
             if not index:
                 plan.batches = _expected(batches, limit, batch)
-            wanted = {recorder.begin(index) for recorder in recorders}
+            plan.begin(index, [recorder.filled() for recorder in recorders])
+            wanted = {recorder.begin() for recorder in recorders}
             if True in wanted or reduced:  # sharded models need all processes at every pass
                 feed(model, batch)
                 _each(recorders, Recorder.compare, batch)

@@ -29,7 +29,7 @@ from conceptors.precision import exactly
 from conceptors.projection import Projector, restrict
 from conceptors.replay import Replayed
 from conceptors.sites import Site, is_sharded
-from conceptors.updates import Factored, Update, make_update, stacked
+from conceptors.updates import Factored, Tied, Update, make_update, stacked, tie
 
 
 @dataclass
@@ -57,13 +57,21 @@ class Guarded:
         if [id(p) for p in self.active] != [id(p) for p in old.active]:
             return
         self.clean = old.clean
-        if isinstance(old.update, Factored) and old.is_marked():
-            self.take_mark(old.update.kept)
+        if old.factored is not None and old.is_marked():
+            self.take_mark(old.factored.kept)
 
     def take_mark(self, mark: Tensor) -> None:
         """Use an earlier mark, which knows of earlier rounding, if it fits the weights."""
-        if isinstance(self.update, Factored) and self.update.take_mark(mark):
-            self.seen = [p._version for p in self.active]
+        if self.factored is not None and self.update is not None:
+            self.update.mark()
+            if self.factored.take_mark(mark):
+                self.seen = [p._version for p in self.active]
+
+    @property
+    def factored(self) -> Factored | None:
+        """The part of the update whose mark cannot be read off the weights bit by bit."""
+        update = self.update.factored if isinstance(self.update, Tied) else self.update
+        return update if isinstance(update, Factored) else None
 
 
 @dataclass
@@ -96,7 +104,8 @@ class World:
     rank: Callable[[str, int], int | None]
     held: Callable[[], set[int]]  # ids of the parameters of all guarded optimizers
     resumed: dict[str, Any]  # from a checkpoint made during a task: see `Guard.progress`
-    projectors: dict[object, Projector] = field(default_factory=dict)  # made when first needed
+    # made when first needed; with the parameters, so that their ids stay theirs
+    projectors: dict[object, tuple[Projector, list[nn.Parameter]]] = field(default_factory=dict)
     inlets: dict[str, inputs.Inlet] = field(default_factory=dict)
 
     def projector(self, name: str, active: list[nn.Parameter]) -> Projector | None:
@@ -110,8 +119,8 @@ class World:
             columns = self.sites[name].columns(active)
             part = claimed if columns is None else restrict(claimed, columns)
             limit = self.rank(name, part.dim)
-            self.projectors[key] = Projector(part.to(device), dtype, limit)
-        return self.projectors[key]
+            self.projectors[key] = (Projector(part.to(device), dtype, limit), active)
+        return self.projectors[key][0]
 
     def inlet(self, name: str, projector: Projector) -> inputs.Inlet:
         """The hook that projects what enters a site, one for all optimizers."""
@@ -177,12 +186,10 @@ class Guard:
         """
         found: dict[str, tuple[bool, Tensor | None]] = {}
         for guarded in self._plan.guarded if self.is_current() else ():
-            update = guarded.update
-            marked = isinstance(update, Factored) and guarded.is_marked()
-            found[guarded.name] = (
-                guarded.clean,
-                update.kept.clone() if isinstance(update, Factored) and marked else None,
-            )
+            kept = None
+            if guarded.factored is not None and guarded.is_marked():
+                kept = guarded.factored.kept.clone()
+            found[guarded.name] = (guarded.clean, kept)
         return found
 
     # --- around a step --------------------------------------------------------------------
@@ -333,6 +340,8 @@ class Guard:
                 and inputs.fits(site, active)
             ):
                 guarded.inlet = world.inlet(name, guarded.projector)
+        if not world.increment_decay:
+            _tie(plan)
         if world.claimed:
             plan.frozen = [p for p in world.frozen.values() if id(p) in group_of]
         _arrange(plan)
@@ -375,6 +384,19 @@ def _arrange(plan: Plan) -> None:
         for guarded, _ in some:
             guarded.in_plan = not guarded.lasting
         plan.corrections.append(Replayed(*pieces, device=device))
+
+
+def _tie(plan: Plan) -> None:
+    """Weights that are an embedding and a matrix at once get one update for both."""
+    by_weight: dict[int, list[Guarded]] = {}
+    for guarded in plan.guarded:
+        if not guarded.lasting:
+            by_weight.setdefault(id(guarded.active[0]), []).append(guarded)
+    for some in by_weight.values():
+        tied = tie([guarded.update for guarded in some if guarded.update is not None])
+        if tied is not None and not is_sharded(some[0].active[0].data):
+            some[0].update, some[0].lasting = tied, True
+            plan.guarded = [g for g in plan.guarded if g is not some[1]]
 
 
 def _in_turn(pieces: list[Callable[[], None]]) -> Callable[[], None]:

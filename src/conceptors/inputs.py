@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from conceptors.projection import Projector
+from conceptors.projection import FreeRows, Projector
 from conceptors.sites import Site, is_sharded
 
 WORTH = 2**16  # numbers in a weight from which on the detour pays
@@ -41,11 +41,7 @@ class Inlet:
         dtype = layer.weight.dtype
         probe = torch.randn(wide, generator=generator, dtype=torch.float64).to(dtype)
         self._probe, self._bias_probe = probe[: self._width], probe[self._width :]
-        self._free: Callable[[Tensor], tuple[Tensor, Tensor | None]] = (
-            _Thin(projector, self._width, self._bias)
-            if projector.matrix is None
-            else _Full(projector.matrix[0], self._width, self._bias)
-        )
+        self._free = FreeRows(projector, self._width, group=0)
         self._handle = layer.register_forward_hook(_Hook(self), with_kwargs=True, prepend=True)
 
     def close(self) -> None:
@@ -85,8 +81,8 @@ class Inlet:
         along = torch.mv(rows, self._probe)
         bias = None
         if ones is not None:
-            bias = torch.mv(g.mT, ones)
-            along = torch.addcmul(along, ones, self._bias_probe)
+            bias = torch.mv(g.mT, ones[:, 0])
+            along = torch.addcmul(along, ones[:, 0], self._bias_probe)
         self._note(torch.mv(g.detach().mT, along.detach()))
         return g.mT @ rows, bias
 
@@ -98,41 +94,6 @@ class Inlet:
                 self._noted = None
             self._pass, self._spent = number, False
         self._noted = part if self._noted is None else self._noted + part
-
-
-class _Full:
-    """Rows x and their constant 1, times I - A."""
-
-    def __init__(self, claimed: Tensor, width: int, bias: bool) -> None:
-        free = torch.eye(len(claimed), dtype=claimed.dtype) - claimed
-        self._rows = free[:width, :width].contiguous()
-        self._one = free[width, :width].contiguous() if bias else None
-        self._column = free[:width, width].contiguous() if bias else None
-        self._corner = free[width, width:].contiguous() if bias else None
-
-    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        if self._one is None or self._column is None or self._corner is None:
-            return x @ self._rows, None
-        ones = torch.addmv(self._corner.expand(len(x)), x, self._column)
-        return torch.addmm(self._one, x, self._rows), ones
-
-
-class _Thin:
-    """The same for A = U diag(s) Uᵀ."""
-
-    def __init__(self, projector: Projector, width: int, bias: bool) -> None:
-        vectors, values = projector.vectors[0], projector.values[0]
-        self._into = vectors[:width].contiguous()
-        self._back = (vectors[:width] * values).mT.contiguous()
-        self._one = vectors[width].contiguous() if bias else None
-        self._one_back = (vectors[width] * values).contiguous() if bias else None
-
-    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        if self._one is None or self._one_back is None:
-            return torch.addmm(x, x @ self._into, self._back, alpha=-1), None
-        along = torch.addmm(self._one, x, self._into)
-        ones = 1 - torch.mv(along, self._one_back)
-        return torch.addmm(x, along, self._back, alpha=-1), ones
 
 
 class _Projected(torch.autograd.Function):

@@ -57,6 +57,44 @@ class Projector:
         return (moved * self.values.unsqueeze(-2)) @ self.vectors.mT
 
 
+class FreeRows:
+    """Rows x of a layer's inputs, and the constant 1 that goes with its bias, times I - A.
+
+    Rows are `[g, n, width]`; with `group` given, `[n, width]` of that group alone.
+    """
+
+    def __init__(self, projector: Projector, width: int, group: int | None = None) -> None:
+        self._bias = projector.dim > width
+        self._thin = projector.matrix is None
+        if projector.matrix is None:
+            left = projector.vectors
+            right = -(left * projector.values.unsqueeze(-2)).mT
+            blocks = [left[:, :width], left[:, width:], right[..., :width], right[..., width:]]
+        else:
+            free = torch.eye(projector.dim).to(projector.matrix) - projector.matrix
+            rows, last = free[:, :width], free[:, width:]
+            blocks = [rows[..., :width], last[..., :width], rows[..., width:], last[..., width:]]
+        self._blocks = [(b if group is None else b[group]).contiguous() for b in blocks]
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """(rows `[..., n, width]`, ones `[..., n, 1]` if there is a bias)."""
+        if not self._thin:
+            inner, last, column, corner = self._blocks
+            if not self._bias:
+                return x @ inner, None
+            return _plus_product(last, x, inner), _plus_product(corner, x, column)
+        left, one, right, one_right = self._blocks
+        if not self._bias:
+            return _plus_product(x, x @ left, right), None
+        along = _plus_product(one, x, left)
+        return _plus_product(x, along, right), 1 + along @ one_right
+
+
+def _plus_product(added: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """added + left @ right."""
+    return (torch.addmm if left.ndim == 2 else torch.baddbmm)(added, left, right)
+
+
 def restrict(claimed: Conceptor, columns: Tensor) -> Conceptor:
     """The conceptor for changes of some columns only, the others being fixed.
 

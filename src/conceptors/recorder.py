@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -27,6 +26,8 @@ from conceptors.layers import Call, Draws, Moment, Rows, Rule, Sample
 from conceptors.moments import Moments, SketchedMoments
 
 _GROUP = 8  # batches at most, of which one is recorded
+_MOST_RUN = 4  # one of so many batches is enough for layers that get few rows of each batch,
+_PLENTY = 16  # where others get so many times what they need
 _SPREAD = 16  # batches recorded at least, where there are so many
 _SHARE = 0.1  # of a layer's own work is spent on second moments, beyond `enough` rows
 _MOST = 4  # times `enough` rows are as good as all
@@ -39,13 +40,42 @@ def enough(dim: int) -> int:
     return max(16384, 8 * dim)
 
 
-@dataclass
 class Plan:
-    """What is asked for: "auto", or at most so many rows of every batch (None for all)."""
+    """What is asked for, and which batches are recorded: the same ones by all layers.
 
-    rows: int | Literal["auto"] | None
-    seed: int
-    batches: int | None = None  # that will come, if that is known; a guess does no harm
+    `rows`: "auto", or at most so many rows of every batch (None for all).
+    """
+
+    def __init__(self, rows: int | Literal["auto"] | None, seed: int) -> None:
+        self.rows, self.seed = rows, seed
+        self.batches: int | None = None  # that will come, if that is known; a guess does no harm
+        self.batch = -1  # the current one
+        self.group = 1  # so many batches are represented by one of them
+        self.recorded = True  # whether the current one is it
+        self._random = random.Random(seed)
+        self._chosen, self._end = 0, 0
+
+    def begin(self, batch: int, filled: list[float]) -> None:
+        """Come to the next batch; layers have `filled` times as many rows in sight as they need."""
+        self.batch = batch
+        if batch >= self._end:
+            self.group = self._size(batch, filled)
+            self._end = batch + self.group
+            self._chosen = batch + self._random.randrange(self.group)
+        self.recorded = batch == self._chosen
+
+    def _size(self, batch: int, filled: list[float]) -> int:
+        known = [times for times in filled if math.isfinite(times)]
+        if self.rows != "auto" or not batch:
+            return 1
+        least = min(known, default=_GROUP)
+        if max(known, default=0.0) >= _PLENTY:
+            least = max(least, _MOST_RUN)
+        if least < 1:
+            return 1
+        come = batch if self.batches is None else self.batches
+        least = _GROUP if self.batches is None else least
+        return max(1, min(_GROUP, come // _SPREAD, int(least)))
 
 
 class Taker(NamedTuple):
@@ -72,11 +102,8 @@ class Recorder:
         self._layer, self._rule, self._takers = layer, rule, takers
         self._outputs, self._plan, self._watch = outputs, plan, watch
         self._sample = Sample(self._cap, draws)
-        self._random = random.Random(plan.seed)  # alike for all: equal layers keep in step
         self._handle: RemovableHandle | None = None
-        self._batch = -1
         self._first: int | None = None  # the batch in which the layer was reached first
-        self._group, self._chosen, self._end = 1, 0, 0
         self._came: dict[tuple[str, int], float] = {}  # rows of (block, d) in that batch
         self._taken: dict[tuple[str, int], int] = {}  # and so far
         self._closed = False  # its sums have a closed form, cheap enough for every batch
@@ -84,21 +111,17 @@ class Recorder:
         self._often = False  # every token comes in every batch: a sample will do
         self._fitting: set[int] | None = None  # parts of batches that were what entered the layer
 
-    def begin(self, batch: int) -> bool:
+    def begin(self) -> bool:
         """Be there for this batch, or not; returns whether the model has to be run for that."""
-        self._batch = batch
         self._seen = []
-        if batch >= self._end:
-            self._group = self._group_from(batch)
-            self._end = batch + self._group
-            self._chosen = batch + self._random.randrange(self._group)
-        if self._first is None or batch == self._chosen:
+        every = self._closed and not self._often
+        if self._first is None or self._plan.recorded or every:
             if self._handle is None:
                 # before any other hook: FSDP takes the weights away in its own
                 self._handle = self._layer.register_forward_hook(
                     self._record, with_kwargs=True, prepend=True
                 )
-            return not self._closed or self._leaf is None
+            return not every or self._leaf is None
         self.close()
         return False
 
@@ -133,7 +156,7 @@ class Recorder:
 
     def _record(self, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if self._first is None:
-            self._first = self._batch
+            self._first = self._plan.batch
         scale = self._scale()
         for block, rows in self._rule.rows(layer, Call(args, kwargs, output), self._sample):
             takers = self._takers.get(block)
@@ -143,55 +166,47 @@ class Recorder:
             if isinstance(rows, Moment):
                 self._seen.append(args[0] if len(args) == 1 and not kwargs else None)
             values = rows.total if isinstance(rows, Moment) else rows.values
-            self._watch.note(takers[0].site, self._batch, values)
+            self._watch.note(takers[0].site, self._plan.batch, values)
             counted = rows if scale == 1 else _times(rows, scale)
             for taker in takers:
                 taker.moments.add(counted, taker.bias_column)
 
     def _scale(self) -> int:
         """How many batches this one stands for; the first one only for itself, as it is certain."""
-        return 1 if self._batch == self._first else self._group
+        alone = self._plan.batch == self._first or (self._closed and not self._often)
+        return 1 if alone else self._plan.group
 
     def _count(self, block: str, rows: Rows | Moment) -> None:
         if isinstance(rows, Moment):
             self._closed = True
-            if self._batch == self._first:
+            if self._plan.batch == self._first:
                 self._often = bool((rows.total > 0).all())
             return
         count, dim = rows.values.shape[1:]
         if count:
             key = (block, dim)
             self._taken[key] = self._taken.get(key, 0) + count
-            if self._batch == self._first:
+            if self._plan.batch == self._first:
                 self._came[key] = self._came.get(key, 0.0) + count * rows.weight
 
-    def _short(self) -> bool:
-        """Whether any block has too few rows so far."""
-        return any(taken < enough(dim) for (_, dim), taken in self._taken.items())
-
-    def _group_from(self, start: int) -> int:
-        """How many batches from this one on are represented by one of them."""
+    def filled(self) -> float:
+        """How many times enough rows the layer has in sight: in the whole pass, or so far."""
         batches = self._plan.batches
-        if self._plan.rows != "auto" or not (self._came or self._often):
-            return 1
-        if self._often:
-            return max(1, min(_GROUP, (start if batches is None else batches) // _SPREAD))
-        if batches is None:
-            return 1 if self._short() else max(1, min(_GROUP, start // _SPREAD))
-        filled = min(batches * came / enough(dim) for (_, dim), came in self._came.items())
-        return max(1, min(_GROUP, batches // _SPREAD, int(filled)))
+        counts = self._taken if batches is None else self._came
+        times = 1 if batches is None else batches
+        return min((times * n / enough(dim) for (_, dim), n in counts.items()), default=math.inf)
 
     def _cap(self, count: int, dim: int) -> int | None:
         """How many of `count` rows of `dim` numbers are used; None for all."""
         if self._plan.rows != "auto":
             return self._plan.rows
-        batches = self._plan.batches or max(_SPREAD, 2 * self._batch)
+        batches = self._plan.batches or max(_SPREAD, 2 * self._plan.batch)
         least = enough(dim)
         cheap = _SHARE * batches * count * self._outputs / max(1, dim)
         wanted = self._scale() * min(max(cheap, least), _MOST * least) / batches
-        if self._plan.batches is None and (not self._taken or self._short()):
+        if self._plan.batches is None and (not self._taken or self.filled() < 1):
             wanted = max(wanted, least)
-        if self._batch == self._first:
+        if self._plan.batch == self._first:
             wanted = max(wanted, _FIRST)
         wanted = max(wanted, _FEWEST)
         return None if wanted > 0.75 * count else math.ceil(wanted)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -18,8 +18,10 @@ from conceptors.batchnorm import hold_statistics
 from conceptors.collect import Feed, collect
 from conceptors.conceptor import Conceptor, similarity
 from conceptors.guard import Guard, World, project_gradient
+from conceptors.host import to_host
 from conceptors.moments import Moments, SketchedMoments
 from conceptors.precision import exactly
+from conceptors.projection import FreeRows
 from conceptors.shield_state import LoadReport
 from conceptors.sites import Scan, matches, scan
 from conceptors.targets import Energy, Quota
@@ -211,20 +213,35 @@ class Shield:
         self._warn_if_full()
         return self
 
-    def project_gradients(self) -> None:
+    def project_gradients(self, exclude: Container[str] = ()) -> None:
         """Project the gradients of all shielded parameters once, in place.
 
         For training loops that do something between projection and step. The step itself must
         then be a plain SGD step, and not one of a guarded optimizer, which projects by itself.
+
+        Args:
+            exclude: names of layers to leave out.
         """
         world = self._world
         with exactly():
             for name, site in world.sites.items():
                 active = site.active()
-                if any(p.grad is not None for p in active):
+                if name not in exclude and any(p.grad is not None for p in active):
                     projector = world.projector(name, active)
                     if projector is not None:
                         project_gradient(site, active, projector)
+
+    def free_rows(self, name: str) -> FreeRows | None:
+        """What projects the input rows of a linear layer, with which a loop of one's own can make
+        projected gradients in fewer operations; None if nothing is claimed there.
+        """
+        site = self._scan.sites[name]
+        active = site.active()
+        projector = self._world.projector(name, active)
+        if projector is None:
+            return None
+        biases = sum(any(p is bias for bias in site.biases) for p in active)
+        return FreeRows(projector, projector.dim - biases)
 
     def similarity(
         self,
@@ -510,11 +527,13 @@ class Shield:
     def _changed(self, *, claims: bool = False) -> None:
         self._version += 1
         self._claims += claims
-        self._world.close()
-        self._world = self._make_world()
+        former, self._world = self._world, self._make_world()
+        former.close()
         if claims:
             self._quotas = {}
             self.quota()
+        else:
+            self._world.projectors.update(former.projectors)
         for guard in self._guards:
             guard.prepare()
         if claims:  # projectors are made; what they are made of may leave the GPU
@@ -551,8 +570,9 @@ class Shield:
 
 def _stowed(conceptor: Conceptor) -> Conceptor:
     """Large matrices wait in main memory: a GPU has better use for its own."""
-    large = conceptor.dim >= _STOWED and conceptor.device.type == "cuda"
-    return conceptor.to("cpu") if large else conceptor
+    if conceptor.dim < _STOWED or conceptor.device.type != "cuda":
+        return conceptor
+    return conceptor._map(lambda tensor, _: to_host(tensor))
 
 
 def unwrap(model: nn.Module) -> nn.Module:

@@ -24,6 +24,7 @@ from conceptors.sites import Site, is_sharded
 
 _TILE = 16
 _SMALL = 2**23  # numbers up to which a weight does not fill a GPU by itself
+_COPIED = 2**20  # up to which a copy costs less than a kernel of its own
 _WIDE, _LARGE = 192, 1e9  # rank and operations from which on splitting numbers in two pays
 
 
@@ -92,11 +93,11 @@ class Factored:
             own = vectors[:, at].contiguous()  # [g, k, r]
             self.into.append(own)
             self.back.append((own * values.unsqueeze(-2)).mT.contiguous())
-        free = 1 - values.unsqueeze(-2)
-        self.free = free if bool(free.any()) else None
         self.kept = torch.zeros(
             *blocks[0].shape[:2], values.shape[-1], dtype=vectors.dtype, device=vectors.device
         )
+        free = (1 - values.unsqueeze(-2)).expand_as(self.kept)
+        self.free = None if bool((values == 1).all()) else free
         self._halves = halves(self.into[0]) if sharp else None
         self._thirds: Tensor | None = None
         if sharp and blocks[0].dtype == torch.bfloat16 and widens(blocks[0].device):
@@ -157,11 +158,12 @@ class FactoredStack:
         if self._biases:
             self._bias_into = torch.cat([m.into[1] for m in members])  # [L, 1, r]
             self._bias_back = torch.cat([m.back[1] for m in members])  # [L, r, 1]
+        self._kept = torch.cat([m.kept for m in members])
         self._free = None
         if any(m.free is not None for m in members):
-            one = torch.zeros_like(first.kept[:, :1])
-            self._free = torch.cat([one if m.free is None else m.free for m in members])
-        self._kept = torch.cat([m.kept for m in members])
+            none = torch.zeros_like(first.kept)
+            self._free = torch.cat([none if m.free is None else m.free for m in members])
+        self._large = self._weights[0].numel() >= _COPIED
         for number, member in enumerate(members):
             member.kept = self._kept[number : number + 1]
 
@@ -186,13 +188,16 @@ class FactoredStack:
         else:
             moved = sharp_product(weights, self._halves).sub_(self._kept)
         if self._biases:
-            moved.addcmul_(torch.stack(self._biases)[..., None], self._bias_into)
+            moved.baddbmm_(torch.stack(self._biases)[..., None], self._bias_into)
         with tensor_cores():
-            taken = torch.bmm(moved, self._back)
-            torch._foreach_sub_(self._weights, list(taken.unbind()))
+            if self._large:
+                for weight, left, right in zip(self._weights, moved, self._back):
+                    weight.addmm_(left, right, alpha=-1)
+            else:
+                torch._foreach_sub_(self._weights, list(torch.bmm(moved, self._back)))
             if self._biases:
                 taken = torch.bmm(moved, self._bias_back)[..., 0]
-                torch._foreach_sub_(self._biases, list(taken.unbind()))
+                torch._foreach_sub_(self._biases, list(taken))
         if self._free is not None:
             self._kept.addcmul_(moved, self._free)
 
@@ -224,22 +229,81 @@ class Dense:
 
 
 class Scaled:
-    """One column a group (embeddings): W ← W + a (W_before - W) with one a for each group."""
+    """One column a group (embeddings): W ← W + a (W_before - W) with one a for each group.
+
+    Only groups that claim anything (the tokens that were met) are looked at.
+    """
 
     static = True
 
     def __init__(self, block: Tensor, projector: Projector) -> None:
-        claims = projector.matrix
-        assert claims is not None
-        self._block, self._claims = block, claims.to(block.dtype)
-        self.kept = block.clone()
+        assert projector.matrix is not None
+        claims = projector.matrix.to(block.dtype)  # [g, 1, 1]
+        self.block = block
+        self.groups: Tensor | None = None
+        met = claims.flatten() > torch.finfo(block.dtype).eps
+        if 2 * int(met.sum()) < len(met):
+            self.groups = met.nonzero().flatten()
+            claims = claims[self.groups]
+        self.claims = claims
+        self.kept = self._now().clone()
 
     def mark(self) -> None:
-        self.kept.copy_(self._block)
+        self.kept.copy_(self._now())
 
     def correct(self) -> None:
-        self._block.lerp_(self.kept, self._claims)
-        self.mark()
+        if self.groups is None:
+            self.block.lerp_(self.kept, self.claims)
+            self.mark()
+        else:
+            now = self._now()
+            torch.lerp(now, self.kept, self.claims, out=self.kept)
+            self.block.index_copy_(0, self.groups, self.kept)
+
+    def _now(self) -> Tensor:
+        return self.block if self.groups is None else self.block.index_select(0, self.groups)
+
+
+class Tied:
+    """One weight used both as an embedding and as a matrix, as language models often have it.
+
+    W ← W_before + (I - D) (W - W_before) (I - A), with diagonal D: first A, then D. The mark of
+    the matrix follows without another product.
+    """
+
+    static = True
+
+    def __init__(self, factored: Factored, scaled: Scaled) -> None:
+        self.factored, self._scaled = factored, scaled
+
+    def mark(self) -> None:
+        self.factored.mark()
+        self._scaled.mark()
+
+    def correct(self) -> None:
+        factored, scaled = self.factored, self._scaled
+        before = factored.kept.clone()
+        factored.correct()
+        scaled.correct()
+        claims = scaled.claims[..., 0].to(before.dtype)  # [tokens, 1]
+        kept, before = factored.kept[0], before[0]  # [tokens, r]
+        if scaled.groups is None:
+            kept.lerp_(before, claims)
+        else:
+            held, old = kept[scaled.groups], before[scaled.groups]
+            kept.index_copy_(0, scaled.groups, held.lerp_(old, claims))
+
+
+def tie(updates: list[Update]) -> Update | None:
+    """The two updates of a tied weight as one; None if they are not two such."""
+    factored = [u for u in updates if isinstance(u, Factored)]
+    scaled = [u for u in updates if isinstance(u, Scaled)]
+    if len(updates) != 2 or len(factored) != 1 or len(scaled) != 1:
+        return None
+    one, other = factored[0].blocks, scaled[0].block
+    if len(one) != 1 or one[0].data_ptr() != other.data_ptr() or one[0].numel() != other.numel():
+        return None
+    return Tied(factored[0], scaled[0])
 
 
 class Pairs:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from conceptors.conceptor import similarity
 from conceptors.methods.base import Learner, Settings
-from conceptors.networks import StackedMLP
+from conceptors.networks import StackedLinear, StackedMLP
 from conceptors.scenarios import Split
 from conceptors.shield import Shield
 
@@ -50,13 +50,25 @@ class Cab(Learner):
             warn_at_quota=1.0,
             keep_tasks=len(self.scenario.tasks) <= _COMPARED,
         )
+        self.by_inputs: set[str] = set()
         self.anchors = [
             torch.zeros_like(p) if s.first_anchor == "zero" else p.detach().clone()
             for p in self.model.parameters()
         ]
 
     def gradients(self, number: int) -> None:
-        self.shield.project_gradients()
+        self.shield.project_gradients(exclude=self.by_inputs)
+
+    def _choose(self) -> None:
+        """A batch with fewer rows than a layer has outputs is projected instead of the gradient."""
+        self.by_inputs = {
+            name
+            for name, layer in self.model.named_modules()
+            if isinstance(layer, StackedLinear) and self.settings.batch < layer.weight.shape[1]
+        }
+        for name, layer in self.model.named_modules():
+            if isinstance(layer, StackedLinear) and name in self.by_inputs:
+                layer.free = self.shield.free_rows(name)
 
     def quiet(self, active: Tensor) -> None:
         """The increment decays beside the (already projected and scaled) gradient."""
@@ -69,6 +81,7 @@ class Cab(Learner):
 
     def end_task(self, number: int) -> None:
         self.shield.remember(self._batches(self.scenario.tasks[number].train, number))
+        self._choose()
         self.anchors = [p.detach().clone() for p in self.model.parameters()]
         self._note()
 
