@@ -26,8 +26,7 @@ from conceptors.layers import Call, Draws, Moment, Rows, Rule, Sample
 from conceptors.moments import Moments, SketchedMoments
 
 _GROUP = 8  # batches at most, of which one is recorded
-_MOST_RUN = 4  # one of so many batches is enough for layers that get few rows of each batch,
-_PLENTY = 16  # where others get so many times what they need
+_PLENTY = 16  # times what they need, for some layers: others do not ask for more batches then
 _SPREAD = 16  # batches recorded at least, where there are so many
 _SHARE = 0.1  # of a layer's own work is spent on second moments, beyond `enough` rows
 _MOST = 4  # times `enough` rows are as good as all
@@ -70,7 +69,7 @@ class Plan:
             return 1
         least = min(known, default=_GROUP)
         if max(known, default=0.0) >= _PLENTY:
-            least = max(least, _MOST_RUN)
+            least = _GROUP
         if least < 1:
             return 1
         come = batch if self.batches is None else self.batches

@@ -134,7 +134,7 @@ class Factored:
         if self._thirds is not None:
             wide: Any = torch.mm
             parts = wide(self.blocks[0][0], self._thirds, out_dtype=torch.float32)
-            moved = parts.unflatten(-1, (3, -1)).sum(-2).sub_(kept)
+            moved = parts.unflatten(-1, (3, -1)).sum(-2)[None].sub_(kept)
         elif self._halves is not None:
             moved = sharp_product(self.blocks[0], self._halves).sub_(kept)
         else:

@@ -49,12 +49,13 @@ def pictures(
 def tokens(
     count: int, length: int, vocabulary: int, task: int, seed: int, device: torch.device = _CPU
 ) -> Tensor:
-    """Texts `[count, length]` of a task's own 64 words, as often as Zipf's law says.
+    """Texts `[count, length]` of a task's own third of the words, as often as Zipf's law says.
 
     >>> tokens(2, 5, 100, task=0, seed=0).shape
     torch.Size([2, 5])
     """
-    words = torch.randperm(vocabulary, generator=torch.Generator().manual_seed(task))[:64]
+    words = torch.randperm(vocabulary, generator=torch.Generator().manual_seed(task))
+    words = words[: max(1, vocabulary // 3)]
     generator = torch.Generator(device).manual_seed(seed)
     odds = 1 / torch.arange(1, len(words) + 1, device=device)
     drawn = torch.multinomial(odds, count * length, replacement=True, generator=generator)

@@ -1,8 +1,9 @@
-"""What the timed steps did to the remembered task."""
+"""What steps do to a remembered task: with the shield, without, and with a hard one."""
 
 from __future__ import annotations
 
 import copy
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,17 @@ from torch import Tensor, nn
 from conceptors import Shield
 from conceptors.bench.floor import limit_of
 
-_FULL = 0.999  # singular values above count as fully claimed
+
+class Protection(NamedTuple):
+    """Relative change of the outputs on remembered data, shielded and plain, and the leak.
+
+    The leak is what rounding lets through: the movement of weights along directions that a hard
+    shield claims, as a share of plain training's movement along them, the largest of all layers.
+    """
+
+    drift: float
+    drift_plain: float
+    leak: float | None
 
 
 @torch.no_grad()
@@ -30,40 +41,33 @@ def drift(before: Tensor, after: Tensor) -> float:
     return float((after - before).norm() / before.norm())
 
 
-class Leak:
-    """Watches how far the weights of a shielded model move in fully claimed directions."""
+@torch.no_grad()
+def leak(hard: Shield, before: nn.Module, plain: nn.Module) -> float | None:
+    """max over layers of ‖ΔW U‖ / ‖ΔW_plain U‖, U the directions that a hard shield claims.
 
-    def __init__(self, shield: Shield) -> None:
-        self._shield = shield
-        self._before = {name: matrix.clone() for name, matrix in self._matrices().items()}
+    None where nothing is claimed or nothing moved.
+    """
+    start, ours, theirs = matrices(before), matrices(hard.model), matrices(plain)
+    found: list[float] = []
+    for name, conceptor in hard.conceptors().items():
+        if name not in start:
+            continue
+        vectors, values, _ = conceptor.to(start[name].device).spectrum
+        kept = min(limit_of(hard, conceptor.dim), int((values[0] > 0.5).sum()))
+        top = vectors[0][:, values[0].argsort(descending=True)[:kept]]
+        moved = ((theirs[name] - start[name]) @ top).norm()
+        if kept and moved > 0:
+            found.append(float(((ours[name] - start[name]) @ top).norm() / moved))
+    return max(found, default=None)
 
-    @torch.no_grad()
-    def largest(self) -> float | None:
-        """max over layers of ‖ΔW U‖ / ‖ΔW‖, U the vectors of singular values above 0.999.
 
-        None where no direction is fully claimed or nothing moved.
-        """
-        found: list[float] = []
-        now = self._matrices()
-        for name, conceptor in self._shield.conceptors().items():
-            if name not in now:
-                continue
-            vectors, values, _ = conceptor.to(now[name].device).spectrum
-            kept = min(limit_of(self._shield, conceptor.dim), values.shape[-1])
-            order = values[0].argsort(descending=True)[:kept]
-            top = vectors[0][:, order[values[0][order] > _FULL]].double()
-            moved = now[name].double() - self._before[name].double()
-            if top.shape[1] and bool(moved.any()):
-                found.append(float((moved @ top).norm() / moved.norm()))
-        return max(found, default=None)
-
-    def _matrices(self) -> dict[str, Tensor]:
-        """[W | b] of every Linear layer and every convolution of one group."""
-        found = {}
-        for path, layer in self._shield.model.named_modules():
-            if isinstance(layer, nn.Linear) or (isinstance(layer, nn.Conv2d) and layer.groups == 1):
-                parts = [layer.weight.detach().flatten(1)]
-                if layer.bias is not None:
-                    parts.append(layer.bias.detach()[:, None])
-                found[path or type(layer).__name__] = torch.cat(parts, 1)
-        return found
+def matrices(model: nn.Module) -> dict[str, Tensor]:
+    """[W | b] in float64 of every Linear layer and every convolution of one group."""
+    found = {}
+    for path, layer in model.named_modules():
+        if isinstance(layer, nn.Linear) or (isinstance(layer, nn.Conv2d) and layer.groups == 1):
+            parts = [layer.weight.detach().flatten(1)]
+            if layer.bias is not None:
+                parts.append(layer.bias.detach()[:, None])
+            found[path or type(layer).__name__] = torch.cat(parts, 1).double()
+    return found

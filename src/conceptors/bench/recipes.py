@@ -113,7 +113,7 @@ def resnet18(size: Size, device: torch.device, whole: bool = False) -> Recipe:
         model=lambda: models.ResNet18(width).to(memory_format=torch.channels_last),  # type: ignore[call-overload]
         batch=batch,
         optimizer=lambda m: torch.optim.SGD(
-            m.parameters(), lr=0.01, momentum=0.9, **_fused(device)
+            m.parameters(), lr=0.002, momentum=0.9, **_fused(device)
         ),
         autocast=device.type == "cuda",
         remembered=pick(size, 2, 4, 8),

@@ -109,7 +109,9 @@ def collection_timed(device: torch.device) -> Iterator[list[float]]:
 
 
 def _shield(recipe: Recipe, model: nn.Module, batches: list[Batch], **options: Any) -> Shield:
+    """A shield that has remembered, and is ready for the first step of an optimizer."""
     shield = Shield(model, aperture=recipe.aperture, rank=recipe.rank, **options)
+    shield.guard(recipe.optimizer(model))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ShieldFullWarning)
         return shield.remember(batches, feed=recipe.feed)

@@ -23,9 +23,8 @@ class Row:
 
     `plain` and `ours` are in `unit` ("s" a step or a call, "B", "%" or ""). The target is for the
     ratio; where there is none, for `ours`. `floor` is the least time that the added work can take
-    on this machine, `share` how much of the time added is that floor. `drift` is the relative
-    change of the outputs on remembered data, `leak` the largest share of a weight change that
-    lies in fully claimed directions.
+    on this machine, `share` how much of the time added is that floor. For `drift` and `leak` see
+    `conceptors.bench.protection`.
 
     >>> Row("step", "batch 8", plain=2.0, ours=3.0, ratio=1.5, target=1.6).met
     True

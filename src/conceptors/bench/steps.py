@@ -12,7 +12,7 @@ from conceptors import Shield
 from conceptors.bench.ceilings import measure_ceilings
 from conceptors.bench.floor import least_seconds, ranks
 from conceptors.bench.measure import effort, side_by_side
-from conceptors.bench.protection import Leak, drift, outputs
+from conceptors.bench.protection import Protection, drift, leak, outputs
 from conceptors.bench.recipes import Recipe, Trainer
 from conceptors.bench.row import Row, Size
 from conceptors.shield import ShieldFullWarning
@@ -44,16 +44,29 @@ def freeze_statistics(model: nn.Module) -> bool:
     return bool(layers)
 
 
-def leak_of_hard(recipe: Recipe, model: nn.Module) -> float | None:
-    """What gets through a hard shield, by rounding alone, in the same setting."""
-    shield = shielded(recipe, copy.deepcopy(model), hard=True)
-    optimizer = shield.guard(recipe.optimizer(shield.model))
-    leak = Leak(shield)
-    trainer = Trainer.of(recipe, shield.model, optimizer, recipe.new())
-    for _ in range(recipe.steps):
-        trainer.step()
-    found = leak.largest()
-    shield.detach()
+def protection(recipe: Recipe, first: nn.Module) -> Protection:
+    """What a few steps on the second task do to the first, in this setting."""
+    x = recipe.old()[0][0][:8]
+    plain, soft, hard = (copy.deepcopy(first) for _ in range(3))
+    if freeze_statistics(plain):  # as the shield does
+        freeze_statistics(first)
+    shields = {False: shielded(recipe, soft), True: shielded(recipe, hard, hard=True)}
+    for model in (plain, soft, hard):
+        optimizer = recipe.optimizer(model)
+        for shield in shields.values():
+            if shield.model is model:
+                shield.guard(optimizer)
+        trainer = Trainer.of(recipe, model, optimizer, recipe.new())
+        for _ in range(recipe.steps):
+            trainer.step()
+    before = outputs(first, x)
+    found = Protection(
+        drift(before, outputs(soft, x)),
+        drift(before, outputs(plain, x)),
+        leak(shields[True], first, plain),
+    )
+    for shield in shields.values():
+        shield.detach()
     return found
 
 
@@ -65,8 +78,7 @@ def step_rows(
     `rows`: input rows a layer sees in a batch, where the floor may count their projection.
     """
     device, first = recipe.device, learned(recipe)
-    x = recipe.old()[0][0][:8]
-    before = outputs(first, x)
+    kept = protection(recipe, copy.deepcopy(first))
     named: dict[str, nn.Module] = {"plain": first, "shielded": copy.deepcopy(first)}
     frozen = copy.deepcopy(first)
     if freeze_statistics(frozen):
@@ -85,7 +97,6 @@ def step_rows(
     claimed = ranks(shield)
     model = named["shielded"]
     floor = least_seconds(model, claimed, ceilings, rows=rows)
-    leaked = leak_of_hard(recipe, first)
     measured = []
     baselines = {"plain": "", "frozen": " (plain with BatchNorm statistics frozen too)"}
     for name, note in baselines.items():
@@ -114,9 +125,9 @@ def step_rows(
                 target=target,
                 floor=floor,
                 share=floor / added if added > 0 else None,
-                drift=drift(before, outputs(model, x)),
-                drift_plain=drift(before, outputs(named[name], x)),
-                leak=leaked,
+                drift=kept.drift,
+                drift_plain=kept.drift_plain,
+                leak=kept.leak,
                 notes=notes,
             )
         )

@@ -86,18 +86,25 @@ class ConvTransposeRule:
 
 
 def cut(x: Tensor, kernel: Any, stride: Any, dilation: Any) -> Tensor:
-    """All windows of x `[n, c, ...]` as a view `[n, c, positions..., k...]`; nothing is copied."""
-    for axis, (k, s, d) in enumerate(zip(kernel, stride, dilation)):
-        x = x.unfold(2 + axis, d * (k - 1) + 1, s)
-        x = x[..., ::d]
-    return x
+    """All windows of x `[n, c, ...]` as a view `[n, positions..., c, k...]`; nothing is copied."""
+    steps = list(zip(x.shape[2:], x.stride()[2:], kernel, stride, dilation))
+    positions = [max(0, (size - d * (k - 1) - 1) // s + 1) for size, _, k, s, d in steps]
+    return x.as_strided(
+        [x.shape[0], *positions, x.shape[1], *kernel],
+        [
+            x.stride(0),
+            *(hop * s for _, hop, _, s, _ in steps),
+            x.stride(1),
+            *(hop * d for _, hop, _, _, d in steps),
+        ],
+        x.storage_offset(),
+    )
 
 
 def patches(windows: Tensor, groups: int, spatial: int, sample: Sample) -> Iterator[Rows]:
-    """Rows `[g, n, c / g * k]` of windows `[n, c, positions..., k...]`, in chunks."""
-    dim = windows.shape[1] // groups * math.prod(windows.shape[2 + spatial :])
-    windows = windows.movedim(1, 1 + spatial)  # [n, positions..., c, k...]
-    shape = windows.shape[: 1 + spatial]
+    """Rows `[g, n, c / g * k]` of windows `[n, positions..., c, k...]`, in chunks."""
+    shape, inner = windows.shape[: 1 + spatial], windows.shape[1 + spatial :]
+    dim = inner.numel() // groups
     count, dtype = math.prod(shape), multiplied_dtype(windows)
     size = sample.size(count, dim)
     if size is None:
@@ -106,8 +113,9 @@ def patches(windows: Tensor, groups: int, spatial: int, sample: Sample) -> Itera
         return
     places = sample.places(shape, size, windows.device)
     at_once = max(1, _CHUNK // (dim * groups))
-    for part_of_each in zip(*(place.split(at_once) for place in places)):
-        rows = windows[part_of_each].to(dtype).reshape(-1, groups, dim)
+    for start in range(0, size, at_once):
+        some = places if size <= at_once else tuple(p[start : start + at_once] for p in places)
+        rows = windows[some].to(dtype).reshape(-1, groups, dim)
         yield Kept(rows.movedim(1, 0), count / size)
 
 
