@@ -17,6 +17,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
@@ -84,9 +85,29 @@ class Plan:
     guarded: list[Guarded] = field(default_factory=list)
     frozen: list[nn.Parameter] = field(default_factory=list)
     decayed: list[tuple[nn.Parameter, Tensor, dict[str, Any]]] = field(default_factory=list)
-    marks: list[Callable[[], None]] = field(default_factory=list)  # of many sites, on a GPU
-    corrections: list[Callable[[], None]] = field(default_factory=list)  # the same
+    marks: list[Replayed] = field(default_factory=list)  # of many sites, on a GPU
+    corrections: list[Replayed] = field(default_factory=list)  # the same
     loose: list[Guarded] = field(default_factory=list)  # corrected one by one
+    watched: list[nn.Parameter] = field(default_factory=list)  # of all sites
+    versions: list[int] | None = None  # of these, after a step that was only replayed
+
+    def is_recorded(self) -> bool:
+        """Whether a step needs nothing but the replay of recorded corrections."""
+        return bool(self.corrections) and not (
+            self.loose
+            or self.marks
+            or self.frozen
+            or self.decayed
+            or any(guarded.update is None for guarded in self.guarded)
+            or not all(correct.recorded for correct in self.corrections)
+        )
+
+    def settle(self) -> None:
+        """Tell the sites what the last replay has marked."""
+        versions, self.versions = iter(self.versions or ()), None
+        for guarded in self.guarded:
+            seen = list(islice(versions, len(guarded.active)))
+            guarded.seen = seen or guarded.seen
 
 
 @dataclass
@@ -176,8 +197,7 @@ class Guard:
         """Be ready before the first forward pass of a task, not at its first step."""
         optimizer = self._optimizer()
         if optimizer is not None:
-            with exactly():
-                self._current(optimizer)
+            self._current(optimizer)
 
     def progress(self) -> dict[str, tuple[bool, Tensor | None]]:
         """What a run in the middle of a task needs to go on bit by bit, site by site.
@@ -185,6 +205,7 @@ class Guard:
         Whether momentum lies in the free space, and the mark, which holds earlier rounding.
         """
         found: dict[str, tuple[bool, Tensor | None]] = {}
+        self._plan.settle()
         for guarded in self._plan.guarded if self.is_current() else ():
             kept = None
             if guarded.factored is not None and guarded.is_marked():
@@ -197,8 +218,12 @@ class Guard:
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         self._restore_gradients()  # in case the last step failed half-way
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        plan = self._current(optimizer)
+        if plan.versions is not None:
+            if plan.versions == [p._version for p in plan.watched]:
+                return None  # all is marked, and the gradients do not matter
+            plan.settle()
         with exactly():
-            plan = self._current(optimizer)
             if plan.decayed and not _skips(optimizer):
                 self._decay_increments(plan)
             self._kept = [(p, p.data.clone()) for p in plan.frozen]
@@ -228,10 +253,16 @@ class Guard:
         return args, {**kwargs, "closure": shielded}
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        plan = self._plan
+        self._stepped = plan.claims
+        if plan.is_recorded():
+            if not _skips(optimizer):
+                for correct in plan.corrections:
+                    correct()
+            plan.versions = [p._version for p in plan.watched]
+            return
         with exactly():
             self._restore_gradients()
-            plan = self._plan
-            self._stepped = plan.claims
             if not _skips(optimizer):
                 for guarded in plan.loose:
                     if guarded.update is not None and id(guarded) not in self._trusted:
@@ -286,16 +317,18 @@ class Guard:
         if self._plan.version == world.version and self._plan.key == key:
             return self._plan
         former = self._plan
+        former.settle()
         new_claims = former.claims != world.claims != world.clean
-        self._plan = self._make(optimizer, world, key)
-        for guarded in self._plan.guarded:
-            for old in former.guarded if former.claims == world.claims else ():
-                if old.name == guarded.name:
-                    guarded.carry_over(old)
-            if guarded.name in world.resumed:
-                guarded.clean, mark = world.resumed.pop(guarded.name)
-                if mark is not None:
-                    guarded.take_mark(mark)
+        with exactly():
+            self._plan = self._make(optimizer, world, key)
+            for guarded in self._plan.guarded:
+                for old in former.guarded if former.claims == world.claims else ():
+                    if old.name == guarded.name:
+                        guarded.carry_over(old)
+                if guarded.name in world.resumed:
+                    guarded.clean, mark = world.resumed.pop(guarded.name)
+                    if mark is not None:
+                        guarded.take_mark(mark)
         if new_claims and isinstance(optimizer, torch.optim.LBFGS) and self._plan.guarded:
             optimizer.state.clear()  # its history was made in another free space
         return self._plan
@@ -366,6 +399,7 @@ class Guard:
 
 def _arrange(plan: Plan) -> None:
     """What is on a GPU is done together, recorded and replayed; the rest goes one by one."""
+    plan.watched = [p for guarded in plan.guarded for p in guarded.active]
     on_gpu: dict[torch.device, list[tuple[Guarded, Update]]] = {}
     for guarded in plan.guarded:
         update, first = guarded.update, guarded.active[0]

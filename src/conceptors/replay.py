@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from conceptors.precision import exactly
+
 _WARM_UP = 3
 _BRANCHES = 4  # small kernels that do not depend on each other share the GPU
 
@@ -23,10 +25,15 @@ class Replayed:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._calls = 0
 
+    @property
+    def recorded(self) -> bool:
+        return self._graph is not None
+
     def __call__(self) -> None:
         with torch.cuda.device(self._device):
             if torch.cuda.is_current_stream_capturing():  # part of a larger recording
-                self._run()
+                with exactly():
+                    self._run()
                 return
             self._calls += 1
             if self._graph is None and self._calls > _WARM_UP:

@@ -25,7 +25,7 @@ from conceptors.sites import Site, is_sharded
 _TILE = 16
 _SMALL = 2**23  # numbers up to which a weight does not fill a GPU by itself
 _COPIED = 2**20  # up to which a copy costs less than a kernel of its own
-_WIDE, _LARGE = 192, 1e9  # rank and operations from which on splitting numbers in two pays
+_WIDE, _LARGE = 96, 1e8  # rank and operations from which on splitting numbers in two pays
 
 
 class Update(Protocol):

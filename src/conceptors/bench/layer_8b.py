@@ -51,7 +51,7 @@ def layer_8b(size: Size, device: torch.device) -> list[Row]:
         loss=lambda result, gradient: (result, gradient),
         autocast=cuda,
         remembered=2,
-        steps=2,
+        steps=pick(size, 2, 10, 20),
     )
     found = step_rows("layer-8b", recipe, size, aim(1.10, size, device))
     release(device)

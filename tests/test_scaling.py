@@ -1,0 +1,209 @@
+"""What large models need, counted by hand, and the numbers of the page about it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from conceptors import Shield, shield, updates
+from conceptors.conceptor import Conceptor
+from conceptors.projection import Projector
+from conceptors.scaling import (
+    DENSE_LIMIT,
+    FACTORS,
+    STOWED,
+    LayerShape,
+    Needs,
+    llama_8b,
+    needs,
+)
+
+PAGE = Path(__file__).parent.parent / "docs" / "scaling.md"
+
+
+def test_parameters_of_the_large_model() -> None:
+    layers = {layer.name: layer for layer in llama_8b()}
+    assert needs(llama_8b(), 512, 1).parameters == 8_030_261_248
+    blocks = 32 * (2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+    assert sum(layers[n].parameters for n in ("embedding", "head")) == 2 * 128256 * 4096
+    named = ("query", "key", "value", "out", "gate", "up", "down")
+    assert sum(layers[n].parameters for n in named) == blocks
+
+
+def test_one_layer_by_hand() -> None:
+    found = needs([LayerShape("fc", inputs=100, outputs=30, copies=2)], rank=5, tokens=7, rows=11)
+    assert found == Needs(
+        parameters=6000,
+        training_bytes=16 * 6000,
+        correlation_bytes=2 * 8 * 100 * 100,
+        shared_correlation_bytes=2 * 8 * 100 * 100,
+        claim_bytes=2 * 8 * 100 * 100,
+        factor_bytes=2 * 5 * 4 * 100 * 5,
+        least_factor_bytes=2 * 2 * 4 * 100 * 5,
+        mark_bytes=2 * 4 * 30 * 5,
+        training_flops=6 * 7 * 6000,
+        mark_flops=2 * 2 * 30 * 100 * 5,
+        back_flops=2 * 2 * 30 * 100 * 5,
+        step_bytes=2 * 4 * (2 * 100 * 5 + 3 * 30 * 100 + 2 * 30 * 5),
+        collect_flops=2 * 2 * 11 * 100**2,
+    )
+    assert found.shield_flops == 2 * 4 * 30 * 100 * 5
+
+
+def test_sharding_divides_marks_and_products_but_not_factors() -> None:
+    layer = [LayerShape("fc", inputs=1000, outputs=400)]
+    one, part = needs(layer, 50, 64), needs(layer, 50, 64, gpus=4)
+    assert part.mark_bytes == one.mark_bytes / 4
+    assert part.training_bytes == one.training_bytes / 4
+    assert one.shield_flops == 4 * 400 * 1000 * 50
+    assert part.shield_flops == 6 * 400 * 1000 * 50 / 4  # marked anew at every step
+    for name in ("factor_bytes", "correlation_bytes", "claim_bytes", "training_flops"):
+        assert getattr(part, name) == getattr(one, name)
+
+
+def test_layers_with_one_input() -> None:
+    trio = [LayerShape(name, 64, 64, copies=2, shares=3) for name in "qkv"]
+    found = needs(trio, 4, 8, rows=100)
+    assert found.correlation_bytes == 3 * 2 * 8 * 64**2
+    assert found.shared_correlation_bytes == pytest.approx(2 * 8 * 64**2)
+    assert found.collect_flops == pytest.approx(2 * 2 * 100 * 64**2)  # one product for three
+
+
+def test_wide_layers_are_sketched() -> None:
+    found = needs([LayerShape("down", 10_000, 20)], rank=30, tokens=1, rows=600)
+    assert found.correlation_bytes == 8 * 2 * 30 * 10_000
+    assert found.claim_bytes == 8 * 30 * 10_000
+    assert (found.eigenproblems, found.collect_flops) == (20, 0.0)
+    exact = needs([LayerShape("down", 10_000, 20)], 30, 1, rows=600, dense_limit=10_000)
+    assert (exact.correlation_bytes, exact.eigenproblems) == (8e8, 0)
+
+
+def test_most_directions_need_a_matrix() -> None:
+    found = needs([LayerShape("fc", 10, 6)], rank=5, tokens=1)
+    assert found.back_flops == 2 * 6 * 10 * 10
+    assert (found.mark_flops, found.mark_bytes) == (0.0, 4 * 60)
+
+
+def test_embeddings_are_marked_whole_and_not_divided() -> None:
+    layer = [LayerShape("embedding", 1, 16, copies=1000)]
+    for gpus in (1, 8):
+        found = needs(layer, 5, 64, gpus=gpus)
+        assert found.mark_bytes == 4 * 16_000
+        assert (found.shield_flops, found.training_flops) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"rank": 0}, "rank"),
+        ({"tokens": 0}, "tokens"),
+        ({"gpus": 0}, "gpus"),
+        ({"rows": 0}, "rows"),
+    ],
+)
+def test_numbers_that_make_no_sense(change: dict[str, int], name: str) -> None:
+    given = {"rank": 1, "tokens": 1, **change}
+    with pytest.raises(ValueError, match=name):
+        needs([LayerShape("fc", 4, 4)], **given)
+    with pytest.raises(ValueError, match="inputs of 'fc'"):
+        LayerShape("fc", 0, 4)
+
+
+# --- what the library does ------------------------------------------------------------------
+
+
+def test_limits_are_those_of_the_shield() -> None:
+    assert inspect.signature(Shield).parameters["dense_limit"].default == DENSE_LIMIT
+    assert shield._STOWED == STOWED
+
+
+def test_factors_and_marks_are_what_an_update_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for large layers on a GPU, where U is split in two for tensor cores."""
+    monkeypatch.setattr(updates, "_pays_to_split", lambda *_: True)
+    d, out, rank = 40, 24, 6
+    vectors = torch.linalg.qr(torch.randn(1, d, rank)).Q
+    claimed = Conceptor.from_spectrum(vectors, torch.linspace(0.9, 0.2, rank).expand(1, rank))
+    projector = Projector(claimed, torch.float32)
+    layer = nn.Linear(d, out, bias=False)
+    update = updates.Factored([layer.weight.data[None]], [torch.arange(d)], projector)
+    update.mark()
+
+    held: dict[int, Tensor] = {}
+    for found in [*vars(update).values(), projector.vectors]:
+        for tensor in found if isinstance(found, list) else [found]:
+            if isinstance(tensor, Tensor) and tensor.numel() > rank:
+                held[tensor.untyped_storage().data_ptr()] = tensor
+    del held[layer.weight.data_ptr()]
+    expected = needs([LayerShape("fc", d, out)], rank, tokens=1)
+    small = rank * 4  # singular values
+    total = sum(tensor.untyped_storage().nbytes() for tensor in held.values())
+    assert FACTORS == 5
+    assert abs(total - expected.factor_bytes - expected.mark_bytes) <= small
+
+
+# --- the page -------------------------------------------------------------------------------
+
+RATES = {"half": 600e12, "tf32": 300e12, "bandwidth": 4e12}
+BOTH: dict[str, Callable[[Needs], float]] = {
+    "Adam: weights": lambda n: n.training_bytes / 1e9,
+    "marks": lambda n: n.mark_bytes / 1e9,
+    "factors as": lambda n: n.factor_bytes / 1e9,
+    "factors, the least": lambda n: n.least_factor_bytes / 1e9,
+    "totals while": lambda n: n.correlation_bytes / 1e9,
+    "totals, if": lambda n: n.shared_correlation_bytes / 1e9,
+    "claims": lambda n: n.claim_bytes / 1e9,
+    "training": lambda n: n.training_flops / 1e12,
+    "shield ": lambda n: n.shield_flops / 1e12,
+    "shield, in": lambda n: (3 * n.mark_flops + n.back_flops) / 1e12,
+    "time added": lambda n: 100 * n.overhead(**RATES),
+}
+ONE: dict[str, Callable[[Needs], float]] = {
+    "products of rows": lambda n: n.collect_flops / 1e12,
+    "sketches": lambda n: n.sketch_flops / 1e12,
+    "eigenvalue problems": lambda n: n.eigenproblems,
+    "totals summed": lambda n: n.correlation_bytes / 1e9,
+}
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="the page is in the checkout")
+def test_the_page_says_what_the_functions_say() -> None:
+    whole, part = (needs(llama_8b(), 512, 16384, gpus=gpus) for gpus in (1, 8))
+    text = PAGE.read_text(encoding="utf-8")
+    rows = [line.strip("| ") + " " for line in text.splitlines() if line.startswith("| ")]
+    found = 0
+    for start, value in [*BOTH.items(), *ONE.items()]:
+        (row,) = (row for row in rows if row.startswith(start))
+        cells = [float(cell) for cell in row.split("|")[1:]]
+        expected = [value(whole), value(part)][: len(cells)]
+        assert len(cells) == (2 if start in BOTH else 1), row
+        assert cells == [round(number, 1) for number in expected], row
+        found += 1
+    heads = 3
+    assert len(rows) == found + heads  # no row that is not checked
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="the page is in the checkout")
+def test_numbers_in_the_text_of_the_page() -> None:
+    text = " ".join(PAGE.read_text(encoding="utf-8").split())
+    layers = {layer.name: layer for layer in llama_8b()}
+    whole = needs(llama_8b(), 512, 16384)
+    saved = whole.correlation_bytes - whole.shared_correlation_bytes
+    assert f"save {saved / 1e9:.0f} GB" in text
+    assert f"{8 * whole.claim_bytes / 1e9:.0f} GB on a machine with eight" in text
+    assert f"{4 * layers['embedding'].parameters / 1e9:.1f} GB each time" in text
+    wide = 8 * 14336**2 / 1e9
+    assert f"{wide:.1f} GB a layer, {32 * wide:.0f} GB in all" in text
+    part = needs(llama_8b(), 512, 16384, gpus=8)
+    held = part.training_bytes + part.mark_bytes + part.factor_bytes
+    assert f"{(held + 2 * part.correlation_bytes) / 1e9:.0f} GB" in text
+    matrices = [layer for layer in llama_8b() if layer.is_matrix]
+    forward = 2 * 16 * 16384 * sum(layer.parameters for layer in matrices)
+    assert f"{round(forward / 1e12, -2):,.0f} · 10¹²" in text
+    totals = sum(layer.copies for layer in matrices if layer.inputs == 4096)
+    assert f"Then {totals} totals" in text
+    assert 250e12 < totals * 70 * 2 * 4096**2 * 640 < 300e12
