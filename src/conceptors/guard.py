@@ -98,7 +98,7 @@ class Plan:
             or self.marks
             or self.frozen
             or self.decayed
-            or any(guarded.update is None for guarded in self.guarded)
+            or any(g.update is None or g.by_gradient for g in self.guarded)
             or not all(correct.recorded for correct in self.corrections)
         )
 
