@@ -5,12 +5,14 @@ projecting the rows is the cheaper way. A forward hook puts a node of its own in
 that computes the same output and input gradient, and the projected weight gradient.
 
 A gradient may have other parts: a penalty on the weights, another use of them, something added by
-hand. Each backward pass therefore notes dW z for one fixed random vector z, and a step trusts the
-gradient only if it still gives that, up to a common factor (clipping, loss scaling).
+hand. A step therefore trusts a gradient only if it is the very tensor that the backward pass made,
+unchanged, or if it still gives the product dW z with a fixed random vector z that was noted in
+every backward pass, up to a common factor (accumulation, clipping, loss scaling).
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -36,17 +38,24 @@ class Inlet:
         self._noted: Tensor | None = None  # dW z of all backward passes since gradients were zero
         self._pass = -1  # the backward pass that was noted last
         self._spent = False  # whether a step has used what was noted
+        self._made: dict[int, tuple[int, int]] = {}  # address and version of gradients just made
+        self._pure: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # those that arrived alone
         wide = projector.dim
         generator = torch.Generator().manual_seed(wide)
         dtype = layer.weight.dtype
         probe = torch.randn(wide, generator=generator, dtype=torch.float64).to(dtype)
         self._probe, self._bias_probe = probe[: self._width], probe[self._width :]
         self._free = FreeRows(projector, self._width, group=0)
-        self._handle = layer.register_forward_hook(_Hook(self), with_kwargs=True, prepend=True)
+        hook = layer.register_forward_hook(_Hook(self), with_kwargs=True, prepend=True)
+        self._handles = [hook] + [
+            parameter.register_post_accumulate_grad_hook(self._arrived)
+            for parameter in layer.parameters(recurse=False)
+        ]
 
     def close(self) -> None:
-        """Take the hook off the layer."""
-        self._handle.remove()
+        """Take the hooks off the layer and its parameters."""
+        for handle in self._handles:
+            handle.remove()
         self._usable = False
 
     def confirms(self) -> bool:
@@ -55,6 +64,8 @@ class Inlet:
         weight, bias = self._layer.weight.grad, self._layer.bias.grad if self._bias else None
         if noted is None or weight is None or (self._bias and bias is None):
             return False
+        if all(self._is_pure(p) for p in self._layer.parameters(recurse=False)):
+            return True
         found = torch.mv(weight, self._probe)
         if bias is not None:
             found = torch.addcmul(found, bias, self._bias_probe)
@@ -84,7 +95,24 @@ class Inlet:
             bias = torch.mv(g.mT, ones[:, 0])
             along = torch.addcmul(along, ones[:, 0], self._bias_probe)
         self._note(torch.mv(g.detach().mT, along.detach()))
-        return g.mT @ rows, bias
+        weight = g.mT @ rows
+        self._made[id(self._layer.weight)] = (weight.data_ptr(), weight._version)
+        if bias is not None:
+            self._made[id(self._layer.bias)] = (bias.data_ptr(), bias._version)
+        return weight, bias
+
+    def _arrived(self, parameter: Tensor) -> None:
+        """After a backward pass: see whether a gradient is all that, and what, was made here."""
+        made, gradient = self._made.pop(id(parameter), None), parameter.grad
+        self._pure.pop(id(parameter), None)
+        if gradient is not None and made == (gradient.data_ptr(), gradient._version):
+            self._pure[id(parameter)] = (weakref.ref(gradient), gradient._version)
+
+    def _is_pure(self, parameter: nn.Parameter) -> bool:
+        """Whether a parameter's gradient is what one backward pass made, and untouched."""
+        held, version = self._pure.get(id(parameter), (None, -1))
+        gradient = parameter.grad
+        return held is not None and held() is gradient and version == gradient._version  # type: ignore[union-attr]
 
     def _note(self, part: Tensor) -> None:
         number = torch._C._current_graph_task_id()

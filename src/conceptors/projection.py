@@ -82,17 +82,22 @@ class FreeRows:
             inner, last, column, corner = self._blocks
             if not self._bias:
                 return x @ inner, None
-            return _plus_product(last, x, inner), _plus_product(corner, x, column)
+            return _plus_product(last, x, inner), _times_vector(x, column) + corner
         left, one, right, one_right = self._blocks
         if not self._bias:
             return _plus_product(x, x @ left, right), None
         along = _plus_product(one, x, left)
-        return _plus_product(x, along, right), 1 + along @ one_right
+        return _plus_product(x, along, right), 1 + _times_vector(along, one_right)
 
 
 def _plus_product(added: Tensor, left: Tensor, right: Tensor) -> Tensor:
     """added + left @ right."""
     return (torch.addmm if left.ndim == 2 else torch.baddbmm)(added, left, right)
+
+
+def _times_vector(matrix: Tensor, column: Tensor) -> Tensor:
+    """matrix @ column; a product of matrices would be slower on the CPU."""
+    return matrix @ column if matrix.ndim > 2 else torch.mv(matrix, column[:, 0])[:, None]
 
 
 def restrict(claimed: Conceptor, columns: Tensor) -> Conceptor:

@@ -38,6 +38,7 @@ class Recipe:
     optimizer: Callable[[nn.Module], Optimizer]
     rank: float | int | None = 0.1
     aperture: float = 9.0
+    hard: bool = False
     loss: Loss = classify  # of outputs and targets: what is differentiated, and its gradient
     autocast: bool = False
     remembered: int = 8  # batches of the first task

@@ -29,6 +29,7 @@ def learned(recipe: Recipe) -> nn.Module:
 
 def shielded(recipe: Recipe, model: nn.Module, hard: bool = False) -> Shield:
     """A shield that remembers the first task."""
+    hard = hard or recipe.hard
     shield = Shield(model, aperture=recipe.aperture, rank=recipe.rank, hard=hard)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ShieldFullWarning)  # made-up data may fill a small layer
@@ -118,7 +119,8 @@ def step_rows(
         measured.append(
             Row(
                 what,
-                f"{recipe.name} {recipe.setting}, rank {recipe.rank}{note}",
+                f"{recipe.name} {recipe.setting}, rank {recipe.rank}"
+                f"{', hard' if recipe.hard else ''}{note}",
                 plain=found[name].median,
                 ours=found["shielded"].median,
                 ratio=ratio,
