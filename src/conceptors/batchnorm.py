@@ -7,13 +7,10 @@ layers normalise with the statistics of the remembered tasks, in training as in 
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 from torch import nn
 from torch.utils.hooks import RemovableHandle
-
-_training: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
 
 
 def hold_statistics(model: nn.Module) -> list[RemovableHandle]:
@@ -21,18 +18,24 @@ def hold_statistics(model: nn.Module) -> list[RemovableHandle]:
     handles = []
     for layer in model.modules():
         if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats:
-            handles.append(layer.register_forward_pre_hook(_enter))
-            handles.append(layer.register_forward_hook(_leave, always_call=True))
+            hold = _Hold()
+            handles.append(layer.register_forward_pre_hook(hold.enter))
+            handles.append(layer.register_forward_hook(hold.leave, always_call=True))
     return handles
 
 
-# Module-level functions, so that a shielded model can still be pickled and copied.
+class _Hold:
+    """Switches one layer to evaluation for a call; can be copied and pickled with the model.
 
+    The flag is set past `nn.Module.__setattr__`, which takes longer than the rest.
+    """
 
-def _enter(layer: nn.Module, _args: Any) -> None:
-    _training[layer] = layer.training
-    layer.training = False
+    training: bool | None = None  # None outside of a call
 
+    def enter(self, layer: nn.Module, _args: Any) -> None:
+        self.training = layer.training
+        layer.__dict__["training"] = False
 
-def _leave(layer: nn.Module, _args: Any, _output: Any) -> None:
-    layer.training = _training.pop(layer, layer.training)
+    def leave(self, layer: nn.Module, _args: Any, _output: Any) -> None:
+        if self.training is not None:  # else another hook failed before
+            layer.__dict__["training"], self.training = self.training, None

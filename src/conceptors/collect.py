@@ -60,7 +60,7 @@ def collect(
             if not index:
                 plan.batches = _expected(batches, limit, batch)
             plan.begin(index, [recorder.filled() for recorder in recorders])
-            wanted = {recorder.begin() for recorder in recorders}
+            wanted = {recorder.begin(batch) for recorder in recorders}
             if True in wanted or reduced:  # sharded models need all processes at every pass
                 feed(model, batch)
                 _each(recorders, Recorder.compare, batch)

@@ -45,6 +45,7 @@ class Guarded:
     by_gradient: bool = False
     inlet: inputs.Inlet | None = None
     lasting: bool = True  # whether a mark outlives a step
+    places: list[int] = field(default_factory=list)  # in memory, of the parameters
     in_plan: bool = False  # marked with others before every step
     seen: list[int] | None = None  # versions of the parameters at the last mark
     clean: bool = False  # momentum is known to lie in the free space
@@ -58,7 +59,8 @@ class Guarded:
         if [id(p) for p in self.active] != [id(p) for p in old.active]:
             return
         self.clean = old.clean
-        if old.factored is not None and old.is_marked():
+        moved = self.places != old.places  # `p.data = ...` may be anything
+        if old.factored is not None and old.is_marked() and not moved:
             self.take_mark(old.factored.kept)
 
     def take_mark(self, mark: Tensor) -> None:
@@ -84,7 +86,7 @@ class Plan:
     key: object = None  # of the optimizer
     guarded: list[Guarded] = field(default_factory=list)
     frozen: list[nn.Parameter] = field(default_factory=list)
-    decayed: list[tuple[nn.Parameter, Tensor, dict[str, Any]]] = field(default_factory=list)
+    decayed: list[tuple[nn.Parameter, Tensor]] = field(default_factory=list)
     marks: list[Replayed] = field(default_factory=list)  # of many sites, on a GPU
     corrections: list[Replayed] = field(default_factory=list)  # the same
     loose: list[Guarded] = field(default_factory=list)  # corrected one by one
@@ -123,7 +125,7 @@ class World:
     anchors: Mapping[int, Tensor]
     increment_decay: float
     rank: Callable[[str, int], int | None]
-    held: Callable[[], set[int]]  # ids of the parameters of all guarded optimizers
+    held: Callable[[], Counter[int]]  # by how many guarded optimizers, by a parameter's id
     resumed: dict[str, Any]  # from a checkpoint made during a task: see `Guard.progress`
     # made when first needed; with the parameters, so that their ids stay theirs
     projectors: dict[object, tuple[Projector, list[nn.Parameter]]] = field(default_factory=dict)
@@ -167,13 +169,14 @@ class Guard:
         self._optimizer = weakref.ref(optimizer)
         self._world = world
         self._plan = Plan()
-        self._raw: list[tuple[nn.Parameter, Tensor | None]] = []
+        self._raw: list[tuple[nn.Parameter, Tensor | None, Tensor | None]] = []  # and ours
         self._kept: list[tuple[nn.Parameter, Tensor]] = []
         self._stepped = -1  # the claims of the last step
         self._trusted: set[int] = set()  # sites whose gradients are projected already
         self._handles = [
             optimizer.register_step_pre_hook(self._before),
             optimizer.register_step_post_hook(self._after),
+            optimizer.register_load_state_dict_post_hook(self._loaded),
         ]
 
     def remove(self) -> None:
@@ -210,7 +213,8 @@ class Guard:
             kept = None
             if guarded.factored is not None and guarded.is_marked():
                 kept = guarded.factored.kept.clone()
-            found[guarded.name] = (guarded.clean, kept)
+            if kept is not None or guarded.name not in found:  # a tied weight, its bias apart
+                found[guarded.name] = (guarded.clean, kept)
         return found
 
     # --- around a step --------------------------------------------------------------------
@@ -225,7 +229,7 @@ class Guard:
             plan.settle()
         with exactly():
             if plan.decayed and not _skips(optimizer):
-                self._decay_increments(plan)
+                self._decay_increments(optimizer, plan)
             self._kept = [(p, p.data.clone()) for p in plan.frozen]
             self._trusted = set()
             if closure is None:
@@ -277,28 +281,44 @@ class Guard:
                 parameter.data.copy_(value)
             self._kept = []
 
-    def _decay_increments(self, plan: Plan) -> None:
+    def _decay_increments(self, optimizer: Optimizer, plan: Plan) -> None:
         """W ← W - η 2 λ (W - W_previous), decoupled from the projection (Algorithm 2)."""
         rate = 2 * self._world().increment_decay
-        for parameter, anchor, group in plan.decayed:
-            step = rate * group.get("lr", 1.0)
+        rates = {id(p): g.get("lr", 1.0) for g in optimizer.param_groups for p in g["params"]}
+        for parameter, anchor in plan.decayed:
+            step = rate * rates[id(parameter)]
             parameter.data.sub_((parameter.data - anchor) * step)
 
+    def _loaded(self, optimizer: Optimizer) -> None:
+        """Momentum that was put in during a task can be of any origin."""
+        for guarded in self._plan.guarded if self.is_current() else ():
+            guarded.clean = False
+
     def _look_at_gradients(self, optimizer: Optimizer, plan: Plan) -> None:
-        """Find which gradients are projected already; for LBFGS, project them now."""
+        """Find which gradients are projected already; project them now for LBFGS, and where soft
+        conceptors would else be applied twice to momentum.
+        """
         for guarded in plan.guarded:
-            if guarded.inlet is not None and guarded.inlet.confirms():
-                if not guarded.clean:
-                    _clean_momentum(optimizer, guarded)
-                    guarded.clean = True
-                self._trusted.add(id(guarded))
+            if guarded.inlet is not None:
+                if guarded.inlet.confirms():
+                    guarded.clean = guarded.clean or _clean_momentum(optimizer, guarded)
+                    if guarded.clean:
+                        self._trusted.add(id(guarded))
+                elif guarded.clean and not guarded.projector.hard and _moves(optimizer, guarded):
+                    self._project_gradient(guarded)
+                    self._trusted.add(id(guarded))
             if guarded.by_gradient and any(p.grad is not None for p in guarded.active):
-                self._raw += [(p, p.grad) for p in guarded.active]
-                project_gradient(guarded.site, guarded.active, guarded.projector)
+                self._project_gradient(guarded)
+
+    def _project_gradient(self, guarded: Guarded) -> None:
+        raw = [p.grad for p in guarded.active]
+        project_gradient(guarded.site, guarded.active, guarded.projector)
+        self._raw += [(p, gradient, p.grad) for p, gradient in zip(guarded.active, raw)]
 
     def _restore_gradients(self) -> None:
-        for parameter, gradient in self._raw:
-            parameter.grad = gradient
+        for parameter, gradient, ours in self._raw:
+            if parameter.grad is ours:
+                parameter.grad = gradient
         self._raw = []
 
     # --- the plan -------------------------------------------------------------------------
@@ -344,9 +364,9 @@ class Guard:
             if not touched:
                 continue
             if world.increment_decay:
-                done = {id(p) for p, _, _ in plan.decayed}
+                done = {id(p) for p, _ in plan.decayed}
                 plan.decayed += [
-                    (p, world.anchors[id(p)], group_of[id(p)])
+                    (p, world.anchors[id(p)])
                     for p in touched
                     if id(p) in world.anchors and id(p) not in done
                 ]
@@ -369,6 +389,7 @@ class Guard:
             elif (
                 type(optimizer) is torch.optim.SGD
                 and alone
+                and all(held[id(p)] == 1 for p in active)  # others want their gradients raw
                 and not group_of[id(touched[0])].get("weight_decay", 0)
                 and inputs.fits(site, active)
             ):
@@ -393,8 +414,10 @@ class Guard:
         if projector is None or projector.rank == 0:
             return None
         update = make_update(site, active, projector)
-        plan.guarded.append(Guarded(name, site, active, projector, update, lasting=lasting))
-        return plan.guarded[-1]
+        places = [p.data_ptr() for p in active]
+        guarded = Guarded(name, site, active, projector, update, lasting=lasting, places=places)
+        plan.guarded.append(guarded)
+        return guarded
 
 
 def _arrange(plan: Plan) -> None:
@@ -441,14 +464,28 @@ def _in_turn(pieces: list[Callable[[], None]]) -> Callable[[], None]:
     return run
 
 
-def _clean_momentum(optimizer: Optimizer, guarded: Guarded) -> None:
-    """Old momentum must not push into claimed space where steps are not projected any more."""
+def _clean_momentum(optimizer: Optimizer, guarded: Guarded) -> bool:
+    """Old momentum must not push into claimed space where steps are not projected any more.
+
+    Returns whether it lies in the free space now; not where only some parameters have any yet.
+    """
+    buffers = _momentum(optimizer, guarded)
+    if len(buffers) == len(guarded.active):
+        parts = _projected(guarded.site, guarded.active, guarded.projector, buffers)
+        for buffer, part in zip(buffers, parts):
+            buffer.copy_(part)
+    return len(buffers) in (0, len(guarded.active))
+
+
+def _momentum(optimizer: Optimizer, guarded: Guarded) -> list[Tensor]:
     buffers = [optimizer.state.get(p, {}).get("momentum_buffer") for p in guarded.active]
-    if any(buffer is None for buffer in buffers):
-        return
-    parts = _projected(guarded.site, guarded.active, guarded.projector, buffers)
-    for buffer, part in zip(buffers, parts):
-        buffer.copy_(part)
+    return [buffer for buffer in buffers if buffer is not None]
+
+
+def _moves(optimizer: Optimizer, guarded: Guarded) -> bool:
+    """Whether momentum, and all gradients, will be a part of the step."""
+    whole = all(p.grad is not None for p in guarded.active)
+    return whole and len(_momentum(optimizer, guarded)) == len(guarded.active)
 
 
 def _skips(optimizer: Optimizer) -> bool:

@@ -5,9 +5,10 @@ projecting the rows is the cheaper way. A forward hook puts a node of its own in
 that computes the same output and input gradient, and the projected weight gradient.
 
 A gradient may have other parts: a penalty on the weights, another use of them, something added by
-hand. A step therefore trusts a gradient only if it is the very tensor that the backward pass made,
-unchanged, or if it still gives the product dW z with a fixed random vector z that was noted in
-every backward pass, up to a common factor (accumulation, clipping, loss scaling).
+hand. A step therefore trusts a gradient only if it still gives the product dW z with a fixed random
+vector z that was noted in every backward pass, up to a common factor (accumulation, clipping, loss
+scaling). If it is the very tensor that the backward pass made, unchanged as far as PyTorch knows
+(changes through `.data` are not counted), some rows are enough.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 
 from conceptors.projection import FreeRows, Projector
 from conceptors.sites import Site, is_sharded
 
 WORTH = 2**16  # numbers in a weight from which on the detour pays
+_SOME = 8  # rows of a gradient, of the largest and spread evenly
 
 
 class Inlet:
@@ -34,10 +37,10 @@ class Inlet:
         self.projector = projector
         self._layer, self._outputs, self._width = layer, layer.out_features, layer.in_features
         self._bias = layer.bias is not None
+        self._parameters = [p for p in (layer.weight, layer.bias) if p is not None]
         self._usable = True
         self._noted: Tensor | None = None  # dW z of all backward passes since gradients were zero
         self._pass = -1  # the backward pass that was noted last
-        self._spent = False  # whether a step has used what was noted
         self._made: dict[int, tuple[int, int]] = {}  # address and version of gradients just made
         self._pure: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # those that arrived alone
         wide = projector.dim
@@ -45,8 +48,9 @@ class Inlet:
         dtype = layer.weight.dtype
         probe = torch.randn(wide, generator=generator, dtype=torch.float64).to(dtype)
         self._probe, self._bias_probe = probe[: self._width], probe[self._width :]
+        self._spread = torch.arange(0, self._outputs, -(-self._outputs // _SOME))
         self._free = FreeRows(projector, self._width, group=0)
-        hook = layer.register_forward_hook(_Hook(self), with_kwargs=True, prepend=True)
+        hook = layer.register_forward_hook(_Hook(self), prepend=True)
         self._handles = [hook] + [
             parameter.register_post_accumulate_grad_hook(self._arrived)
             for parameter in layer.parameters(recurse=False)
@@ -60,25 +64,35 @@ class Inlet:
 
     def confirms(self) -> bool:
         """Whether the layer's gradients are what backward passes made, hence in the free space."""
-        noted, self._spent = self._noted, True
+        noted = self._noted
         weight, bias = self._layer.weight.grad, self._layer.bias.grad if self._bias else None
         if noted is None or weight is None or (self._bias and bias is None):
             return False
-        if all(self._is_pure(p) for p in self._layer.parameters(recurse=False)):
-            return True
-        found = torch.mv(weight, self._probe)
-        if bias is not None:
-            found = torch.addcmul(found, bias, self._bias_probe)
+        if all(self._is_pure(p) for p in self._parameters):
+            largest = noted.abs().topk(min(_SOME, len(noted))).indices
+            some = torch.cat([self._spread, largest])
+            found = self._along(weight[some], None if bias is None else bias[some])
+            if _close(found, noted[some]):
+                return True
+        found = self._along(weight, bias)
         square = float(noted @ noted)
         factor = float(found @ noted) / square if square else 0.0
-        allowed = 200 * torch.finfo(found.dtype).eps * float(found.norm())
-        self._usable = float((found - factor * noted).norm()) <= allowed
+        self._usable = _close(found, factor * noted)
         return self._usable
 
-    def reroute(self, args: Any, kwargs: Any, output: Any) -> Tensor | None:
+    def _along(self, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """dW z of some rows."""
+        found = torch.mv(weight, self._probe)
+        return found if bias is None else torch.addcmul(found, bias, self._bias_probe)
+
+    def reroute(self, args: Any, output: Any) -> Tensor | None:
         """The layer's output with the projecting node behind it; None to leave it as it is."""
         layer = self._layer
-        if not self._usable or kwargs or len(args) != 1 or not _plain(args[0], layer, output):
+        if not self._usable or len(args) != 1 or not _plain(args[0], layer, output):
+            return None
+        if not all(p.requires_grad for p in self._parameters) or any(
+            now is not p for now, p in zip((layer.weight, layer.bias), self._parameters)
+        ):  # torch.func.functional_call puts others in their place
             return None
         if len(args[0]) >= self._outputs or output.dtype != self._probe.dtype:
             return None
@@ -108,7 +122,7 @@ class Inlet:
         if gradient is not None and made == (gradient.data_ptr(), gradient._version):
             self._pure[id(parameter)] = (weakref.ref(gradient), gradient._version)
 
-    def _is_pure(self, parameter: nn.Parameter) -> bool:
+    def _is_pure(self, parameter: Tensor) -> bool:
         """Whether a parameter's gradient is what one backward pass made, and untouched."""
         held, version = self._pure.get(id(parameter), (None, -1))
         gradient = parameter.grad
@@ -118,9 +132,9 @@ class Inlet:
         number = torch._C._current_graph_task_id()
         if number != self._pass:
             gradient = self._layer.weight.grad
-            if gradient is None or (self._spent and not bool(gradient.any())):
+            if gradient is None or not bool(gradient.any()):
                 self._noted = None
-            self._pass, self._spent = number, False
+            self._pass = number
         self._noted = part if self._noted is None else self._noted + part
 
 
@@ -148,8 +162,8 @@ class _Hook:
     def __init__(self, inlet: Inlet) -> None:
         self._inlet = inlet
 
-    def __call__(self, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> Tensor | None:
-        return self._inlet.reroute(args, kwargs, output)
+    def __call__(self, layer: nn.Module, args: Any, output: Any) -> Tensor | None:
+        return self._inlet.reroute(args, output)
 
     def __reduce__(self) -> tuple[Callable[[], Any], tuple[()]]:
         return _inert, ()
@@ -180,6 +194,11 @@ def fits(site: Site, active: list[nn.Parameter]) -> bool:
     )
 
 
+def _close(found: Tensor, wanted: Tensor) -> bool:
+    allowed = 200 * torch.finfo(found.dtype).eps * float(found.norm())
+    return float((found - wanted).norm()) <= allowed
+
+
 def _plain(x: Any, layer: nn.Linear, output: Any) -> bool:
     """Whether a call is an ordinary product with a matrix of rows, recorded by autograd."""
     return (
@@ -192,6 +211,7 @@ def _plain(x: Any, layer: nn.Linear, output: Any) -> bool:
         and output.grad_fn is not None
         and output.grad_fn.name() in ("AddmmBackward0", "MmBackward0")
         and not torch.compiler.is_compiling()
+        and not (dist.is_available() and dist.is_initialized())  # gradients are of all processes
         and not _transformed()
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any
 
@@ -16,12 +16,12 @@ _LOW_BITS = ~((1 << 13) - 1)  # TF32 keeps the first 10 of 23 bits of the mantis
 @contextmanager
 def exactly() -> Iterator[None]:
     """Full precision inside: no gradients, no autocast, no TF32; the user's settings come back."""
-    with (
-        torch.no_grad(),
-        torch.autocast("cpu", enabled=False),
-        torch.autocast("cuda", enabled=False),
-        _float32_products("ieee"),
-    ):
+    with torch.no_grad(), ExitStack() as settings:
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                settings.enter_context(torch.autocast(kind, enabled=False))
+        if not all(_is_plain(backend) for backend in _backends()):
+            settings.enter_context(_float32_products("ieee"))
         yield
 
 
@@ -32,9 +32,7 @@ def tensor_cores() -> Any:
 
 @contextmanager
 def _float32_products(precision: str) -> Iterator[None]:
-    backends: list[Any] = [
-        getattr(library, "matmul", None) for library in (torch.backends.cuda, torch.backends.mkldnn)
-    ]
+    backends = _backends()
     if not all(_settable(backend) for backend in backends):  # before torch 2.9
         before = torch.get_float32_matmul_precision()
         wanted = "highest" if precision == "ieee" else "high"
@@ -54,6 +52,16 @@ def _float32_products(precision: str) -> Iterator[None]:
     finally:
         for backend, value in zip(backends, kept):
             backend.fp32_precision = value
+
+
+def _backends() -> list[Any]:
+    libraries: list[Any] = [torch.backends.cuda, torch.backends.mkldnn]
+    return [getattr(library, "matmul", None) for library in libraries]
+
+
+def _is_plain(backend: Any) -> bool:
+    """Whether float32 is float32 there already, which is the usual thing."""
+    return _settable(backend) and backend.fp32_precision in ("ieee", "none")
 
 
 def _settable(backend: Any) -> bool:

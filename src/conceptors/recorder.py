@@ -32,6 +32,7 @@ _SHARE = 0.1  # of a layer's own work is spent on second moments, beyond `enough
 _MOST = 4  # times `enough` rows are as good as all
 _FIRST = 4096  # rows of the first batch at least: some layers are reached once
 _FEWEST = 64  # rows of a batch that is recorded
+_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)  # what they count needs no output
 
 
 def enough(dim: int) -> int:
@@ -108,9 +109,10 @@ class Recorder:
         self._closed = False  # its sums have a closed form, cheap enough for every batch
         self._seen: list[Any] = []  # what the layer was called with in this batch, if closed
         self._often = False  # every token comes in every batch: a sample will do
-        self._fitting: set[int] | None = None  # parts of batches that were what entered the layer
+        self._fitting: set[Any] | None = None  # parts of batches that were what entered the layer
+        self._forms: set[object] = set()  # of these parts
 
-    def begin(self) -> bool:
+    def begin(self, batch: Any) -> bool:
         """Be there for this batch, or not; returns whether the model has to be run for that."""
         self._seen = []
         every = self._closed and not self._often
@@ -120,32 +122,35 @@ class Recorder:
                 self._handle = self._layer.register_forward_hook(
                     self._record, with_kwargs=True, prepend=True
                 )
-            return not every or self._leaf is None
+            return not every or self._entering(batch) is None
         self.close()
         return False
 
-    @property
-    def _leaf(self) -> int | None:
-        """The part of a batch that enters the layer as it is."""
-        return next(iter(self._fitting)) if self._fitting and len(self._fitting) == 1 else None
+    def _entering(self, batch: Any) -> Tensor | None:
+        """The part of a batch that enters the layer as it is, if one of that form has done so."""
+        key = next(iter(self._fitting)) if self._fitting and len(self._fitting) == 1 else None
+        part = leaves(batch).get(key)
+        return part if isinstance(part, Tensor) and _form(part) in self._forms else None
 
     def compare(self, batch: Any) -> None:
         """After a pass: which parts of the batch entered the layer as they are."""
         if not self._closed or self._handle is None:
             return
         same = {
-            number
-            for number, leaf in enumerate(leaves(batch))
+            key
+            for key, leaf in leaves(batch).items()
             if len(self._seen) == 1 and _same(leaf, self._seen[0])
         }
         self._fitting = same if self._fitting is None else self._fitting & same
+        self._forms |= {_form(self._seen[0])} if self._fitting else set()
 
     def take(self, batch: Any) -> None:
         """Instead of a pass: what enters the layer is known to be a part of the batch."""
-        if self._leaf is None or self._handle is None:
+        part = self._entering(batch)
+        if part is None or self._handle is None:
             return
         device = next(self._layer.parameters()).device
-        self._record(self._layer, (leaves(batch)[self._leaf].to(device),), {}, None)
+        self._record(self._layer, (part.to(device),), {}, None)
 
     def close(self) -> None:
         """Take the hook off the layer."""
@@ -163,7 +168,8 @@ class Recorder:
                 continue
             self._count(block, rows)
             if isinstance(rows, Moment):
-                self._seen.append(args[0] if len(args) == 1 and not kwargs else None)
+                alone = len(args) == 1 and not kwargs and isinstance(layer, _EMBEDDINGS)
+                self._seen.append(args[0] if alone else None)
             values = rows.total if isinstance(rows, Moment) else rows.values
             self._watch.note(takers[0].site, self._plan.batch, values)
             counted = rows if scale == 1 else _times(rows, scale)
@@ -251,11 +257,16 @@ def _times(rows: Rows | Moment, scale: int) -> Rows | Moment:
     return rows._replace(weight=rows.weight * scale)
 
 
-def leaves(batch: Any) -> list[Any]:
-    """The parts of a batch."""
+def leaves(batch: Any) -> dict[Any, Any]:
+    """The parts of a batch, by name or number."""
     if isinstance(batch, Mapping):
-        return list(batch.values())
-    return list(batch) if isinstance(batch, (tuple, list)) else [batch]
+        return dict(batch)
+    return dict(enumerate(batch)) if isinstance(batch, (tuple, list)) else {"": batch}
+
+
+def _form(part: Tensor) -> object:
+    """What a model may treat in one way: it could cut longer ones, say."""
+    return part.dtype, part.shape[1:]
 
 
 def _same(leaf: Any, x: Any) -> bool:

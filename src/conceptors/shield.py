@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Container, Iterable, Mapping
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -31,6 +33,16 @@ Aperture = float | Quota | Energy
 _STOWED = 2048  # inputs from which on a layer's claims are kept off the GPU
 
 _ATTACHED: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Shield]] = weakref.WeakKeyDictionary()
+
+
+@contextmanager
+def _lasting() -> Iterator[None]:
+    """Tensors made in inference mode could not be changed by a step."""
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 class ShieldFullWarning(UserWarning):
@@ -207,6 +219,7 @@ class Shield:
         if self.keep_tasks:
             self._tasks.append({name: _stowed(c) for name, c in task.items()})
         self.n_tasks += 1
+        self._resumed.clear()
         self._set_anchors()
         self._hold_statistics()
         self._changed(claims=True)
@@ -279,6 +292,7 @@ class Shield:
         for share in left:
             claimed = self._joined(claimed, share)
         self._tasks, self._claimed, self.n_tasks = left, claimed, self.n_tasks - 1
+        self._resumed.clear()
         self._changed(claims=True)
         self._full &= {name for name, quota in self.quota().items() if quota > self.warn_at_quota}
         return self
@@ -331,6 +345,7 @@ class Shield:
         """Everything remembered, as plain dictionaries, tensors and numbers."""
         return shield_state.pack(self)
 
+    @_lasting()
     def load_state_dict(
         self,
         state: Mapping[str, Any],
@@ -380,6 +395,7 @@ class Shield:
 
     # --- inside ---------------------------------------------------------------------------
 
+    @_lasting()
     def _conceptors(
         self, batches: Any, feed: Feed | None, limit: int | None, progress: bool
     ) -> dict[str, Conceptor]:
@@ -421,6 +437,7 @@ class Shield:
             conceptor = conceptor.strongest(max(0, limit - taken))
         return conceptor.harden()
 
+    @_lasting()
     def _joined(
         self, claimed: Mapping[str, Conceptor], task: Mapping[str, Conceptor]
     ) -> dict[str, Conceptor]:
@@ -492,6 +509,7 @@ class Shield:
             self._aperture_of(name)
         return found
 
+    @_lasting()
     def _set_anchors(self, *, new_only: bool = False) -> None:
         """W_previous: the weights as the last task left them."""
         if not self.increment_decay:
@@ -520,10 +538,11 @@ class Shield:
             anchors=anchors,
             increment_decay=self.increment_decay,
             rank=self._rank_of,
-            held=lambda: {id(p) for guard in self._guards for p in guard.parameters()},
+            held=lambda: Counter(id(p) for guard in self._guards for p in guard.parameters()),
             resumed=self._resumed,
         )
 
+    @_lasting()
     def _changed(self, *, claims: bool = False) -> None:
         self._version += 1
         self._claims += claims

@@ -12,6 +12,7 @@ to the next as long as only steps change the weights, so that it is usually made
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -100,7 +101,8 @@ class Factored:
         self.free = None if bool((values == 1).all()) else free
         self._halves = halves(self.into[0]) if sharp else None
         self._thirds: Tensor | None = None
-        if sharp and blocks[0].dtype == torch.bfloat16 and widens(blocks[0].device):
+        alone = len(blocks[0]) == 1
+        if sharp and alone and blocks[0].dtype == torch.bfloat16 and widens(blocks[0].device):
             self._halves, self._thirds = None, thirds(self.into[0][0])
             self.back[0] = self.back[0].bfloat16()
 
@@ -111,10 +113,11 @@ class Factored:
         """Use a mark made elsewhere, if it is one of these weights up to rounding."""
         if mark.shape != self.kept.shape:
             return False
-        before, size = self.kept.clone(), torch.finfo(self.blocks[0].dtype).eps
+        before, kind = self.kept.clone(), self.blocks[0].dtype
+        size = torch.finfo(kind).eps * (16 if kind in (torch.float16, torch.bfloat16) else 1e3)
         self.mark()
         now, mark = self.kept, mark.to(self.kept)
-        if not float((mark - now).abs().amax()) <= 1e3 * size * float(now.abs().amax()):
+        if not float((mark - now).abs().amax()) <= size * float(now.abs().amax()):
             self.kept.copy_(before)
             return False
         self.kept.copy_(mark)
@@ -122,7 +125,8 @@ class Factored:
 
     def correct(self) -> None:
         moved = self._moved(self.kept)
-        with tensor_cores():  # what rounding leaves is taken off at the next step
+        # what rounding leaves is taken off at the next step
+        with tensor_cores() if moved.is_cuda else nullcontext():
             for block, back in zip(self.blocks, self.back):
                 _subtract_product(block, moved, back)
         if self.free is not None:

@@ -59,8 +59,9 @@ def _panel(axes: Any, points: list[dict[str, Any]], label: str) -> None:
         axes.minorticks_off()
     axes.set_xlabel(label)
     axes.set_ylabel("times plain")
-    axes.set_ylim(bottom=0)
-    axes.legend(frameon=False)
+    largest = max((row["ratio"] for row in points), default=1.0)
+    axes.set_ylim(0.9, max(1.3, 1.1 * largest))
+    axes.legend(frameon=False, loc="upper right")
 
 
 if __name__ == "__main__":
