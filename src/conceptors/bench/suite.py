@@ -6,7 +6,7 @@ import json
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,16 @@ class Outcome:
 
     def text(self) -> str:
         """Heading, table, and what is missing from it."""
-        parts = [heading(self.machine, self.command), "", table(self.rows)]
+        return f"{heading(self.machine, self.command)}\n\n{self._below()}"
+
+    def page(self) -> str:
+        """The same in Markdown, without the curves, which are for a figure."""
+        rows = [row for row in self.rows if row.what != "growth"]
+        head = f"```text\n{heading(self.machine, self.command)}\n```"
+        return f"{head}\n\n{replace(self, rows=rows)._below()}\n"
+
+    def _below(self) -> str:
+        parts = [table(self.rows)]
         parts += [f"\nnot measured: {name}: {why}" for name, why in self.left_out.items()]
         parts += [f"\nFAILED: {name}: {why}" for name, why in self.failed.items()]
         return "\n".join(parts)
@@ -125,7 +134,7 @@ def _write(outcome: Outcome, size: Size, device: torch.device, folder: Path, sta
     }
     stem = file_stem(device)
     write_atomically(folder / f"{stem}.json", readable(finite(results)).encode())
-    write_atomically(folder / f"{stem}.md", (outcome.text() + "\n").encode())
+    write_atomically(folder / f"{stem}.md", outcome.page().encode())
 
 
 def read(path: Path) -> dict[str, Any]:
