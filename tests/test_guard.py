@@ -241,3 +241,31 @@ def test_claimed_parts_of_half_precision_are_computed_in_float32() -> None:
     rounding = 2**-8 * (start.norm(dim=1) + moved.norm(dim=1))[:, None]
     assert not torch.equal(found, start)
     assert bool(((found - ideal).abs() <= rounding + 1e-9).all())
+
+
+def test_the_increment_decays_at_the_rate_of_a_loaded_optimizer() -> None:
+    model = network()
+    shield = Shield(model, 1.0, increment_decay=2.0)
+    optimizer = shield.guard(torch.optim.SGD(model.parameters(), lr=0.1))
+    shield.remember(data())
+    backward(model, data(2))
+    optimizer.step()
+    optimizer.load_state_dict(optimizer.state_dict())  # puts new groups in place
+    optimizer.param_groups[0]["lr"] = 0.0
+    before = block(model[0])
+    optimizer.step()
+    torch.testing.assert_close(block(model[0]), before, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_task_may_be_remembered_in_any_mode(mode: Any) -> None:
+    model = network()
+    shield = Shield(model, 1e4, hard=True)
+    with mode():
+        optimizer = shield.guard(torch.optim.AdamW(model.parameters(), lr=0.1))
+        shield.remember(data())
+    before = model(data()).detach()
+    for _ in range(3):
+        backward(model, data(2))
+        optimizer.step()
+    torch.testing.assert_close(model(data()), before, rtol=0, atol=1e-10)

@@ -237,3 +237,151 @@ def test_a_resumed_run_goes_on_bit_by_bit() -> None:
         plain(two, step)
     for mine, other in zip(one.model.parameters(), two.model.parameters()):
         assert torch.equal(mine, other)
+
+
+def varying(run: Run, step: int) -> None:
+    """Some batches have more rows than a layer has outputs."""
+    run.optimizer.zero_grad()
+    run.loss(data(step + 2, 100 if step % 3 else 20)).backward()
+    run.optimizer.step()
+
+
+def zeroed_without_a_step(run: Run, step: int) -> None:
+    for seed in (step + 9, step + 2):
+        run.optimizer.zero_grad(set_to_none=False)
+        run.loss(data(seed)).backward()
+    run.optimizer.step()
+
+
+def refreshed(run: Run, step: int) -> None:
+    run.optimizer.zero_grad()
+    run.loss(data(step + 2)).backward()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inputs, "WORTH", 1 if run.shield._world.inlets else 2**62)
+        run.shield.refresh()
+    run.optimizer.step()
+
+
+def unused(run: Run, step: int) -> None:
+    """Some steps leave the first layer out."""
+    run.optimizer.zero_grad()
+    hidden = run.model[:2](data(step + 2))
+    run.model[2:](hidden.detach() if step % 2 else hidden).square().mean().backward()
+    run.optimizer.step()
+
+
+@pytest.mark.parametrize("way", [varying, zeroed_without_a_step, refreshed, unused])
+def test_soft_conceptors_are_applied_once_to_momentum_too(way: Callable[[Run, int], None]) -> None:
+    ours, theirs = (Run(by_inputs, hard=False, momentum=0.9) for by_inputs in (True, False))
+    for step in range(6):
+        way(ours, step)
+        way(theirs, step)
+    for mine, other in zip(ours.model.parameters(), theirs.model.parameters()):
+        torch.testing.assert_close(mine, other, rtol=0, atol=1e-13)
+
+
+def momentum_from_elsewhere(run: Run) -> None:
+    plain(run, 0)
+    state = copy.deepcopy(run.optimizer.state_dict())
+    for held in state["state"].values():
+        held["momentum_buffer"].fill_(1.0)
+    run.optimizer.load_state_dict(state)
+    plain(run, 1)
+
+
+def momentum_of_weights_alone(run: Run) -> None:
+    for step in range(2):
+        run.optimizer.zero_grad()
+        run.loss(data(step + 2, 100)).backward()
+        run.model[0].bias.grad = None
+        run.optimizer.step()
+    plain(run, 2)
+
+
+def cut_through_data(run: Run) -> None:
+    for step in range(3):
+        run.optimizer.zero_grad()
+        run.loss(data(step + 2)).backward()
+        for parameter in run.model.parameters():
+            parameter.grad.data.clamp_(-1e-3, 1e-3)
+        run.optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "way", [momentum_from_elsewhere, momentum_of_weights_alone, cut_through_data]
+)
+def test_nothing_else_comes_through(way: Callable[[Run], None]) -> None:
+    run = Run(True, hard=True, momentum=0.9)
+    claims = run.shield.conceptors()["0"][0].matrix()
+    start = torch.cat([run.model[0].weight, run.model[0].bias[:, None]], 1).detach()
+    way(run)
+    end = torch.cat([run.model[0].weight, run.model[0].bias[:, None]], 1).detach()
+    assert (end - start).norm() > 1e-4
+    torch.testing.assert_close((end - start) @ claims, torch.zeros_like(start), rtol=0, atol=1e-12)
+
+
+def test_momentum_of_a_checkpoint_is_not_trusted_after_another_task() -> None:
+    one = Run(True, hard=True, momentum=0.9)
+    for step in range(3):
+        plain(one, step)
+    model = network()
+    model.load_state_dict(one.model.state_dict())
+    shield = Shield(model, 3.0, hard=True, warn_at_quota=1.0)
+    shield.load_state_dict(one.shield.state_dict())
+    shield.remember(data(77))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer.load_state_dict(one.optimizer.state_dict())
+    shield.guard(optimizer)
+    claims = shield.conceptors()["0"][0].matrix()
+    start = torch.cat([model[0].weight, model[0].bias[:, None]], 1).detach()
+    for step in range(3):
+        optimizer.zero_grad()
+        (model(data(step + 5)) - 1).square().mean().backward()
+        optimizer.step()
+    end = torch.cat([model[0].weight, model[0].bias[:, None]], 1).detach()
+    torch.testing.assert_close((end - start) @ claims, torch.zeros_like(start), rtol=0, atol=1e-12)
+
+
+def test_another_optimizer_of_the_same_weights_sees_raw_gradients() -> None:
+    found = []
+    for by_inputs in (True, False):
+        run = Run(by_inputs, hard=False)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(inputs, "WORTH", 1 if by_inputs else 2**62)
+            adam = run.shield.guard(torch.optim.Adam(run.model.parameters(), lr=0.01))
+        sgd = run.optimizer
+        for step in range(6):
+            run.optimizer = adam if step % 2 else sgd
+            plain(run, step)
+        found.append([p.detach() for p in run.model.parameters()])
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-13)
+
+
+def test_other_weights_in_their_place_get_plain_gradients() -> None:
+    run, bare = Run(True, hard=False), network()
+    others = {n: p.detach().clone().requires_grad_() for n, p in run.model.named_parameters()}
+    out = torch.func.functional_call(run.model, others, (data(3),))
+    (out - 1).square().mean().backward()
+    (bare(data(3)) - 1).square().mean().backward()
+    for name, parameter in bare.named_parameters():
+        torch.testing.assert_close(others[name].grad, parameter.grad, rtol=0, atol=1e-15)
+
+
+def test_compiled_models_stay_in_one_graph() -> None:
+    run = Run(True, hard=True)
+    claims = run.shield.conceptors()["0"][0].matrix()
+    start = torch.cat([run.model[0].weight, run.model[0].bias[:, None]], 1).detach()
+    compiled: Any = torch.compile(run.model, backend="eager", fullgraph=True)
+    (compiled(data(2)) - 1).square().mean().backward()
+    run.optimizer.step()
+    end = torch.cat([run.model[0].weight, run.model[0].bias[:, None]], 1).detach()
+    assert run.trusted == 0
+    torch.testing.assert_close((end - start) @ claims, torch.zeros_like(start), rtol=0, atol=1e-12)
+
+
+def test_processes_that_share_gradients_do_it_by_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process knows only its own part of the gradient."""
+    run = Run(True, hard=False)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    plain(run, 0)
+    assert run.trusted == 0

@@ -267,6 +267,18 @@ def test_words_of_the_batch_are_counted_without_a_pass(form: str) -> None:
     assert found["places"].weight == pytest.approx(20 * 128, rel=0.15)
 
 
+def test_batches_of_other_forms_are_looked_at_anew() -> None:
+    """Other parts, another order of them, or longer texts, which this model cuts."""
+    generator = torch.Generator().manual_seed(0)
+    texts = [torch.randint(i + 1, (50, 20), generator=generator) for i in range(128)]
+    batches: list[Any] = [{"x": text} for text in texts[:40]]
+    batches += [{"labels": text * 0, "x": text} for text in texts[40:80]]
+    batches += [{"x": torch.cat([text, text * 0 + 199], 1)} for text in texts[80:]]
+    found = gather(Text(), batches, feed=lambda model, batch: model(batch["x"][:, :20]))
+    counts = torch.stack([text.flatten().bincount(minlength=200) for text in texts]).sum(0)
+    assert torch.equal(found["words"].total.flatten(), counts.double())
+
+
 def test_words_that_are_not_the_batch_need_every_pass() -> None:
     texts = [torch.arange(1000).reshape(50, 20) % (i + 1) for i in range(64)]
     ran = hooked(Text(shifted=True), texts)

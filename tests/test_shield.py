@@ -566,6 +566,23 @@ def test_batchnorm_recovers_its_flag_after_an_error() -> None:
     shield.detach()
 
 
+def test_batchnorm_keeps_its_flag_where_another_hook_fails_first() -> None:
+    model = with_batchnorm()
+
+    def refuse(_layer: nn.Module, args: Any) -> None:
+        if len(args[0]) == 1:
+            raise RuntimeError("one row")
+
+    model[1].register_forward_pre_hook(refuse)
+    quiet(model).remember(data())
+    model.train()
+    model(data())
+    model.eval()
+    with pytest.raises(RuntimeError, match="one row"):
+        model(data()[:1])
+    assert not model[1].training
+
+
 # --- options -----------------------------------------------------------------------------
 
 

@@ -91,6 +91,37 @@ def test_a_checkpoint_taken_mid_task_resumes_bit_equal(
         assert other.forget(0).quota() == shield.forget(0).quota()
 
 
+class TiedText(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.head, self.words = nn.Linear(64, 50), nn.Embedding(50, 64)
+        self.head.weight = self.words.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        found: Tensor = self.head(self.words(tokens))
+        return found
+
+
+def test_a_tied_weight_whose_bias_goes_apart_resumes_bit_equal() -> None:
+    def run() -> Any:
+        model = TiedText()
+        shield = Shield(model, 2.0, rank=8, warn_at_quota=1.0)
+        return model, shield, shield.guard(torch.optim.Adam(model.parameters(), lr=0.01))
+
+    model, shield, first = run()
+    shield.remember(torch.arange(10))
+    steps(model, first, torch.arange(5, 40), 7)
+    twin, other, second = run()
+    twin.load_state_dict(model.state_dict())
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    other.load_state_dict(shield.state_dict())
+    steps(model, first, torch.arange(5, 40), 7)
+    steps(twin, second, torch.arange(5, 40), 7)
+    for ours, theirs in zip(twin.parameters(), model.parameters()):
+        assert torch.equal(ours, theirs)
+
+
 def test_the_state_survives_torch_save_without_code(tmp_path: Path) -> None:
     shield = Shield(network(), warn_at_quota=1.0).remember(data(1))
     torch.save(shield.state_dict(), tmp_path / "s.pt")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conceptors import Conceptor, Shield
+from conceptors import Conceptor, Shield, updates
 from conceptors.precision import exactly, halves, rounded, sharp_product, split, thirds
 from conceptors.projection import Projector
 from conceptors.sites import scan
@@ -152,6 +152,37 @@ def test_weights_set_by_hand_between_steps_are_kept() -> None:
         torch.testing.assert_close(parameter, value, rtol=0, atol=1e-13)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_put_in_place_of_others_are_kept(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(40, 30).to(dtype)
+    shield = Shield(layer, 30.0, hard=True, warn_at_quota=1.0)
+    shield.remember((torch.randn(64, 5) @ torch.randn(5, 40)).to(dtype))
+    optimizer = shield.guard(torch.optim.SGD(layer.parameters(), lr=0.0))
+    for _ in range(2):
+        wanted = torch.randn(30, 40).to(dtype)
+        layer.weight.data = wanted.clone()
+        layer(torch.randn(8, 40).to(dtype)).sum().backward()
+        optimizer.step()
+        torch.testing.assert_close(layer.weight.detach(), wanted, rtol=0, atol=1e-5)
+
+
+def test_groups_of_half_precision_are_not_taken_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where wide layers of bfloat16 have a way of their own."""
+    monkeypatch.setattr(updates, "_pays_to_split", lambda *_: True)
+    monkeypatch.setattr(updates, "widens", lambda _: True)
+    torch.manual_seed(0)
+    layer = nn.Conv1d(24, 8, 3, groups=2, bias=False).bfloat16()
+    shield = Shield(layer, 1e4, hard=True, rank=6, warn_at_quota=1.0)
+    shield.remember(torch.randn(4, 24, 3).bfloat16())
+    optimizer = shield.guard(torch.optim.SGD(layer.parameters(), lr=0.1))
+    before = layer.weight.detach().clone()
+    layer(torch.randn(8, 24, 9).bfloat16()).square().mean().backward()
+    optimizer.step()
+    assert isinstance(shield._guards[0]._plan.guarded[0].update, Factored)
+    assert not torch.equal(layer.weight, before)
+
+
 def test_stacks_do_what_their_members_do() -> None:
     torch.manual_seed(0)
     for bias in (True, False):
@@ -166,13 +197,13 @@ def test_stacks_do_what_their_members_do() -> None:
         stack = copy.deepcopy(both)
         for model in (both, stack):
             sites = scan(model, [], []).sites.values()
-            updates = [
+            members = [
                 make_update(site, site.active(), Projector(claimed, torch.float64))
                 for site, claimed in zip(sites, claims)
             ]
-            for update in updates:
+            for update in members:
                 update.mark()
-            pieces = [u.correct for u in updates] if model is both else stacked(updates)
+            pieces = [u.correct for u in members] if model is both else stacked(members)
             assert len(pieces) == (6 if model is both else 2)
             generator = torch.Generator().manual_seed(1)
             for _ in range(3):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -148,18 +148,19 @@ class World:
     def inlet(self, name: str, projector: Projector) -> inputs.Inlet:
         """The hook that projects what enters a site, one for all optimizers."""
         held = self.inlets.get(name)
-        if held is not None and held.projector is projector:
+        if held is not None and held.serves(self.sites[name], projector):
             return held
         if held is not None:
             held.close()
         self.inlets[name] = inputs.Inlet(self.sites[name], projector)
         return self.inlets[name]
 
-    def close(self) -> None:
-        """Take all hooks off the model's layers."""
-        for inlet in self.inlets.values():
-            inlet.close()
-        self.inlets.clear()
+    def close(self, used: Container[inputs.Inlet] = ()) -> None:
+        """Take all hooks off the model's layers, but those that are used."""
+        for name, inlet in list(self.inlets.items()):
+            if inlet not in used:
+                inlet.close()
+                del self.inlets[name]
 
 
 class Guard:
@@ -195,6 +196,11 @@ class Guard:
     def is_current(self) -> bool:
         """Whether a step was made since the last change of what is claimed."""
         return self._stepped == self._world().claims
+
+    def inlets(self) -> list[inputs.Inlet]:
+        """The hooks on layers that this optimizer makes use of."""
+        some = self._plan.guarded if self._optimizer() is not None else ()
+        return [guarded.inlet for guarded in some if guarded.inlet is not None]
 
     def prepare(self) -> None:
         """Be ready before the first forward pass of a task, not at its first step."""
@@ -304,6 +310,8 @@ class Guard:
                     guarded.clean = guarded.clean or _clean_momentum(optimizer, guarded)
                     if guarded.clean:
                         self._trusted.add(id(guarded))
+                elif all(p.grad is None for p in guarded.active):
+                    self._trusted.add(id(guarded))  # not a part of this step
                 elif guarded.clean and not guarded.projector.hard and _moves(optimizer, guarded):
                     self._project_gradient(guarded)
                     self._trusted.add(id(guarded))

@@ -56,6 +56,9 @@ class Inlet:
             for parameter in layer.parameters(recurse=False)
         ]
 
+    def serves(self, site: Site, projector: Projector) -> bool:
+        return self.projector is projector and self._layer is site.sources[0].layer
+
     def close(self) -> None:
         """Take the hooks off the layer and its parameters."""
         for handle in self._handles:
@@ -87,6 +90,8 @@ class Inlet:
 
     def reroute(self, args: Any, output: Any) -> Tensor | None:
         """The layer's output with the projecting node behind it; None to leave it as it is."""
+        if torch.compiler.is_compiling():  # first, as what follows cannot be compiled
+            return None
         layer = self._layer
         if not self._usable or len(args) != 1 or not _plain(args[0], layer, output):
             return None
@@ -210,7 +215,6 @@ def _plain(x: Any, layer: nn.Linear, output: Any) -> bool:
         and torch.is_grad_enabled()
         and output.grad_fn is not None
         and output.grad_fn.name() in ("AddmmBackward0", "MmBackward0")
-        and not torch.compiler.is_compiling()
         and not (dist.is_available() and dist.is_initialized())  # gradients are of all processes
         and not _transformed()
     )

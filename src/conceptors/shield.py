@@ -547,14 +547,16 @@ class Shield:
         self._version += 1
         self._claims += claims
         former, self._world = self._world, self._make_world()
-        former.close()
         if claims:
+            former.close()
             self._quotas = {}
             self.quota()
         else:
             self._world.projectors.update(former.projectors)
+            self._world.inlets.update(former.inlets)
         for guard in self._guards:
             guard.prepare()
+        self._world.close([inlet for guard in self._guards for inlet in guard.inlets()])
         if claims:  # projectors are made; what they are made of may leave the GPU
             self._claimed = {name: _stowed(c) for name, c in self._claimed.items()}
             self._world.claimed = {n: self._claimed[n] for n in self._world.claimed}
