@@ -75,6 +75,30 @@ class FreeRows:
             rows, last = free[:, :width], free[:, width:]
             blocks = [rows[..., :width], last[..., :width], rows[..., width:], last[..., width:]]
         self._blocks = [(b if group is None else b[group]).contiguous() for b in blocks]
+        self._space: dict[str, Tensor] = {}
+
+    def borrow(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The same as a call, in memory that the next call uses again: large blocks are dear."""
+        if x.ndim != 2 or torch.is_grad_enabled():
+            return self(x)
+        inner, last, column, corner = self._blocks
+        if not self._thin:
+            rows = self._room("rows", x, inner)
+            if not self._bias:
+                return torch.mm(x, inner, out=rows), None
+            return torch.addmm(last, x, inner, out=rows), _times_vector(x, column) + corner
+        along, rows = self._room("along", x, inner), self._room("rows", x, column)
+        if not self._bias:
+            return torch.addmm(x, torch.mm(x, inner, out=along), column, out=rows), None
+        torch.addmm(last, x, inner, out=along)
+        return torch.addmm(x, along, column, out=rows), 1 + _times_vector(along, corner)
+
+    def _room(self, name: str, x: Tensor, factor: Tensor) -> Tensor:
+        """`[n, columns of the factor]`, kept for the largest n so far."""
+        held = self._space.get(name)
+        if held is None or len(held) < len(x):
+            held = self._space[name] = x.new_empty(len(x), factor.shape[-1])
+        return held[: len(x)]
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """(rows `[..., n, width]`, ones `[..., n, 1]` if there is a bias)."""
