@@ -98,7 +98,7 @@ class Factored:
             *blocks[0].shape[:2], values.shape[-1], dtype=vectors.dtype, device=vectors.device
         )
         free = (1 - values.unsqueeze(-2)).expand_as(self.kept)
-        self.free = None if bool((values == 1).all()) else free
+        self.free = None if bool((projector.values == 1).all()) else free
         self._halves = halves(self.into[0]) if sharp else None
         self._thirds: Tensor | None = None
         alone = len(blocks[0]) == 1
