@@ -150,7 +150,6 @@ def test_gradients_of_other_origin_are_noticed(
     spoil: Callable[[Run], None], momentum: float
 ) -> None:
     run = Run(True, hard=True, momentum=momentum)
-    remembered = run.model(data(1)).detach()
     claims = run.shield.conceptors()["0"][0].matrix()
     start = torch.cat([run.model[0].weight, run.model[0].bias[:, None]], 1).detach()
     for step in range(8):
@@ -160,7 +159,6 @@ def test_gradients_of_other_origin_are_noticed(
     end = torch.cat([run.model[0].weight, run.model[0].bias[:, None]], 1).detach()
     assert (end - start).norm() > 1e-3
     torch.testing.assert_close((end - start) @ claims, torch.zeros_like(start), rtol=0, atol=1e-12)
-    assert run.model(data(1)).shape == remembered.shape
 
 
 def test_old_momentum_does_not_come_through() -> None:

@@ -124,7 +124,7 @@ def test_limits_are_those_of_the_shield() -> None:
 
 def test_factors_and_marks_are_what_an_update_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     """As for large layers on a GPU, where U is split in two for tensor cores."""
-    monkeypatch.setattr(updates, "_pays_to_split", lambda *_: True)
+    monkeypatch.setattr(updates, "pays_to_split", lambda *_: True)
     d, out, rank = 40, 24, 6
     vectors = torch.linalg.qr(torch.randn(1, d, rank)).Q
     claimed = Conceptor.from_spectrum(vectors, torch.linspace(0.9, 0.2, rank).expand(1, rank))

@@ -632,3 +632,10 @@ def test_targets_are_checked() -> None:
 def test_not_a_module() -> None:
     with pytest.raises(TypeError, match=r"needs an nn\.Module"):
         Shield([])  # type: ignore[arg-type]
+
+
+def test_free_rows_of_an_unknown_layer() -> None:
+    shield = Shield(nn.Sequential(nn.Linear(3, 2)))
+    assert shield.free_rows("0") is None  # nothing is claimed yet
+    with pytest.raises(ValueError, match="no shielded layer is called 'O'"):
+        shield.free_rows("O")

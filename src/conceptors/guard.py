@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -25,12 +25,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from conceptors import inputs
-from conceptors.conceptor import Conceptor
+from conceptors.gradients import project_gradient, projected
 from conceptors.precision import exactly
-from conceptors.projection import Projector, restrict
+from conceptors.projection import Projector
 from conceptors.replay import Replayed
 from conceptors.sites import Site, is_sharded
-from conceptors.updates import Factored, Tied, Update, make_update, stacked, tie
+from conceptors.stacks import stacked
+from conceptors.updates import Factored, Tied, Update, make_update, tie
+from conceptors.world import World
 
 
 @dataclass
@@ -110,57 +112,6 @@ class Plan:
         for guarded in self.guarded:
             seen = list(islice(versions, len(guarded.active)))
             guarded.seen = seen or guarded.seen
-
-
-@dataclass
-class World:
-    """What a guard asks the shield for: it may change between steps."""
-
-    version: int  # counts all changes
-    claims: int  # counts changes of what is claimed
-    clean: int  # an optimizer's history is known to be made under these claims
-    sites: Mapping[str, Site]
-    claimed: Mapping[str, Conceptor]
-    frozen: Mapping[str, nn.Parameter]
-    anchors: Mapping[int, Tensor]
-    increment_decay: float
-    rank: Callable[[str, int], int | None]
-    held: Callable[[], Counter[int]]  # by how many guarded optimizers, by a parameter's id
-    resumed: dict[str, Any]  # from a checkpoint made during a task: see `Guard.progress`
-    # made when first needed; with the parameters, so that their ids stay theirs
-    projectors: dict[object, tuple[Projector, list[nn.Parameter]]] = field(default_factory=dict)
-    inlets: dict[str, inputs.Inlet] = field(default_factory=dict)
-
-    def projector(self, name: str, active: list[nn.Parameter]) -> Projector | None:
-        """What keeps changes of a site's parameters in the free space; None if all is free."""
-        claimed = self.claimed.get(name)
-        if claimed is None:
-            return None
-        dtype, device = active[0].dtype, active[0].device
-        key = (name, dtype, device, *(id(p) for p in active))
-        if key not in self.projectors:
-            columns = self.sites[name].columns(active)
-            part = claimed if columns is None else restrict(claimed, columns)
-            limit = self.rank(name, part.dim)
-            self.projectors[key] = (Projector(part.to(device), dtype, limit), active)
-        return self.projectors[key][0]
-
-    def inlet(self, name: str, projector: Projector) -> inputs.Inlet:
-        """The hook that projects what enters a site, one for all optimizers."""
-        held = self.inlets.get(name)
-        if held is not None and held.serves(self.sites[name], projector):
-            return held
-        if held is not None:
-            held.close()
-        self.inlets[name] = inputs.Inlet(self.sites[name], projector)
-        return self.inlets[name]
-
-    def close(self, used: Container[inputs.Inlet] = ()) -> None:
-        """Take all hooks off the model's layers, but those that are used."""
-        for name, inlet in list(self.inlets.items()):
-            if inlet not in used:
-                inlet.close()
-                del self.inlets[name]
 
 
 class Guard:
@@ -479,7 +430,7 @@ def _clean_momentum(optimizer: Optimizer, guarded: Guarded) -> bool:
     """
     buffers = _momentum(optimizer, guarded)
     if len(buffers) == len(guarded.active):
-        parts = _projected(guarded.site, guarded.active, guarded.projector, buffers)
+        parts = projected(guarded.site, guarded.active, guarded.projector, buffers)
         for buffer, part in zip(buffers, parts):
             buffer.copy_(part)
     return len(buffers) in (0, len(guarded.active))
@@ -500,54 +451,3 @@ def _skips(optimizer: Optimizer) -> bool:
     """Whether a gradient scaler has told a fused optimizer to do nothing in this step."""
     found = getattr(optimizer, "found_inf", None)
     return found is not None and bool(found)
-
-
-def _full(matrix: Tensor) -> Tensor:
-    """Half precision is projected in float32."""
-    return matrix.float() if matrix.dtype in (torch.float16, torch.bfloat16) else matrix
-
-
-def _local(tensor: Any) -> Tensor:
-    found: Tensor = tensor.to_local() if is_sharded(tensor) else tensor
-    return found
-
-
-def _local_gradient(parameter: nn.Parameter) -> Tensor:
-    gradient = parameter.grad
-    return _local(torch.zeros_like(parameter.data) if gradient is None else gradient)
-
-
-def _like_gradient(parameter: nn.Parameter, local: Tensor) -> Tensor:
-    """A local gradient in the form the parameter wants."""
-    if not is_sharded(parameter.data):
-        return local
-    from torch.distributed.tensor import DTensor
-
-    data: Any = parameter.data
-    return DTensor.from_local(
-        local, data.device_mesh, data.placements, shape=data.shape, stride=data.stride()
-    )
-
-
-def project_gradient(site: Site, active: list[nn.Parameter], projector: Projector) -> None:
-    """Put the projected gradients of a site's parameters in place of the raw ones."""
-    gradients = [_local_gradient(p) for p in active]
-    for parameter, part in zip(active, _projected(site, active, projector, gradients)):
-        parameter.grad = _like_gradient(parameter, part)
-
-
-def _projected(
-    site: Site, active: list[nn.Parameter], projector: Projector, tensors: list[Tensor]
-) -> list[Tensor]:
-    """Tensors of the shapes of the active parameters, seen as one matrix M, as M (I - A)."""
-    matrix = site.matrix(active, {id(p): t for p, t in zip(active, tensors)})
-    free = matrix - projector.claimed(_full(matrix)).to(matrix.dtype)
-    found, taken = [], 0
-    for parameter, tensor in zip(active, tensors):
-        whole = torch.empty_like(tensor)
-        (view,) = site.views({id(parameter): whole}, [parameter])
-        size = view.shape[2:].numel()
-        view.copy_(free[..., taken : taken + size].reshape(view.shape))
-        taken += size
-        found.append(whole)
-    return found

@@ -117,7 +117,7 @@ class Inlet:
 
     def gradients(self, g: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """gᵀ (x (I - A)), for weight and bias."""
-        rows, ones = self._free.borrow(x)
+        rows, ones = self._free(x, reuse=True)
         along = torch.mv(rows, self._probe)
         bias = None
         if ones is not None:

@@ -122,3 +122,8 @@ def widens(device: torch.device) -> bool:
         return bool(wide(x, x, out_dtype=torch.float32).dtype == torch.float32)
     except (TypeError, RuntimeError):
         return False
+
+
+def full(x: Tensor) -> Tensor:
+    """Half precision as float32, in which it is projected; anything else as it is."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

@@ -77,21 +77,27 @@ class FreeRows:
         self._blocks = [(b if group is None else b[group]).contiguous() for b in blocks]
         self._space: dict[str, Tensor] = {}
 
-    def borrow(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The same as a call, in memory that the next call uses again: large blocks are dear."""
-        if x.ndim != 2 or torch.is_grad_enabled():
-            return self(x)
-        inner, last, column, corner = self._blocks
+    def __call__(self, x: Tensor, *, reuse: bool = False) -> tuple[Tensor, Tensor | None]:
+        """(rows `[..., n, width]`, ones `[..., n, 1]` if there is a bias).
+
+        `reuse` puts rows `[n, width]` where those of the last call were: large blocks of new memory
+        are dear on the CPU.
+        """
+        reuse = reuse and x.ndim == 2 and not torch.is_grad_enabled()
+        inner, last, outer, corner = self._blocks
         if not self._thin:
-            rows = self._room("rows", x, inner)
-            if not self._bias:
-                return torch.mm(x, inner, out=rows), None
-            return torch.addmm(last, x, inner, out=rows), _times_vector(x, column) + corner
-        along, rows = self._room("along", x, inner), self._room("rows", x, column)
-        if not self._bias:
-            return torch.addmm(x, torch.mm(x, inner, out=along), column, out=rows), None
-        torch.addmm(last, x, inner, out=along)
-        return torch.addmm(x, along, column, out=rows), 1 + _times_vector(along, corner)
+            rows = self._product(last, x, inner, "rows" if reuse else None)
+            return rows, _times_vector(x, outer) + corner if self._bias else None
+        along = self._product(last, x, inner, "along" if reuse else None)
+        rows = _plus_product(x, along, outer, self._room("rows", x, outer) if reuse else None)
+        return rows, 1 + _times_vector(along, corner) if self._bias else None
+
+    def _product(self, last: Tensor, x: Tensor, factor: Tensor, room: str | None) -> Tensor:
+        """x @ factor, and the share of the constant 1 if there is a bias."""
+        out = None if room is None else self._room(room, x, factor)
+        return (
+            _plus_product(last, x, factor, out) if self._bias else torch.matmul(x, factor, out=out)
+        )
 
     def _room(self, name: str, x: Tensor, factor: Tensor) -> Tensor:
         """`[n, columns of the factor]`, kept for the largest n so far."""
@@ -100,23 +106,10 @@ class FreeRows:
             held = self._space[name] = x.new_empty(len(x), factor.shape[-1])
         return held[: len(x)]
 
-    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """(rows `[..., n, width]`, ones `[..., n, 1]` if there is a bias)."""
-        if not self._thin:
-            inner, last, column, corner = self._blocks
-            if not self._bias:
-                return x @ inner, None
-            return _plus_product(last, x, inner), _times_vector(x, column) + corner
-        left, one, right, one_right = self._blocks
-        if not self._bias:
-            return _plus_product(x, x @ left, right), None
-        along = _plus_product(one, x, left)
-        return _plus_product(x, along, right), 1 + _times_vector(along, one_right)
 
-
-def _plus_product(added: Tensor, left: Tensor, right: Tensor) -> Tensor:
+def _plus_product(added: Tensor, left: Tensor, right: Tensor, out: Tensor | None) -> Tensor:
     """added + left @ right."""
-    return (torch.addmm if left.ndim == 2 else torch.baddbmm)(added, left, right)
+    return (torch.addmm if left.ndim == 2 else torch.baddbmm)(added, left, right, out=out)
 
 
 def _times_vector(matrix: Tensor, column: Tensor) -> Tensor:

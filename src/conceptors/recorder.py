@@ -5,7 +5,8 @@ layer takes all rows while they are few. Else it takes about `enough(d)` rows, u
 that where they come cheap beside the layer's own work, spread evenly over the pass: out of every
 group of up to eight batches one at random, and of that one a random sample of the rows. Each row
 counts by the inverse of its chance to be taken, so that sums are unbiased in whatever order the
-data comes. Batches that no layer takes are not run at all.
+data comes. Batches that no layer takes are not run at all. A layer that gets few rows of a batch,
+beside others that get plenty, makes do with those of the recorded batches.
 
 Embeddings with tokens that not every batch has count all of them, as rare ones matter. Where they
 are fed by the batch itself, that needs no pass either.

@@ -19,14 +19,17 @@ from conceptors import shield_state
 from conceptors.batchnorm import hold_statistics
 from conceptors.collect import Feed, collect
 from conceptors.conceptor import Conceptor, similarity
-from conceptors.guard import Guard, World, project_gradient
+from conceptors.gradients import project_gradient
+from conceptors.guard import Guard
 from conceptors.host import to_host
 from conceptors.moments import Moments, SketchedMoments
+from conceptors.names import nearest
 from conceptors.precision import exactly
 from conceptors.projection import FreeRows
 from conceptors.shield_state import LoadReport
 from conceptors.sites import Scan, matches, scan
 from conceptors.targets import Energy, Quota
+from conceptors.world import World
 
 Aperture = float | Quota | Energy
 
@@ -133,7 +136,7 @@ class Shield:
         self.dense_limit = checks.whole(dense_limit, "dense_limit", 0)
         self.rows: int | Literal["auto"] | None = "auto"
         if rows != "auto":
-            self.rows = None if rows is None else checks.whole(rows, "rows", 1)
+            self.rows = None if rows is None else checks.whole(rows, 'rows (or "auto", or None)', 1)
         self.keep_tasks = bool(keep_tasks)
         self.warn_at_quota = checks.number(warn_at_quota, "warn_at_quota", 0.0, 1.0)
         self.dtype = checks.real_dtype(dtype)
@@ -247,8 +250,15 @@ class Shield:
     def free_rows(self, name: str) -> FreeRows | None:
         """What projects the input rows of a linear layer, with which a loop of one's own can make
         projected gradients in fewer operations; None if nothing is claimed there.
+
+        Raises:
+            ValueError: no such layer; the message tells the nearest name.
         """
-        site = self._scan.sites[name]
+        site = self._scan.sites.get(name)
+        if site is None:
+            raise ValueError(
+                f"no shielded layer is called {name!r}{nearest(name, self._scan.sites)}"
+            )
         active = site.active()
         projector = self._world.projector(name, active)
         if projector is None:

@@ -11,7 +11,6 @@ to the next as long as only steps change the weights, so that it is usually made
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, Protocol
 
@@ -19,13 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from conceptors.precision import halves, sharp_product, tensor_cores, thirds, widens
+from conceptors.precision import full, halves, sharp_product, tensor_cores, thirds, widens
 from conceptors.projection import Projector
 from conceptors.sites import Site, is_sharded
 
 _TILE = 16
-_SMALL = 2**23  # numbers up to which a weight does not fill a GPU by itself
-_COPIED = 2**20  # up to which a copy costs less than a kernel of its own
 _WIDE, _LARGE = 96, 1e8  # rank and operations from which on splitting numbers in two pays
 
 
@@ -88,7 +85,7 @@ class Factored:
     def __init__(self, blocks: list[Tensor], columns: list[Tensor], projector: Projector) -> None:
         self.blocks = blocks
         vectors, values = _padded(projector.vectors, projector.values)
-        sharp = _pays_to_split(blocks[0], values.shape[-1])
+        sharp = pays_to_split(blocks[0], values.shape[-1])
         self.into, self.back = [], []
         for at in columns:
             own = vectors[:, at].contiguous()  # [g, k, r]
@@ -148,64 +145,6 @@ class Factored:
         return moved
 
 
-class FactoredStack:
-    """Small layers of one shape on a GPU, in a few batched products."""
-
-    def __init__(self, members: list[Factored]) -> None:
-        first = members[0]
-        self._weights = [m.blocks[0][0] for m in members]
-        self._biases = [m.blocks[1][0, :, 0] for m in members] if len(first.blocks) > 1 else []
-        self._into = torch.cat([m.into[0] for m in members])
-        self._back = torch.cat([m.back[0] for m in members])
-        sharp = _pays_to_split(first.blocks[0], first.kept.shape[-1], len(members))
-        self._halves = halves(self._into) if sharp else None
-        if self._biases:
-            self._bias_into = torch.cat([m.into[1] for m in members])  # [L, 1, r]
-            self._bias_back = torch.cat([m.back[1] for m in members])  # [L, r, 1]
-        self._kept = torch.cat([m.kept for m in members])
-        self._free = None
-        if any(m.free is not None for m in members):
-            none = torch.zeros_like(first.kept)
-            self._free = torch.cat([none if m.free is None else m.free for m in members])
-        self._large = self._weights[0].numel() >= _COPIED
-        for number, member in enumerate(members):
-            member.kept = self._kept[number : number + 1]
-
-    @staticmethod
-    def accepts(members: list[Factored], one: Factored) -> bool:
-        """Whether a layer goes with the others."""
-        first = members[0]
-        return (
-            [b.shape for b in one.blocks] == [b.shape for b in first.blocks]
-            and one.kept.shape == first.kept.shape
-            and one.blocks[0].dtype == first.blocks[0].dtype
-            and one.blocks[0].dtype in (torch.float32, torch.float64)
-            and len(one.blocks[0]) == 1
-            and len(one.blocks) <= 2
-            and one.blocks[0].numel() <= _SMALL
-        )
-
-    def correct(self) -> None:
-        weights = torch.stack(self._weights)
-        if self._halves is None:
-            moved = torch.baddbmm(self._kept, weights, self._into, beta=-1)
-        else:
-            moved = sharp_product(weights, self._halves).sub_(self._kept)
-        if self._biases:
-            moved.baddbmm_(torch.stack(self._biases)[..., None], self._bias_into)
-        with tensor_cores():
-            if self._large:
-                for weight, left, right in zip(self._weights, moved, self._back):
-                    weight.addmm_(left, right, alpha=-1)
-            else:
-                torch._foreach_sub_(self._weights, list(torch.bmm(moved, self._back)))
-            if self._biases:
-                taken = torch.bmm(moved, self._bias_back)[..., 0]
-                torch._foreach_sub_(self._biases, list(taken))
-        if self._free is not None:
-            self._kept.addcmul_(moved, self._free)
-
-
 class Dense:
     """Weights `[g, out, k]`, side by side, against a matrix A."""
 
@@ -229,7 +168,7 @@ class Dense:
         self.mark()
 
     def _now(self) -> Tensor:
-        return torch.cat([_full(block) for block in self._blocks], -1)
+        return torch.cat([full(block) for block in self._blocks], -1)
 
 
 class Scaled:
@@ -321,39 +260,37 @@ class Pairs:
         shape = blocks[0].shape
         self.blocks = blocks
         self.claims = [[a[:, i, j].expand(shape).contiguous() for j in (0, 1)] for i in (0, 1)]
-        self.kept = [_full(block).clone() for block in blocks]
+        self.kept = [full(block).clone() for block in blocks]
 
     def mark(self) -> None:
-        PairsStack([self]).mark()
+        mark_pairs([self])
 
     def correct(self) -> None:
-        PairsStack([self]).correct()
+        correct_pairs([self])
 
 
-class PairsStack:
-    """Many norm layers in a few kernels."""
+def mark_pairs(members: list[Pairs]) -> None:
+    """Note the numbers of many norm layers in a few kernels."""
+    for side in (0, 1):
+        torch._foreach_copy_([m.kept[side] for m in members], [m.blocks[side] for m in members])
 
-    def __init__(self, members: list[Pairs]) -> None:
-        self._blocks = [[m.blocks[i] for m in members] for i in (0, 1)]
-        self._kept = [[m.kept[i] for m in members] for i in (0, 1)]
-        self._claims = [[[m.claims[i][j] for m in members] for j in (0, 1)] for i in (0, 1)]
 
-    def mark(self) -> None:
-        for kept, blocks in zip(self._kept, self._blocks):
-            torch._foreach_copy_(kept, blocks)
-
-    def correct(self) -> None:
-        now = [[_full(block) for block in side] for side in self._blocks]
-        change = [torch._foreach_sub(new, old) for new, old in zip(now, self._kept)]
-        for j, blocks in enumerate(self._blocks):
-            taken = torch._foreach_mul(change[0], self._claims[0][j])
-            torch._foreach_addcmul_(taken, change[1], self._claims[1][j])
-            if blocks[0].dtype == taken[0].dtype:
-                torch._foreach_sub_(blocks, taken)
-            else:
-                for block, part in zip(blocks, taken):
-                    block.sub_(part)
-        self.mark()
+def correct_pairs(members: list[Pairs]) -> None:
+    """Correct many norm layers of one dtype in a few kernels."""
+    change = [
+        torch._foreach_sub([full(m.blocks[i]) for m in members], [m.kept[i] for m in members])
+        for i in (0, 1)
+    ]
+    for j in (0, 1):
+        blocks = [m.blocks[j] for m in members]
+        taken = torch._foreach_mul(change[0], [m.claims[0][j] for m in members])
+        torch._foreach_addcmul_(taken, change[1], [m.claims[1][j] for m in members])
+        if blocks[0].dtype == taken[0].dtype:
+            torch._foreach_sub_(blocks, taken)
+        else:
+            for block, part in zip(blocks, taken):
+                block.sub_(part)
+    mark_pairs(members)
 
 
 class Gathered:
@@ -363,45 +300,19 @@ class Gathered:
 
     def __init__(self, site: Site, active: list[nn.Parameter], projector: Projector) -> None:
         self._site, self._active, self._projector = site, active, projector
+        self._sharded = any(is_sharded(p.data) for p in active)  # marked before every step
         self.kept: Tensor | None = None
 
     def mark(self) -> None:
-        self.kept = self._projector.mark(_full(self._site.matrix(self._active)))
+        self.kept = self._projector.mark(full(self._site.matrix(self._active)))
 
     def correct(self) -> None:
         if self.kept is None:
             return
-        weights = _full(self._site.matrix(self._active))
+        weights = full(self._site.matrix(self._active))
         self._site.subtract(self._projector.correction(weights, self.kept), self._active)
-        self.mark()
-
-
-def stacked(updates: list[Update]) -> list[Callable[[], None]]:
-    """The corrections of all updates in as few pieces as possible; they may run in any order."""
-    alone = [u.correct for u in updates if not isinstance(u, (Factored, Pairs))]
-    pairs: dict[torch.dtype, list[Pairs]] = {}
-    for pair in updates:
-        if isinstance(pair, Pairs):
-            pairs.setdefault(pair.blocks[0].dtype, []).append(pair)
-    stacks: list[list[Factored]] = []
-    for update in updates:
-        if not isinstance(update, Factored):
-            continue
-        fitting = [members for members in stacks if FactoredStack.accepts(members, update)]
-        if fitting:
-            fitting[0].append(update)
-        else:
-            stacks.append([update])
-    return [
-        *(m[0].correct if len(m) == 1 else FactoredStack(m).correct for m in stacks),
-        *(PairsStack(members).correct for members in pairs.values()),
-        *alone,
-    ]
-
-
-def _full(block: Tensor) -> Tensor:
-    """Half precision is projected in float32."""
-    return block.float() if block.dtype in (torch.float16, torch.bfloat16) else block
+        if not self._sharded:
+            self.mark()
 
 
 def _subtract_product(block: Tensor, left: Tensor, right: Tensor) -> None:
@@ -416,7 +327,7 @@ def _subtract_product(block: Tensor, left: Tensor, right: Tensor) -> None:
 
 def _plus_product(added: Tensor, left: Tensor, right: Tensor, sign: int) -> Tensor:
     """left @ right + sign * added."""
-    left = _full(left)
+    left = full(left)
     if len(left) == 1:
         return torch.addmm(added[0], left[0], right[0], beta=sign)[None]
     return torch.baddbmm(added, left, right, beta=sign)
@@ -428,7 +339,7 @@ def _padded(vectors: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     return functional.pad(vectors, (0, missing)), functional.pad(values, (0, missing))
 
 
-def _pays_to_split(block: Tensor, rank: int, layers: int = 1) -> bool:
+def pays_to_split(block: Tensor, rank: int, layers: int = 1) -> bool:
     """Whether three products on tensor cores, and splitting numbers, beat one of float32."""
     work = 2.0 * layers * block.numel() * rank
     return block.is_cuda and block.dtype != torch.float64 and rank >= _WIDE and work >= _LARGE
