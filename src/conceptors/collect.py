@@ -50,7 +50,7 @@ def collect(
     products = Products()
     moments = {name: _empty(site, dtype, sketch, products) for name, site in sites.items()}
     plan, draws, watch = Plan(rows, seed), Draws(seed), Watch()
-    seen = 0
+    seen, samples = 0, 0
     reduced = dist.is_available() and dist.is_initialized()
     with _together(model, reduced), undisturbed(model), ExitStack() as hooks:
         recorders = _recorders(sites, moments, plan, draws, watch)
@@ -67,12 +67,13 @@ def collect(
                 draws.renew()
             else:
                 _each(recorders, Recorder.take, batch)
-            seen += 1
+            seen, samples = seen + 1, samples + (_size(batch) or 0)
             if seen % _CHECK == 0:
                 watch.check()
         watch.check()
         for m in moments.values():
             m.flush()
+            m.samples = float(samples)
     if not seen and not reduced:
         raise ValueError(
             "remember got no batches: the loader is empty (or already used up, if it is an "
@@ -125,7 +126,8 @@ def _empty(
     like = torch.empty(0, dtype=dtype, device=matrix.device)
     rank = sketch(site.name, dim) if groups == 1 else None
     if rank is None or rank >= dim:
-        return Moments(groups, dim, len(site.biases), like, products)
+        met = site.block.layout == "tokens"
+        return Moments(groups, dim, len(site.biases), like, products, presence=met)
     return SketchedMoments(dim, rank, len(site.biases), like)
 
 

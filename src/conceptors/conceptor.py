@@ -300,6 +300,19 @@ class Conceptor:
             object.__setattr__(self, "_quota", mean.to(self._dtype).clamp(0, 1))
         return self._quota.clone()  # type: ignore[union-attr]
 
+    def odds_trace(self) -> Tensor:
+        """tr Q `[...]` of the odds Q = C (I - C)⁻¹, which is α² R; infinite where C claims all.
+
+        >>> import torch
+        >>> Conceptor.from_correlation(torch.eye(3, dtype=torch.float64), 2.0).odds_trace()
+        tensor(12., dtype=torch.float64)
+        """
+        if self._odds is not None:
+            return _trace(self._odds)
+        parts = self._parts()
+        missing = parts.dim - parts.rank
+        return parts.odds.sum(-1) + (missing * parts.rest if missing else 0.0)
+
     def matrix(self) -> Tensor:
         """The d x d matrix, `[..., d, d]`."""
         if self.is_factored:

@@ -58,6 +58,8 @@ class Moments:
 
     e marks which of the k biases a row goes with (all zero for a layer without bias). Rows are
     kept until there are as many as columns, and 4096; call `flush` before reading.
+
+    With `presence`, the groups are tokens: R is 1 for each one that was met, however seldom.
     """
 
     def __init__(
@@ -67,8 +69,11 @@ class Moments:
         biases: int,
         like: Tensor,
         products: Products | None = None,
+        presence: bool = False,
     ) -> None:
         self.biases = biases
+        self.samples = 0.0  # that the rows are of, where that is known
+        self._presence = presence
         self.total = torch.zeros(groups, dim, dim, dtype=like.dtype, device=like.device)
         self.weight = 0.0
         self._products = products or Products()
@@ -123,10 +128,11 @@ class Moments:
 
     def all_reduce(self, group: Any = None) -> None:
         """Sum over all processes."""
-        weight = torch.tensor([self.weight], dtype=torch.float64, device=self.total.device)
+        counts = [self.weight, self.samples]
+        both = torch.tensor(counts, dtype=torch.float64, device=self.total.device)
         dist.all_reduce(self.total, group=group)
-        dist.all_reduce(weight, group=group)
-        self.weight = float(weight)
+        dist.all_reduce(both, group=group)
+        self.weight, self.samples = both.tolist()
 
     def eigenvalues(self) -> Tensor:
         """Of R, `[g, d]`, descending, never negative, in float64."""
@@ -134,13 +140,19 @@ class Moments:
 
     def correlation(self) -> Tensor:
         """R `[g, d, d]`, symmetric."""
+        if self._presence:
+            return (self.total > 0).to(self.total.dtype)
         matrix: Tensor = (self.total + self.total.mT) / (2 * self.weight)
         return matrix
 
     def energy(self) -> Tensor:
         """E|x|² `[g]`."""
-        trace: Tensor = self.total.diagonal(dim1=-2, dim2=-1).sum(-1) / self.weight
-        return trace
+        return self.correlation().diagonal(dim1=-2, dim2=-1).sum(-1)
+
+    def energy_of_samples(self) -> Tensor:
+        """E Σ|x|² `[g]` over all rows of a sample, as far as samples were counted."""
+        trace: Tensor = self.total.diagonal(dim1=-2, dim2=-1).sum(-1)
+        return trace.double() / (self.samples or self.weight)
 
     def conceptor(self, aperture: float | Tensor) -> Conceptor:
         """The conceptors `[g]` of the rows, in float64."""
@@ -152,6 +164,7 @@ class SketchedMoments:
 
     def __init__(self, dim: int, rank: int, biases: int, like: Tensor) -> None:
         self.biases = biases
+        self.samples = 0.0
         self.sketch = FrequentDirections(dim, rank, dtype=like.dtype, device=like.device)
 
     @property
@@ -176,6 +189,9 @@ class SketchedMoments:
 
     def all_reduce(self, group: Any = None) -> None:
         self.sketch.all_reduce(group)
+        samples = torch.tensor([self.samples], dtype=torch.float64, device=self.sketch.rows().device)
+        dist.all_reduce(samples, group=group)
+        self.samples = float(samples)
 
     def eigenvalues(self) -> Tensor:
         rows = self.sketch.rows().double()
@@ -183,6 +199,9 @@ class SketchedMoments:
 
     def energy(self) -> Tensor:
         return self.sketch.rows().square().sum()[None]
+
+    def energy_of_samples(self) -> Tensor:
+        return self.energy().double() * (self.weight / (self.samples or self.weight))
 
     def conceptor(self, aperture: float | Tensor) -> Conceptor:
         rows = self.sketch.rows().double()

@@ -12,47 +12,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from conceptors.layers import Block, Call, Moment, Rows, Sample, register
-from conceptors.projection import FreeRows
 
 ACTIVATIONS = {"sigmoid": torch.sigmoid, "relu": torch.relu, "tanh": torch.tanh}
 
 
 class StackedLinear(nn.Module):
-    """As many independent linear layers as there are seeds: weight `[seeds, out, in]`.
-
-    With `free` rows given, gradients are projected by way of the inputs: dW = gᵀ (x (I - A)).
-    """
+    """As many independent linear layers as there are seeds: weight `[seeds, out, in]`."""
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
         super().__init__()
         self.weight = nn.Parameter(weight)
         self.bias = nn.Parameter(bias)
-        self.free: FreeRows | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.free is None or not torch.is_grad_enabled():
-            return torch.baddbmm(self.bias.unsqueeze(1), x, self.weight.mT)
-        route: Any = _FreeInputs.apply
-        found: Tensor = route(x, self.weight, self.bias, self.free)
-        return found
-
-
-class _FreeInputs(torch.autograd.Function):
-    """A layer whose weight gradient is made of projected inputs."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, free: FreeRows) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.free = free
-        return torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        (g,) = grads  # [seeds, n, out]
-        x, weight = ctx.saved_tensors
-        inward = g @ weight if ctx.needs_input_grad[0] else None
-        rows, ones = ctx.free(x)
-        return inward, g.mT @ rows, (g.mT @ ones)[..., 0], None
+        return torch.baddbmm(self.bias.unsqueeze(1), x, self.weight.mT)
 
 
 @register(StackedLinear)

@@ -32,8 +32,7 @@ class Replayed:
     def __call__(self) -> None:
         with torch.cuda.device(self._device):
             if torch.cuda.is_current_stream_capturing():  # part of a larger recording
-                with exactly():
-                    self._run()
+                self._run()
                 return
             self._calls += 1
             if self._graph is None and self._calls > _WARM_UP:
@@ -48,12 +47,13 @@ class Replayed:
             torch.cuda.current_stream().wait_stream(side)
 
     def _run(self) -> None:
-        for piece in self._pieces:
-            piece()
+        with exactly():
+            for piece in self._pieces:
+                piece()
 
     def _record(self) -> None:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with exactly(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
             _side_by_side(self._pieces)
         self._graph = graph
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -19,21 +19,20 @@ from conceptors import shield_state
 from conceptors.batchnorm import hold_statistics
 from conceptors.collect import Feed, collect
 from conceptors.conceptor import Conceptor, similarity
-from conceptors.gradients import project_gradient
-from conceptors.guard import Guard
+from conceptors.explain import Explanation, explain
 from conceptors.host import to_host
 from conceptors.moments import Moments, SketchedMoments
-from conceptors.names import nearest
-from conceptors.precision import exactly
-from conceptors.projection import FreeRows
 from conceptors.shield_state import LoadReport
-from conceptors.sites import Scan, matches, scan
-from conceptors.targets import Energy, Quota
-from conceptors.world import World
+from conceptors.sites import Scan, is_sharded, matches, scan
+from conceptors.step.context import Claim, Context
+from conceptors.step.guard import Guard
+from conceptors.targets import Auto, Energy, Quota
 
-Aperture = float | Quota | Energy
+Aperture = float | Auto | Quota | Energy
 
 _STOWED = 2048  # inputs from which on a layer's claims are kept off the GPU
+_LEAST = 0.02  # singular values up to which an automatic aperture's directions count as free
+_STUCK = 0.05  # share of a step that passes, under which a layer hardly learns
 
 _ATTACHED: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Shield]] = weakref.WeakKeyDictionary()
 
@@ -49,24 +48,28 @@ def _lasting() -> Iterator[None]:
 
 
 class ShieldFullWarning(UserWarning):
-    """Some layers have little free space left for further tasks."""
+    """Some layers have little free space left for further tasks, or let hardly any step pass."""
 
 
 class Shield:
     """Shields a model's weights against forgetting (conceptor-aided back-propagation).
 
     After each task, `remember` builds for every layer a conceptor of what entered it and ORs it
-    into A, the space claimed so far. From then on every step of a guarded optimizer changes the
-    layer's weights only in the free space: ΔW ↦ ΔW (I - A).
+    into A, the space claimed so far. From then on every optimizer that is guarded works in the
+    free space F = I - A alone: on V in W = W_previous + V F^½.
 
     Args:
         model: any `nn.Module`. Nothing is set on it; `detach` leaves no trace.
-        aperture: α, larger protects more. One value for all layers, or a mapping from layer name
-            patterns to values (the first that fits counts). A value is a number, `Quota(share)`
-            or `Energy(share)`.
+        aperture: how much is protected. "auto" chooses it for every layer and task from the
+            task's own data (see `Auto`). A number is α of the report, larger protects more; with
+            plain SGD this is Algorithm 2. Also `Quota(share)` or `Energy(share)`, or a mapping
+            from layer name patterns to any of these (the first that fits counts).
         hard: use hard projectors (singular values >= 1/2 become 1, the others 0).
         increment_decay: λ of Algorithm 2: pulls the weights towards where the last task left
             them, W ← W - η 2 λ (W - W_previous), apart from the projection.
+        project: "gradients" (and steps), or "inputs", which is less work for plain and momentum
+            SGD where a batch has fewer rows than layers have outputs; gradients must then be as
+            backward passes make them (clipping and accumulation are fine).
         unsupported: what to do with trainable parameters of unknown layers: "error" lists and
             refuses them, "freeze" holds them fixed once a task is remembered, "ignore" lets them
             change (and forget).
@@ -91,27 +94,28 @@ class Shield:
     >>> _ = torch.manual_seed(0)
     >>> from torch.nn import Linear, Sequential, Tanh
     >>> model = Sequential(Linear(20, 64), Tanh(), Linear(64, 2))
-    >>> shield = Shield(model, aperture=30.0)
+    >>> shield = Shield(model)
     >>> optimizer = shield.guard(torch.optim.AdamW(model.parameters(), lr=1e-2))
     >>> old, new = torch.randn(64, 5) @ torch.randn(5, 20), torch.randn(64, 20)
     >>> shield.remember(old)
-    Shield(2 layers, 1 task, mean quota 0.48)
+    Shield(2 layers, 1 task, mean quota 0.12)
     >>> before = model(old)
     >>> for _ in range(20):
     ...     optimizer.zero_grad()
-    ...     model(new).square().sum().backward()
+    ...     model(new).square().mean().backward()
     ...     optimizer.step()
-    >>> bool((model(old) - before).abs().max() < 0.05)
+    >>> bool((model(old) - before).abs().mean() < 0.1)
     True
     """
 
     def __init__(
         self,
         model: nn.Module,
-        aperture: Aperture | Mapping[str, Aperture] = 9.0,
+        aperture: Literal["auto"] | Aperture | Mapping[str, Any] = "auto",
         *,
         hard: bool = False,
         increment_decay: float = 0.0,
+        project: Literal["gradients", "inputs"] = "gradients",
         unsupported: Literal["error", "freeze", "ignore"] = "error",
         exclude: Iterable[str] = (),
         freeze: Iterable[str] = (),
@@ -129,6 +133,7 @@ class Shield:
         self.aperture = _check_apertures(aperture)
         self.hard = bool(hard)
         self.increment_decay = checks.number(increment_decay, "increment_decay", 0.0, float("inf"))
+        self.project = _one_of(project, "project", ("gradients", "inputs"))
         self.unsupported = _one_of(unsupported, "unsupported", ("error", "freeze", "ignore"))
         self.batchnorm = _one_of(batchnorm, "batchnorm", ("freeze", "follow"))
         self.exclude, self.freeze = _patterns(exclude, "exclude"), _patterns(freeze, "freeze")
@@ -148,34 +153,41 @@ class Shield:
         self.n_tasks = 0
         self._claimed: dict[str, Conceptor] = {}
         self._tasks: list[dict[str, Conceptor]] = []
+        self._stiffness: dict[str, Tensor] = {}  # of layers with an automatic aperture
         self._guards: list[Guard] = []
-        self._version = self._claims = 0
-        self._clean = -1
         self._full: set[str] = set()
         self._anchors: dict[str, Tensor] = {}
         self._statistics: list[Any] = []
-        self._resumed: dict[str, tuple[bool, Tensor | None]] = {}
+        self._resumed: dict[str, Tensor] = {}  # notes of a checkpoint, until the next task
         self._quotas: dict[str, float] = {}  # of what is claimed now, once computed
         self._attached = True
         self._scan = self._rescan()
         self._set_anchors()
-        self._world = self._make_world()
+        self._context = Context()
+        self._changed()
         _ATTACHED[self.model] = weakref.ref(self)
 
     # --- use ------------------------------------------------------------------------------
 
-    def guard(self, optimizer: Optimizer) -> Optimizer:
+    def guard(
+        self, optimizer: Optimizer, *, between: Callable[[], None] | None = None
+    ) -> Optimizer:
         """Keep all steps of an optimizer in the free space; returns the same optimizer.
 
         Works through the optimizer's own step hooks, so that schedulers, gradient scalers and
-        checkpoints see the optimizer they know. Guard every optimizer of the model.
+        checkpoints see the optimizer they know. A wrapper with the optimizer inside, as accelerate
+        makes it, is guarded there. Guard every optimizer of the model.
+
+        Args:
+            between: called at every step when `.grad` is what the optimizer is going to see,
+                projected; it may change gradients in place.
 
         Raises:
-            ValueError: it holds parameters that are not the model's, or the shield is detached.
+            ValueError: it holds parameters that are not the model's, or the shield is detached;
+                or it is not for `project="inputs"`.
         """
         self._check_attached()
-        if not isinstance(optimizer, Optimizer):
-            raise TypeError(f"guard needs a torch.optim.Optimizer, got {type(optimizer).__name__}")
+        whole, optimizer = optimizer, _innermost(optimizer)
         own = {id(p) for p in self.model.parameters()}
         held = [p for group in optimizer.param_groups for p in group["params"]]
         foreign = [list(p.shape) for p in held if id(p) not in own]
@@ -185,11 +197,14 @@ class Shield:
                 f"shielded model's (shapes {foreign[:3]}{', ...' if len(foreign) > 3 else ''}); "
                 f"make a separate optimizer for them, or make this one after moving the model"
             )
+        if self.project == "inputs":
+            _check_inputs(optimizer)
         self.refresh()
         if not any(guard.holds(optimizer) for guard in self._guards):
-            self._guards.append(Guard(optimizer, lambda: self._world))
+            self._guards = [guard for guard in self._guards if guard.parameters()]
+            self._guards.append(Guard(optimizer, lambda: self._context, between))
             self._changed()  # what is held together may be more now
-        return optimizer
+        return whole
 
     def remember(
         self,
@@ -215,9 +230,10 @@ class Shield:
             ValueError: no data, NaN or infinite activations (names the layer and the batch), or
                 a dtype that is too small for the aperture.
         """
-        task = self._conceptors(batches, feed, limit, progress)
+        task, stiffness = self._conceptors(batches, feed, limit, progress)
         reshard(self.model)
         claimed = self._joined(self._claimed, task)
+        self._stiffness = self._combined(task, stiffness)
         self._claimed = claimed
         if self.keep_tasks:
             self._tasks.append({name: _stowed(c) for name, c in task.items()})
@@ -225,46 +241,9 @@ class Shield:
         self._resumed.clear()
         self._set_anchors()
         self._hold_statistics()
-        self._changed(claims=True)
+        self._claims_changed()
         self._warn_if_full()
         return self
-
-    def project_gradients(self, exclude: Container[str] = ()) -> None:
-        """Project the gradients of all shielded parameters once, in place.
-
-        For training loops that do something between projection and step. The step itself must
-        then be a plain SGD step, and not one of a guarded optimizer, which projects by itself.
-
-        Args:
-            exclude: names of layers to leave out.
-        """
-        world = self._world
-        with exactly():
-            for name, site in world.sites.items():
-                active = site.active()
-                if name not in exclude and any(p.grad is not None for p in active):
-                    projector = world.projector(name, active)
-                    if projector is not None:
-                        project_gradient(site, active, projector)
-
-    def free_rows(self, name: str) -> FreeRows | None:
-        """What projects the input rows of a linear layer, with which a loop of one's own can make
-        projected gradients in fewer operations; None if nothing is claimed there.
-
-        Raises:
-            ValueError: no such layer; the message tells the nearest name.
-        """
-        site = self._scan.sites.get(name)
-        if site is None:
-            raise ValueError(
-                f"no shielded layer is called {name!r}{nearest(name, self._scan.sites)}"
-            )
-        active = site.active()
-        projector = self._world.projector(name, active)
-        if projector is None:
-            return None
-        biases = sum(any(p is bias for bias in site.biases) for p in active)
-        return FreeRows(projector, projector.dim - biases)
 
     def similarity(
         self,
@@ -278,7 +257,7 @@ class Shield:
 
         A forecast before training on it: the higher, the less free space the new task can use.
         """
-        task = self._conceptors(batches, feed, limit, progress)
+        task, _ = self._conceptors(batches, feed, limit, progress)
         return {
             name: float(similarity(conceptor, self._claimed[name].to(conceptor.device)).mean())
             for name, conceptor in task.items()
@@ -303,7 +282,7 @@ class Shield:
             claimed = self._joined(claimed, share)
         self._tasks, self._claimed, self.n_tasks = left, claimed, self.n_tasks - 1
         self._resumed.clear()
-        self._changed(claims=True)
+        self._claims_changed()
         self._full &= {name for name, quota in self.quota().items() if quota > self.warn_at_quota}
         return self
 
@@ -312,6 +291,21 @@ class Shield:
         for name in self._claimed.keys() - self._quotas.keys():
             self._quotas[name] = float(self._claimed[name].quota.mean())
         return {name: self._quotas.get(name, 0.0) for name in self._scan.sites}
+
+    def explain(self) -> Explanation:
+        """What is done where: one row a layer, to read as data or to print as a table.
+
+        Rank and quota tell how much is claimed; `passing` is the share of what the recent steps
+        wanted to change that was let through, None before the first step of a later task.
+        """
+        plans = [guard.prepare() for guard in self._guards]
+        free = {
+            name: self._context.free(name, site.active())
+            for name, site in self._scan.sites.items()
+            if site.active()
+        }
+        ranks = {name: 0 if space is None else space.rank for name, space in free.items()}
+        return explain(self._scan, ranks, self.quota(), plans)
 
     def spectra(self) -> dict[str, Tensor]:
         """Singular values of A, layer by layer, descending: `[d]`, or `[groups, d]`."""
@@ -334,16 +328,17 @@ class Shield:
         """
         self._check_attached()
         reshard(self.model)
-        self._scan = self._rescan()
-        self._set_anchors(new_only=True)
-        self._changed()
+        found = self._rescan()
+        self._set_anchors(found, new_only=True)
+        if not found.same(self._scan):
+            self._scan = found
+            self._changed()
         return self
 
     def detach(self) -> None:
         """Take all hooks off model and optimizers; the weights stay, the shield is at its end."""
         for guard in self._guards:
             guard.remove()
-        self._world.close()
         for handle in self._statistics:
             handle.remove()
         self._guards, self._statistics, self._attached = [], [], False
@@ -376,9 +371,7 @@ class Shield:
         self.refresh()
         report = shield_state.unpack(self, state, strict=strict, rename=rename or {})
         self._hold_statistics()
-        # The optimizer's history in a checkpoint from the middle of a task is of that task.
-        self._clean = self._claims + 1 if state.get("mid_task") else -1
-        self._changed(claims=True)
+        self._claims_changed()
         return report
 
     def save(self, path: str | Path) -> None:
@@ -408,8 +401,8 @@ class Shield:
     @_lasting()
     def _conceptors(
         self, batches: Any, feed: Feed | None, limit: int | None, progress: bool
-    ) -> dict[str, Conceptor]:
-        """The conceptors of one task's data, layer by layer; changes nothing."""
+    ) -> tuple[dict[str, Conceptor], dict[str, Tensor]]:
+        """The conceptors of one task's data, and stiffness, layer by layer; changes nothing."""
         self.refresh()
         if limit is not None:
             limit = checks.whole(limit, "limit", 1)
@@ -425,13 +418,36 @@ class Shield:
             sketch=self._sketch_rank,
             progress=progress,
         )
-        # one at a time, so that sums and conceptors need not all fit at once
-        return {name: self._conceptor(name, moments.pop(name)) for name in list(moments)}
+        found, stiffness = {}, {}
+        for name in list(moments):  # one at a time: sums and conceptors need not all fit at once
+            own = moments.pop(name)
+            found[name] = self._conceptor(name, own)
+            choice = self._aperture_of(name)
+            if isinstance(choice, Auto) and choice.pull and not self.hard:
+                odds = found[name].odds_trace().clamp_min(1e-300)  # [g], of Q = α² R
+                stiffness[name] = choice.pull * own.energy_of_samples().to(odds) / odds
+        return found, stiffness
+
+    def _combined(
+        self, task: Mapping[str, Conceptor], stiffness: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """c such that c Q is the sum of all tasks' stiffness: a mean, weighted by tr Q."""
+        found = dict(self._stiffness)
+        for name, new in stiffness.items():
+            old = found.get(name)
+            if old is None or name not in self._claimed:
+                found[name] = new
+                continue
+            before = self._claimed[name].odds_trace().to(new)
+            now = task[name].odds_trace().to(new)
+            total = (before + now).clamp_min(1e-300)
+            found[name] = (old.to(new) * before + new * now) / total
+        return found
 
     def _conceptor(self, name: str, moments: Moments | SketchedMoments) -> Conceptor:
         """The conceptors of one task's rows at one site."""
         choice = self._aperture_of(name)
-        if isinstance(choice, (Quota, Energy)):
+        if isinstance(choice, (Auto, Quota, Energy)):
             dim = moments.dim
             conceptor = moments.conceptor(choice.aperture(moments.eigenvalues(), dim, self.hard))
         else:
@@ -520,56 +536,69 @@ class Shield:
         return found
 
     @_lasting()
-    def _set_anchors(self, *, new_only: bool = False) -> None:
-        """W_previous: the weights as the last task left them."""
-        if not self.increment_decay:
-            return
+    def _set_anchors(self, found: Scan | None = None, *, new_only: bool = False) -> None:
+        """W_previous: the weights as the last task left them, where something is drawn to them.
+
+        Those that only a pull needs, at the beginning of a task, wait in main memory.
+        """
         names = {id(p): name for name, p in self.model.named_parameters()}
-        for site in self._scan.sites.values():
+        for site in (found or self._scan).sites.values():
+            pulled = isinstance(self._aperture_of(site.name), Auto) and self.n_tasks > 0
+            if not (pulled or self.increment_decay):
+                continue
             for parameter in site.parameters:
                 name = names[id(parameter)]
                 held = self._anchors.get(name)
                 if not new_only or held is None or held.shape != parameter.shape:
-                    self._anchors[name] = parameter.data.clone()
+                    value = parameter.data.clone()
+                    stays = self.increment_decay or is_sharded(value)
+                    self._anchors[name] = value if stays else to_host(value)
 
-    def _make_world(self) -> World:
+    def _make_context(self, version: int) -> Context:
         anchors: dict[int, Tensor] = {}
         for name, parameter in self.model.named_parameters():
-            if name in self._anchors:
-                self._anchors[name] = self._anchors[name].to(parameter.device, parameter.dtype)
-                anchors[id(parameter)] = self._anchors[name]
-        return World(
-            version=self._version,
-            claims=self._claims,
-            clean=self._clean,
+            held = self._anchors.get(name)
+            if held is None:
+                continue
+            if self.increment_decay:
+                self._anchors[name] = held = held.to(parameter.device, parameter.dtype)
+            anchors[id(parameter)] = held
+        return Context(
+            version=version,
             sites=self._scan.sites,
-            claimed={k: v for k, v in self._claimed.items() if k in self._scan.sites},
+            claims={name: self._claim(name) for name in self._claimed if name in self._scan.sites},
             frozen=self._scan.frozen if self.n_tasks else {},
             anchors=anchors,
             increment_decay=self.increment_decay,
-            rank=self._rank_of,
+            by_inputs=self.project == "inputs",
             held=lambda: Counter(id(p) for guard in self._guards for p in guard.parameters()),
-            resumed=self._resumed,
+            resumed=dict(self._resumed),
+            warn=self._warn_if_stuck,
+        )
+
+    def _claim(self, name: str) -> Claim:
+        claimed = self._claimed[name]
+        auto = isinstance(self._aperture_of(name), Auto) and not self.hard
+        return Claim(
+            claimed,
+            rank=self._rank_of(name, claimed.dim),
+            least=_LEAST if auto else 0.0,
+            stiffness=self._stiffness.get(name) if auto else None,
         )
 
     @_lasting()
-    def _changed(self, *, claims: bool = False) -> None:
-        self._version += 1
-        self._claims += claims
-        former, self._world = self._world, self._make_world()
-        if claims:
-            former.close()
-            self._quotas = {}
-            self.quota()
-        else:
-            self._world.projectors.update(former.projectors)
-            self._world.inlets.update(former.inlets)
+    def _changed(self) -> None:
+        """Tell the guards, and have them ready before the next forward pass."""
+        self._context = self._make_context(self._context.version + 1)
         for guard in self._guards:
             guard.prepare()
-        self._world.close([inlet for guard in self._guards for inlet in guard.inlets()])
-        if claims:  # projectors are made; what they are made of may leave the GPU
-            self._claimed = {name: _stowed(c) for name, c in self._claimed.items()}
-            self._world.claimed = {n: self._claimed[n] for n in self._world.claimed}
+
+    def _claims_changed(self) -> None:
+        self._quotas = {}
+        self.quota()
+        self._changed()
+        # what the guards need is made; what it was made of may leave the GPU
+        self._claimed = {name: _stowed(c) for name, c in self._claimed.items()}
 
     def _hold_statistics(self) -> None:
         if self.batchnorm == "freeze" and self.n_tasks and not self._statistics:
@@ -592,6 +621,23 @@ class Shield:
                 f"widen the layers, or forget a task",
                 ShieldFullWarning,
                 stacklevel=3,
+            )
+
+    def _warn_if_stuck(self, shares: Mapping[str, float]) -> None:
+        """After some steps of a task: where hardly anything passes, it is not learned there."""
+        stuck = {
+            name: share
+            for name, share in shares.items()
+            if share < _STUCK and self._claimed[name].dim > 2
+        }
+        if stuck:
+            listed = ", ".join(f"{name} ({share:.1%})" for name, share in stuck.items())
+            warnings.warn(
+                f"hardly anything of this task's steps passes in: {listed}. Earlier tasks use the "
+                f"same directions there: lower the aperture, widen the layers, forget a task, or "
+                f"learn the last layer in closed form; shield.explain() tells more",
+                ShieldFullWarning,
+                stacklevel=2,
             )
 
     def _check_attached(self) -> None:
@@ -634,6 +680,26 @@ def _refuse_second(model: nn.Module) -> None:
             )
 
 
+def _innermost(optimizer: Any) -> Optimizer:
+    """The torch optimizer inside wrappers, as accelerate and others make them."""
+    inner, seen = optimizer, 0
+    while isinstance(getattr(inner, "optimizer", None), Optimizer) and seen < 10:
+        inner, seen = inner.optimizer, seen + 1
+    if not isinstance(inner, Optimizer):
+        raise TypeError(f"guard needs a torch.optim.Optimizer, got {type(optimizer).__name__}")
+    return inner
+
+
+def _check_inputs(optimizer: Optimizer) -> None:
+    decays = any(group.get("weight_decay") for group in optimizer.param_groups)
+    if type(optimizer) is not torch.optim.SGD or decays:
+        raise ValueError(
+            f'project="inputs" is for torch.optim.SGD without weight decay, got '
+            f"{type(optimizer).__name__}{' with weight decay' if decays else ''}; make the shield "
+            f'with project="gradients"'
+        )
+
+
 def _check_apertures(value: Any) -> Aperture | dict[str, Aperture]:
     if isinstance(value, Mapping):
         if not value:
@@ -643,7 +709,11 @@ def _check_apertures(value: Any) -> Aperture | dict[str, Aperture]:
 
 
 def _check_aperture(value: Any) -> Aperture:
-    if isinstance(value, (Quota, Energy)):
+    if isinstance(value, str):
+        if value != "auto":
+            raise ValueError(f'aperture must be "auto", a number, Quota or Energy, got {value!r}')
+        return Auto()
+    if isinstance(value, (Auto, Quota, Energy)):
         return value
     return float(checks.aperture(value, torch.Size(()), torch.zeros(1, dtype=torch.float64)))
 

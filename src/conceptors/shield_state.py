@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 FORMAT = "conceptors.Shield"
 VERSION = 1
-_TENSORS = ("anchors", "marks")
-_SCALARS = ("format", "version", "n_tasks", "mid_task", "clean")
+_TENSORS = ("anchors", "stiffness", "notes")
+_SCALARS = ("format", "version", "n_tasks")
 
 
 class LoadReport(NamedTuple):
@@ -54,23 +54,19 @@ def pack(shield: Shield) -> dict[str, Any]:
         "format": FORMAT,
         "version": VERSION,
         "n_tasks": shield.n_tasks,
-        "mid_task": bool(shield._guards) and all(g.is_current() for g in shield._guards),
         "claimed": {name: _pack(c) for name, c in shield._claimed.items()},
         "tasks": [{name: _pack(c) for name, c in task.items()} for task in shield._tasks],
         "anchors": {name: anchor.clone() for name, anchor in shield._anchors.items()},
-        **_pack_progress(shield),
+        "stiffness": {name: value.clone() for name, value in shield._stiffness.items()},
+        "notes": _notes(shield),
     }
 
 
-def _pack_progress(shield: Shield) -> dict[str, Any]:
-    """Where the optimizers are within a task: see `Guard.progress`."""
-    found = [guard.progress() for guard in shield._guards]
-    counts = Counter(name for progress in found for name in progress)
-    own = {n: v for progress in found for n, v in progress.items() if counts[n] == 1}
-    return {
-        "clean": sorted(name for name, (clean, _) in own.items() if clean),
-        "marks": {name: mark for name, (_, mark) in own.items() if mark is not None},
-    }
+def _notes(shield: Shield) -> dict[str, Tensor]:
+    """What optimizers in the middle of a task have noted of layers that are theirs alone."""
+    found = [guard.plan.notes() for guard in shield._guards]
+    counts = Counter(name for notes in found for name in notes)
+    return {n: note for notes in found for n, note in notes.items() if counts[n] == 1}
 
 
 def unpack(
@@ -110,13 +106,13 @@ def unpack(
         {name: c.to(devices[name]) for name, c in task.items() if name in loaded} for task in tasks
     ]
     shield.n_tasks = n_tasks
-    clean, marks = _read_progress(state, rename)
-    shield._resumed.clear()
-    shield._resumed.update((n, (n in clean, marks.get(n))) for n in clean | set(marks))
+    extra = {label: _read_tensors(state, label, rename) for label in ("stiffness", "notes")}
+    shield._stiffness = {n: t for n, t in extra["stiffness"].items() if n in loaded}
+    shield._resumed = {n: t for n, t in extra["notes"].items() if n in loaded}
     parameters = dict(shield.model.named_parameters())
     for name, anchor in anchors.items():
         held = parameters.get(name)
-        if shield.increment_decay and held is not None and held.shape == anchor.shape:
+        if held is not None and held.shape == anchor.shape:
             shield._anchors[name] = anchor.clone()
     return report
 
@@ -218,14 +214,11 @@ def _read(
     return n_tasks, claimed, tasks, anchors
 
 
-def _read_progress(
-    state: Mapping[str, Any], rename: Mapping[str, str]
-) -> tuple[set[str], dict[str, Tensor]]:
+def _read_tensors(
+    state: Mapping[str, Any], label: str, rename: Mapping[str, str]
+) -> dict[str, Tensor]:
     """Absent from states of earlier releases."""
-    clean, marks = state.get("clean") or [], state.get("marks") or {}
-    if not isinstance(clean, list) or not all(isinstance(name, str) for name in clean):
-        raise ValueError(f"the state is damaged: clean should be a list of names, got {clean!r}")
-    return (
-        {rename.get(name, name) for name in clean},
-        {rename.get(n, n): checks.finite(m, f"mark of {n}") for n, m in marks.items()},
-    )
+    found = state.get(label) or {}
+    if not isinstance(found, Mapping):
+        raise ValueError(f"the state is damaged: {label} should be a mapping, got {found!r}")
+    return {rename.get(n, n): checks.finite(t, f"{label} of {n}") for n, t in found.items()}

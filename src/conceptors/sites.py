@@ -100,10 +100,13 @@ class Site:
 
     def read(self, parameter: nn.Parameter) -> Tensor:
         """A plain tensor of a parameter: itself; if sharded, its local rows or all of it."""
-        data: Any = parameter.data
-        if not is_sharded(data):
-            return parameter.data
-        local: Tensor = data.to_local() if self.block.rows_first else data.full_tensor()
+        return self.plain(parameter.data)
+
+    def plain(self, tensor: Any) -> Tensor:
+        """The same of any tensor of a parameter's shape."""
+        if not is_sharded(tensor):
+            return tensor  # type: ignore[no-any-return]
+        local: Tensor = tensor.to_local() if self.block.rows_first else tensor.full_tensor()
         return local
 
     def write(self, parameter: nn.Parameter, value: Tensor) -> None:
@@ -148,6 +151,21 @@ class Scan:
     sites: dict[str, Site]
     frozen: dict[str, nn.Parameter]  # held fixed once a task is remembered
     unsupported: dict[str, str]  # trainable parameter -> why
+
+    def same(self, other: Scan) -> bool:
+        """Whether another look at the model found nothing new."""
+        return self._made_of() == other._made_of()
+
+    def _made_of(self) -> object:
+        sites = {
+            name: (
+                [id(p) for p in site.parameters],
+                [id(p) for p in site.active()],
+                [(id(source.layer), source.bias_column) for source in site.sources],
+            )
+            for name, site in self.sites.items()
+        }
+        return sites, {name: id(p) for name, p in self.frozen.items()}, self.unsupported
 
 
 def scan(model: nn.Module, exclude: Iterable[str], freeze: Iterable[str]) -> Scan:

@@ -1,4 +1,4 @@
-"""Apertures chosen anew for every task and layer: by a quota, or by the energy to retain."""
+"""Apertures chosen anew for every task and layer: by themselves, a quota, or energy to retain."""
 
 from __future__ import annotations
 
@@ -9,6 +9,33 @@ import torch
 from torch import Tensor
 
 from conceptors import _checks as checks
+
+
+@dataclass(frozen=True)
+class Auto:
+    """What `aperture="auto"` stands for: a share of the energy is claimed, and drift is pulled back.
+
+    The aperture is such that E xᵀ C x = share · E|x|², whatever the scale of the rows x. While a
+    later task is learned, every layer is drawn back to what it did on the remembered rows by the
+    gradient of pull/2 · E|ΔW x|², summed over the rows of a sample and the tasks. The loss is
+    taken to be of the usual size, a mean of cross-entropies or squared errors.
+    """
+
+    share: float = 0.9
+    pull: float = 0.4
+
+    def __post_init__(self) -> None:
+        checks.number(self.share, "Auto share", 0.0, 1.0, open_low=True)
+        checks.number(self.pull, "Auto pull", 0.0, float("inf"))
+        if self.share == 1.0:
+            raise ValueError("Auto share must be less than 1: all energy is never claimed softly")
+
+    def aperture(self, sigma: Tensor, dim: int, hard: bool) -> Tensor:
+        """α `[g]` for the largest eigenvalues `[g, <= d]`, descending, of R `[g, d, d]`."""
+        if hard:
+            return Energy(self.share).aperture(sigma, dim, hard)
+        total = sigma.sum(-1, keepdim=True).clamp_min(torch.finfo(sigma.dtype).tiny)
+        return _solve(sigma, lambda s: (s * sigma / total).sum(-1), self.share)
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,16 @@ class Learner:
     def gradients(self, number: int) -> None:
         """After the backward pass: change p.grad where the method asks for it."""
 
+    def guarded(self, optimizer: torch.optim.Optimizer, finish: Callable[[], None]) -> None:
+        """Before the first step of a task: `finish` is to be called on gradients as they are used,
+        between `gradients` and the step.
+        """
+        optimizer.register_step_pre_hook(lambda *_: finish())
+
+    def drifts(self) -> bool:
+        """Whether weights also move without a gradient."""
+        return bool(self.settings.momentum > 0 or self.settings.decay > 0)
+
     def end_task(self, number: int) -> None:
         """After the last step of a task."""
 
@@ -114,7 +124,14 @@ class Learner:
         active = torch.ones(len(self.seeds), device=self.device)
         latest = torch.zeros(len(self.seeds), device=self.device)  # loss
         checks = [0] * len(self.seeds)  # up to where each seed stopped
-        drifting = s.stop_above > 0 and (s.momentum > 0 or s.decay > 0)  # without a gradient
+        drifting = s.stop_above > 0 and self.drifts()
+
+        def finish() -> None:
+            if s.gradient == "unit":
+                to_unit_length(self.model)
+            self.quiet(active)
+
+        self.guarded(optimizer, finish)
 
         def step_once() -> None:
             x, y = split.take(places)
@@ -123,9 +140,6 @@ class Learner:
             optimizer.zero_grad(set_to_none=True)
             by_seed.sum().backward()
             self.gradients(number)
-            if s.gradient == "unit":
-                to_unit_length(self.model)
-            self.quiet(active)
             before = [p.detach().clone() for p in self.model.parameters()] if drifting else []
             optimizer.step()
             for parameter, value in zip(self.model.parameters(), before):

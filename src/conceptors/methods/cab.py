@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from conceptors.conceptor import similarity
 from conceptors.methods.base import Learner, Settings
-from conceptors.networks import StackedLinear, StackedMLP
+from conceptors.networks import StackedMLP
 from conceptors.scenarios import Split
 from conceptors.shield import Shield
 
@@ -46,43 +46,24 @@ class Cab(Learner):
             self.model,
             apertures,
             hard=s.hard,
+            increment_decay=s.increment_decay,
             rows=None,
             warn_at_quota=1.0,
             keep_tasks=len(self.scenario.tasks) <= _COMPARED,
         )
-        self.by_inputs: set[str] = set()
-        self.anchors = [
-            torch.zeros_like(p) if s.first_anchor == "zero" else p.detach().clone()
-            for p in self.model.parameters()
-        ]
+        if s.first_anchor == "zero":
+            state = self.shield.state_dict()
+            state["anchors"] = {name: torch.zeros_like(a) for name, a in state["anchors"].items()}
+            self.shield.load_state_dict(state, strict=False)
 
-    def gradients(self, number: int) -> None:
-        self.shield.project_gradients(exclude=self.by_inputs)
+    def guarded(self, optimizer: torch.optim.Optimizer, finish: Callable[[], None]) -> None:
+        self.shield.guard(optimizer, between=finish)
 
-    def _choose(self) -> None:
-        """A batch with fewer rows than a layer has outputs is projected instead of the gradient."""
-        self.by_inputs = {
-            name
-            for name, layer in self.model.named_modules()
-            if isinstance(layer, StackedLinear) and self.settings.batch < layer.weight.shape[1]
-        }
-        for name, layer in self.model.named_modules():
-            if isinstance(layer, StackedLinear) and name in self.by_inputs:
-                layer.free = self.shield.free_rows(name)
-
-    def quiet(self, active: Tensor) -> None:
-        """The increment decays beside the (already projected and scaled) gradient."""
-        rate = 2 * self.settings.increment_decay
-        if rate:
-            for parameter, anchor in zip(self.model.parameters(), self.anchors):
-                if parameter.grad is not None:
-                    parameter.grad.add_(parameter.detach() - anchor, alpha=rate)
-        super().quiet(active)
+    def drifts(self) -> bool:
+        return super().drifts() or bool(self.settings.increment_decay > 0)
 
     def end_task(self, number: int) -> None:
         self.shield.remember(self._batches(self.scenario.tasks[number].train, number))
-        self._choose()
-        self.anchors = [p.detach().clone() for p in self.model.parameters()]
         self._note()
 
     def _batches(self, split: Split, number: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -1,0 +1,91 @@
+"""Gradients as the optimizer is given them: the shield's own copies, projected.
+
+The user's gradients wait aside while the optimizer works and are back after the step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from conceptors.sites import is_sharded, shard_like
+
+
+class Gradients:
+    """Copies of the gradients of some parameters, in memory that stays where it is.
+
+    Attributes:
+        copies: a parameter and its copy, by the parameter's id; of its own shape (if it is
+            sharded, of its local part or all of it).
+        given: parameters whose gradients the optimizer is given in our form.
+    """
+
+    def __init__(
+        self, copies: dict[int, tuple[nn.Parameter, Tensor]], given: list[nn.Parameter]
+    ) -> None:
+        self.copies, self.given = copies, given
+        self._aside: list[tuple[nn.Parameter, Tensor, Tensor]] = []  # the user's, and ours
+
+    def of(self, parameter: nn.Parameter) -> Tensor:
+        return self.copies[id(parameter)][1]
+
+    def take(self) -> None:
+        """Copy the gradients; none counts as zero."""
+        copies, gradients = [], []
+        for parameter, copy in self.copies.values():
+            gradient = parameter.grad
+            if gradient is None:
+                copy.zero_()
+            elif gradient.layout == torch.sparse_coo:
+                copy.copy_(gradient.to_dense())
+            else:
+                copies.append(copy)
+                gradients.append(_plain(gradient, copy.shape))
+        if copies:
+            torch._foreach_copy_(copies, gradients)
+
+    def give(self) -> None:
+        """Put our copies in place of the user's gradients, where there are any."""
+        for parameter in self.given:
+            gradient = parameter.grad
+            if gradient is not None:
+                ours = _like(self.of(parameter), gradient)
+                self._aside.append((parameter, gradient, ours))
+                parameter.grad = ours
+
+    def give_back(self) -> None:
+        """The user's gradients again, unless they have put others in place since."""
+        for parameter, gradient, ours in self._aside:
+            if parameter.grad is ours:
+                parameter.grad = gradient
+        self._aside = []
+
+
+def _plain(gradient: Any, shape: torch.Size) -> Tensor:
+    """A gradient as a tensor of this process: its local part, or all of it."""
+    if not is_sharded(gradient):
+        return gradient  # type: ignore[no-any-return]
+    local: Tensor = gradient.to_local()
+    return local if local.shape == shape else gradient.full_tensor()
+
+
+def _like(copy: Tensor, gradient: Any) -> Tensor:
+    """A copy in the form that a gradient has."""
+    if gradient.layout == torch.sparse_coo:
+        places = gradient.coalesce().indices()
+        return torch.sparse_coo_tensor(places, copy[places[0]], copy.shape, check_invariants=False)
+    if not is_sharded(gradient):
+        return copy
+    if copy.shape == gradient.to_local().shape:
+        from torch.distributed.tensor import DTensor
+
+        return DTensor.from_local(
+            copy,
+            gradient.device_mesh,
+            gradient.placements,
+            shape=gradient.shape,
+            stride=gradient.stride(),
+        )
+    return shard_like(copy, gradient)

@@ -1,0 +1,45 @@
+"""How much of what a task wants to change may be changed: <G, G F> / <G, G>, layer by layer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_EVERY = 32  # steps between looks
+_KEPT = 0.8  # of earlier looks
+_SURE = 4  # looks before anything is said about them
+
+
+class Passing:
+    """Running means of <G, G F> and <G, G>, which do not wait for the device.
+
+    Their ratio is that of the decrease of the loss by a small SGD step with the shield to one
+    without.
+    """
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._means: dict[str, Tensor] = {}  # [2]
+
+    def is_due(self) -> bool:
+        """Whether to look at this step."""
+        self.steps += 1
+        return self.steps % _EVERY == 1 and not _capturing()
+
+    def is_sure(self) -> bool:
+        """Whether enough was seen for a word about it; true once."""
+        return self.steps == _EVERY * _SURE
+
+    def see(self, name: str, found: Tensor) -> None:
+        """`Strategy.passing` of a layer's gradients."""
+        before = self._means.get(name)
+        self._means[name] = found if before is None else found.lerp(before, _KEPT)
+
+    def shares(self) -> dict[str, float]:
+        """What passes of each layer that was seen, in [0, 1]."""
+        found = {name: mean.tolist() for name, mean in self._means.items()}
+        return {n: min(1.0, max(0.0, left / whole)) for n, (left, whole) in found.items() if whole}
+
+
+def _capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
