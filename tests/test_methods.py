@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from functools import partial
 from itertools import product
@@ -13,13 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from conceptors import Shield
 from conceptors.experiment import Experiment, ExperimentError, run
 from conceptors.methods import METHODS, Learner, add, parse_settings
 from conceptors.methods import fisher as fisher_module
 from conceptors.methods.base import Stream
 from conceptors.methods.fisher import fisher
-from conceptors.networks import StackedMLP
 from conceptors.presets import preset
 from conceptors.scenarios import build
 from tasks import blobs, small
@@ -536,22 +533,3 @@ def test_a_method_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         add(type("Other", (Learner,), {"name": "slow"}))
     with pytest.raises(ExperimentError, match="did you mean 'slow'"):
         run(Experiment("disjoint-mnist", ["slw"], [0]), tmp_path, progress=lambda text: None)
-
-
-@pytest.mark.parametrize("hard", [False, True])
-def test_projected_inputs_make_projected_gradients(hard: bool) -> None:
-    torch.manual_seed(0)
-    model = StackedMLP([9, 20, 3], "sigmoid", "uniform", 1.0, [0, 1]).double()
-    twin = copy.deepcopy(model)
-    rows = torch.randn(2, 30, 4).double() @ torch.randn(4, 9).double()
-    for one in (model, twin):
-        shield = Shield(one, 3.0, hard=hard, rows=None, warn_at_quota=1.0).remember([rows])
-        if one is model:
-            for name in ("layers.0", "layers.1"):
-                one.get_submodule(name).free = shield.free_rows(name)  # type: ignore[assignment]
-        one(torch.ones(2, 5, 9).double()).square().sum().backward()
-        if one is twin:
-            shield.project_gradients()
-    for mine, other in zip(model.parameters(), twin.parameters()):
-        assert mine.grad is not None
-        torch.testing.assert_close(mine.grad, other.grad, rtol=0, atol=1e-12)

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from conceptors import Shield
 from layers.cases import Draw
+from step.common import root
 
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "sgd-momentum": lambda p: optim.SGD(p, lr=0.01, momentum=0.9),
@@ -240,11 +241,11 @@ def test_blocks_may_be_split_over_groups_and_optimizers(make: Callable[..., Any]
 
 
 def test_a_block_split_over_groups_is_projected_as_one() -> None:
-    """Each part of the raw step has its own rate; then they are projected together, once."""
+    """Each part of G F^½ has its own rate; then they are multiplied by F^½ together."""
     torch.manual_seed(0)
     layer, x = nn.Linear(6, 4).double(), Draw(0, batch=9).x(6)
     shield = Shield(layer, 1.5, warn_at_quota=1.0).remember(x)
-    free = torch.eye(7) - shield.conceptors()["Linear"].matrix()[0]
+    half = root(shield.conceptors()["Linear"].matrix()[0])
     optimizer = shield.guard(
         optim.SGD([{"params": [layer.weight], "lr": 0.1}, {"params": [layer.bias], "lr": 0.03}])
     )
@@ -252,10 +253,46 @@ def test_a_block_split_over_groups_is_projected_as_one() -> None:
     layer(Draw(1).x(6)).square().sum().backward()
     assert layer.weight.grad is not None
     assert layer.bias.grad is not None
-    step = torch.cat([0.1 * layer.weight.grad, 0.03 * layer.bias.grad[:, None]], 1)
+    rates = torch.tensor([0.1] * 6 + [0.03], dtype=torch.float64)
+    step = torch.cat([layer.weight.grad, layer.bias.grad[:, None]], 1) @ half * rates
     optimizer.step()
     end = torch.cat([layer.weight, layer.bias[:, None]], 1).detach()
-    torch.testing.assert_close(end, start - step @ free, rtol=0, atol=1e-12)
+    torch.testing.assert_close(end, start - step @ half, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("guarded", ["weights", "biases"])
+def test_one_of_two_optimizers_may_step_alone(guarded: str) -> None:
+    """Half of G F is not in the free space: whatever else is held moves along."""
+    model = two_layers().double()
+    parts = dict(zip(("weights", "biases"), halves(model)))
+    shield = Shield(model, 1e4, hard=True, rows=None, warn_at_quota=1.0)
+    made = {name: shield.guard(optim.SGD(part, lr=0.05)) for name, part in parts.items()}
+    old = Draw(0, batch=4).x(9)
+    shield.remember(old)
+    before = model(old).detach()
+    for seed in range(5):
+        made[guarded].zero_grad()
+        model(Draw(seed + 1, batch=6).x(9)).square().mean().backward()
+        made[guarded].step()
+    assert float((model(old).detach() - before).norm()) < 1e-10 * float(before.norm())
+
+
+def test_a_bias_without_gradient_moves_along_with_the_weight_it_shares() -> None:
+    """Only one of two layers with one weight is in use, and plain SGD's steps are left alone."""
+    torch.manual_seed(0)
+    model = Twins().double()
+    shield = Shield(model, 1e4, hard=True, rows=None, warn_at_quota=1.0)
+    optimizer = shield.guard(optim.SGD(model.parameters(), lr=0.05))
+    old = Draw(0, batch=2).x(9)
+    shield.remember(old)
+    before = model(old).detach()
+    for seed in range(5):
+        optimizer.zero_grad()
+        model.a(Draw(seed + 1, batch=4).x(9)).square().sum().backward()
+        assert model.b.bias.grad is None
+        optimizer.step()
+        assert model.b.bias.grad is None
+    assert float((model(old).detach() - before).norm()) < 1e-10 * float(before.norm())
 
 
 def test_sparse_gradients_with_a_closure() -> None:

@@ -634,8 +634,28 @@ def test_not_a_module() -> None:
         Shield([])  # type: ignore[arg-type]
 
 
-def test_free_rows_of_an_unknown_layer() -> None:
-    shield = Shield(nn.Sequential(nn.Linear(3, 2)))
-    assert shield.free_rows("0") is None  # nothing is claimed yet
-    with pytest.raises(ValueError, match="no shielded layer is called 'O'"):
-        shield.free_rows("O")
+# --- explaining --------------------------------------------------------------------------
+
+
+def test_explain_tells_what_is_done_where() -> None:
+    model = nn.Sequential(mlp(), nn.Linear(3, 2).double(), nn.PReLU().double())
+    shield = quiet(model, hard=True, unsupported="ignore", freeze=["1.bias"])
+    assert {row.done for row in shield.explain()[:3]} == {"nothing is claimed"}
+    optimizer = torch.optim.AdamW([*model[0].parameters(), *model[2].parameters()], lr=1e-3)
+    shield.guard(optimizer).zero_grad()
+    shield.remember(data())
+    model(data(seed=2)).sum().backward()
+    optimizer.step()
+    rows = {row.layer: row for row in shield.explain()}
+    assert list(rows) == ["0.0", "0.2", "1", "1.bias", "2.weight"]
+    assert rows["0.0"].done == "gradients and steps projected"
+    assert (rows["0.0"].rank, rows["0.0"].dim) == (4, 11)
+    assert rows["0.0"].quota == pytest.approx(4 / 11)
+    assert 0 < (rows["0.0"].passing or 0) < 1
+    assert rows["1"].done == "no guarded optimizer steps it"
+    assert rows["1.bias"].done == "held fixed after the first task"
+    assert rows["2.weight"].done.startswith("left alone: PReLU")
+    lines = str(shield.explain()).splitlines()
+    assert lines[0].split() == ["layer", "done", "there", "rank", "quota", "passing"]
+    assert "4/11  36.4%" in lines[1]
+    assert len(lines) == 6

@@ -189,7 +189,8 @@ class SketchedMoments:
 
     def all_reduce(self, group: Any = None) -> None:
         self.sketch.all_reduce(group)
-        samples = torch.tensor([self.samples], dtype=torch.float64, device=self.sketch.rows().device)
+        device = self.sketch.rows().device
+        samples = torch.tensor([self.samples], dtype=torch.float64, device=device)
         dist.all_reduce(samples, group=group)
         self.samples = float(samples)
 
@@ -220,6 +221,14 @@ def with_bias(rows: Tensor, biases: int, column: int | None) -> Tensor:
 
 
 def _descending(matrix: Tensor) -> Tensor:
+    """Eigenvalues; of many tiny matrices by formula, as libraries take gigabytes for them."""
+    if matrix.shape[-1] == 1:
+        return matrix[..., 0].clamp_min(0)
+    if matrix.shape[-1] == 2:
+        middle = matrix.diagonal(dim1=-2, dim2=-1).mean(-1)
+        half = (matrix[..., 0, 0] - matrix[..., 1, 1]) / 2
+        spread = torch.hypot(half, matrix[..., 0, 1])
+        return torch.stack([middle + spread, middle - spread], -1).clamp_min(0)
     values: Tensor = torch.linalg.eigvalsh(matrix).flip(-1).clamp_min(0)
     return values
 

@@ -24,7 +24,7 @@ from conceptors.host import to_host
 from conceptors.moments import Moments, SketchedMoments
 from conceptors.shield_state import LoadReport
 from conceptors.sites import Scan, is_sharded, matches, scan
-from conceptors.step.context import Claim, Context
+from conceptors.step.context import Claim, Context, Protected
 from conceptors.step.guard import Guard
 from conceptors.targets import Auto, Energy, Quota
 
@@ -98,7 +98,7 @@ class Shield:
     >>> optimizer = shield.guard(torch.optim.AdamW(model.parameters(), lr=1e-2))
     >>> old, new = torch.randn(64, 5) @ torch.randn(5, 20), torch.randn(64, 20)
     >>> shield.remember(old)
-    Shield(2 layers, 1 task, mean quota 0.12)
+    Shield(2 layers, 1 task, mean quota 0.18)
     >>> before = model(old)
     >>> for _ in range(20):
     ...     optimizer.zero_grad()
@@ -176,7 +176,8 @@ class Shield:
 
         Works through the optimizer's own step hooks, so that schedulers, gradient scalers and
         checkpoints see the optimizer they know. A wrapper with the optimizer inside, as accelerate
-        makes it, is guarded there. Guard every optimizer of the model.
+        makes it, is guarded there. Guard every optimizer of the model. With `project="inputs"`
+        momentum of earlier tasks is dropped: load an optimizer's checkpoint after guarding it.
 
         Args:
             between: called at every step when `.grad` is what the optimizer is going to see,
@@ -204,6 +205,7 @@ class Shield:
             self._guards = [guard for guard in self._guards if guard.parameters()]
             self._guards.append(Guard(optimizer, lambda: self._context, between))
             self._changed()  # what is held together may be more now
+            self._guards[-1].calm()
         return whole
 
     def remember(
@@ -242,6 +244,8 @@ class Shield:
         self._set_anchors()
         self._hold_statistics()
         self._claims_changed()
+        for guard in self._guards:
+            guard.calm()
         self._warn_if_full()
         return self
 
@@ -300,7 +304,7 @@ class Shield:
         """
         plans = [guard.prepare() for guard in self._guards]
         free = {
-            name: self._context.free(name, site.active())
+            name: self._context.protected.free(name, site.active())
             for name, site in self._scan.sites.items()
             if site.active()
         }
@@ -425,7 +429,8 @@ class Shield:
             choice = self._aperture_of(name)
             if isinstance(choice, Auto) and choice.pull and not self.hard:
                 odds = found[name].odds_trace().clamp_min(1e-300)  # [g], of Q = α² R
-                stiffness[name] = choice.pull * own.energy_of_samples().to(odds) / odds
+                pull = choice.pull / self._scan.sites[name].outputs()
+                stiffness[name] = pull * own.energy_of_samples().to(odds) / odds
         return found, stiffness
 
     def _combined(
@@ -563,16 +568,19 @@ class Shield:
             if self.increment_decay:
                 self._anchors[name] = held = held.to(parameter.device, parameter.dtype)
             anchors[id(parameter)] = held
-        return Context(
-            version=version,
+        protected = Protected(
             sites=self._scan.sites,
             claims={name: self._claim(name) for name in self._claimed if name in self._scan.sites},
             frozen=self._scan.frozen if self.n_tasks else {},
             anchors=anchors,
+            resumed=dict(self._resumed),
+        )
+        return Context(
+            version=version,
+            protected=protected,
             increment_decay=self.increment_decay,
             by_inputs=self.project == "inputs",
             held=lambda: Counter(id(p) for guard in self._guards for p in guard.parameters()),
-            resumed=dict(self._resumed),
             warn=self._warn_if_stuck,
         )
 

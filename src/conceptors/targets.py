@@ -13,7 +13,7 @@ from conceptors import _checks as checks
 
 @dataclass(frozen=True)
 class Auto:
-    """What `aperture="auto"` stands for: a share of the energy is claimed, and drift is pulled back.
+    """What `aperture="auto"` stands for: a share of the energy is claimed, drift is pulled back.
 
     The aperture is such that E xᵀ C x = share · E|x|², whatever the scale of the rows x. While a
     later task is learned, every layer is drawn back to what it did on the remembered rows by the

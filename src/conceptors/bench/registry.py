@@ -12,6 +12,7 @@ from conceptors.bench.seeds import permuted, seeds
 from conceptors.bench.step_mlp import step_mlp
 from conceptors.bench.step_models import step_gpt2, step_resnet18, step_vit
 from conceptors.bench.tasks import tasks
+from conceptors.bench.untuned import untuned
 
 _ALL = [
     Benchmark("step-mlp", "a shielded step of 784-800-10 against a plain one", step_mlp, ("cpu",)),
@@ -27,6 +28,7 @@ _ALL = [
     Benchmark("family", "time added to a step, ours against GPM, OWM and TRGP", family),
     Benchmark("seeds", "ten seeds at once against one at a time", seeds, ("cuda",)),
     Benchmark("permuted", "ten tasks of permuted MNIST, ten seeds", permuted, ("cuda",)),
+    Benchmark("untuned", "accuracy of Shield(model) with nothing chosen", untuned, keeps=True),
     Benchmark("growth", "time and memory over width, rank, batch, tasks", growth),
 ]
 

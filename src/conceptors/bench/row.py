@@ -61,17 +61,20 @@ class Row:
         return found
 
 
-Function = Callable[[Size, torch.device], list[Row]]
+Function = Callable[..., list[Row]]  # of a size and a device
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A benchmark by name. `devices` says where it is worth running by default."""
+    """A benchmark by name. `devices` says where it is worth running by default; one that `keeps`
+    parts of its work takes the folder of results as `folder`, and goes on from there.
+    """
 
     name: str
     about: str
     run: Function
     devices: tuple[str, ...] = ("cpu", "cuda")
+    keeps: bool = False
 
 
 def finite(value: Any) -> Any:

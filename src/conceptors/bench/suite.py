@@ -106,7 +106,8 @@ def run_suite(
         progress(f"{number}/{len(chosen)} {name}: {BENCHMARKS[name].about}")
         begun = time.perf_counter()
         try:
-            outcome.rows += BENCHMARKS[name].run(size, device)
+            more = {"folder": folder} if BENCHMARKS[name].keeps else {}
+            outcome.rows += BENCHMARKS[name].run(size, device, **more)
         except UnfitError as error:
             outcome.left_out[name] = str(error)
         except Exception as error:

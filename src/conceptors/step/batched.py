@@ -24,8 +24,9 @@ class Stack(Memory):
 
     def __init__(self, members: Sequence[Memory]) -> None:
         self._members = members
-        self.columns = members[0].columns
-        self.blocks = [torch.cat([m.blocks[i] for m in members]) for i in range(len(self.columns))]
+        columns = members[0].columns
+        blocks = [torch.cat([m.blocks[i] for m in members]) for i in range(len(columns))]
+        super().__init__(blocks, columns)
 
     def load(self) -> list[Tensor]:
         for i, block in enumerate(self.blocks):
@@ -42,6 +43,7 @@ def together(strategies: Sequence[Strategy]) -> list[Strategy]:
     found: list[Strategy] = []
     alike: dict[object, list[Factored]] = {}
     small: dict[object, list[Small]] = {}
+    key: object
     for one in strategies:
         if isinstance(one, Factored) and _stackable(one):
             shapes = tuple(block.shape for block in one.weights.blocks)

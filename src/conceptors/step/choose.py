@@ -7,6 +7,8 @@
 | any other                                   | times F^½ | times F^½      |
 | SGD with `project="inputs"`                 | made of inputs times F | left alone |
 
+Steps are left alone only where one group of the optimizer has all of a block.
+
 | block                                  | form     |
 |----------------------------------------|----------|
 | one column a group (embeddings)        | tokens   |
@@ -56,15 +58,17 @@ def choose(
     by_inputs: bool,
 ) -> Way:
     """The way for a block whose parameters are in these groups of an optimizer."""
-    form = make_factored if free.dim > 2 else make_small
+    form: Callable[..., Strategy] = make_factored if free.dim > 2 else make_small
     if free.dim == 1 and len(active) == 1:
         form = make_tokens
-    linear = type(optimizer) is torch.optim.SGD and not any(g["weight_decay"] for g in groups)
+    # G F of a part, or of parts with rates of their own, is no step in the free space
+    whole = len(groups) == len(active) and all(group is groups[0] for group in groups)
+    linear = whole and type(optimizer) is torch.optim.SGD and not groups[0]["weight_decay"]
     if by_inputs and linear and inputs.fits(site, active):
         return Way(None, True, False, "inputs projected")
     if type(optimizer) is torch.optim.LBFGS:
-        return Way(form, True, free.hard, "gradients projected")
+        return Way(form, True, free.hard or not whole, "gradients projected")
     full = all(p.dtype in (torch.float32, torch.float64) for p in active)
-    if linear and full and not any(g["momentum"] for g in groups):
+    if linear and full and not groups[0]["momentum"]:
         return Way(form, True, False, "gradients projected")
     return Way(form, False, True, "gradients and steps projected")

@@ -36,19 +36,14 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Context:
-    """Sites, what is claimed there, and how steps are to be made; `version` counts the changes."""
+class Protected:
+    """What of a model is protected, and how it was when the task began."""
 
-    version: int = -1
     sites: Mapping[str, Site] = field(default_factory=dict)
     claims: Mapping[str, Claim] = field(default_factory=dict)
     frozen: Mapping[str, nn.Parameter] = field(default_factory=dict)
     anchors: Mapping[int, Tensor] = field(default_factory=dict)  # W_before, by a parameter's id
-    increment_decay: float = 0.0
-    by_inputs: bool = False
-    held: Callable[[], Counter[int]] = Counter  # ids of parameters: by how many optimizers
     resumed: Mapping[str, Tensor] = field(default_factory=dict)  # notes from a checkpoint
-    warn: Callable[[Mapping[str, float]], None] = lambda shares: None
     _spaces: dict[object, tuple[FreeSpace, list[nn.Parameter]]] = field(default_factory=dict)
 
     def free(self, name: str, active: list[nn.Parameter]) -> FreeSpace | None:
@@ -65,3 +60,15 @@ class Context:
             found = claim.free(self.sites[name].columns(active), first)
             self._spaces[key] = (found, active)
         return self._spaces[key][0]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What is protected, and how steps are to be made; `version` counts the changes."""
+
+    version: int = -1
+    protected: Protected = field(default_factory=Protected)
+    increment_decay: float = 0.0
+    by_inputs: bool = False
+    held: Callable[[], Counter[int]] = Counter  # ids of parameters: by how many optimizers
+    warn: Callable[[Mapping[str, float]], None] = lambda shares: None

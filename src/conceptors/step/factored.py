@@ -40,6 +40,7 @@ class Directions:
     def along(self, blocks: Sequence[Tensor]) -> Tensor:
         """[W | b ...] U `[g, out, r]`, to float32's precision at least."""
         first, part = blocks[0], self.parts[0]
+        found: Tensor
         if self._thirds is not None and first.dtype == torch.bfloat16:
             wide: Any = torch.mm
             thrice = wide(first[0], self._thirds, out_dtype=torch.float32)

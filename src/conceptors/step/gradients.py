@@ -19,14 +19,15 @@ class Gradients:
     Attributes:
         copies: a parameter and its copy, by the parameter's id; of its own shape (if it is
             sharded, of its local part or all of it).
-        given: parameters whose gradients the optimizer is given in our form.
+        given: parameters whose gradients the optimizer is given in our form: of all in a row, or
+            of none if none of them has any.
     """
 
     def __init__(
-        self, copies: dict[int, tuple[nn.Parameter, Tensor]], given: list[nn.Parameter]
+        self, copies: dict[int, tuple[nn.Parameter, Tensor]], given: list[list[nn.Parameter]]
     ) -> None:
         self.copies, self.given = copies, given
-        self._aside: list[tuple[nn.Parameter, Tensor, Tensor]] = []  # the user's, and ours
+        self._aside: list[tuple[nn.Parameter, Tensor | None, Tensor]] = []  # the user's, and ours
 
     def of(self, parameter: nn.Parameter) -> Tensor:
         return self.copies[id(parameter)][1]
@@ -48,10 +49,13 @@ class Gradients:
 
     def give(self) -> None:
         """Put our copies in place of the user's gradients, where there are any."""
-        for parameter in self.given:
-            gradient = parameter.grad
-            if gradient is not None:
-                ours = _like(self.of(parameter), gradient)
+        for row in self.given:
+            if all(parameter.grad is None for parameter in row):
+                continue
+            for parameter in row:
+                gradient = parameter.grad
+                like = parameter.data if gradient is None else gradient
+                ours = _like(self.of(parameter), like)
                 self._aside.append((parameter, gradient, ours))
                 parameter.grad = ours
 

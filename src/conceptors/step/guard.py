@@ -1,9 +1,10 @@
 """Keeping an optimizer's steps in the free space, through its own step hooks.
 
 Before a step the optimizer is given projected gradients, after it the step is projected, and the
-user's gradients are put back. See `free_space` for the mathematics, `choose` for what is done where.
-Nothing is done to an optimizer's momentum and second moments when a task ends: steps are projected
-whatever they hold. Only LBFGS starts anew, as its history is of another free space.
+user's gradients are put back. See `free_space` for the mathematics, `choose` for what is done
+where. Nothing is done to an optimizer's momentum and second moments when a task ends: steps are
+projected whatever they hold. Only LBFGS starts anew, as its history is of another free space, and
+momentum where inputs are projected, as steps are left alone there.
 """
 
 from __future__ import annotations
@@ -69,9 +70,19 @@ class Guard:
             return self.plan
         with exactly():
             self.plan = make_plan(optimizer, context, key)
-        if isinstance(optimizer, torch.optim.LBFGS) and not context.resumed:
+        if isinstance(optimizer, torch.optim.LBFGS) and not context.protected.resumed:
             optimizer.state.clear()
         return self.plan
+
+    def calm(self) -> None:
+        """Drop momentum where steps are left alone: it would push into what is claimed now."""
+        optimizer = self._optimizer()
+        state = {} if optimizer is None else optimizer.state
+        for block in self.plan.blocks:
+            for parameter in block.active if block.inlet is not None else ():
+                momentum = state.get(parameter, {}).get("momentum_buffer")
+                if momentum is not None:
+                    momentum.zero_()
 
     # --- around a step --------------------------------------------------------------------
 

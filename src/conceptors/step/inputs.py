@@ -71,7 +71,7 @@ class Inlet:
     """The way into one linear layer."""
 
     def __init__(self, layer: nn.Linear, free: FreeSpace) -> None:
-        self._layer, self._outputs = layer, layer.out_features
+        self._layer = layer
         self._parameters = [p for p in (layer.weight, layer.bias) if p is not None]
         self._free = FreeRows(free, layer.in_features)
         self._handle = layer.register_forward_hook(_Hook(self), prepend=True)

@@ -9,52 +9,46 @@ from torch import Tensor, nn
 
 from conceptors.sites import Site, is_sharded
 
+Get = Callable[[nn.Parameter], Tensor]
+Put = Callable[[nn.Parameter, Tensor], object]
+
 
 class Memory:
     """Tensors of the shapes of some parameters, side by side as blocks `[g, out, k]`.
-
-    Where no view in place exists, `load` copies them together and `store` puts them back.
 
     Attributes:
         blocks: one for each parameter, or a single copy of all.
         columns: which columns of the site each block has, in the order of its memory.
     """
 
-    def __init__(
-        self,
-        site: Site,
-        active: list[nn.Parameter],
-        get: Callable[[nn.Parameter], Tensor],
-        put: Callable[[nn.Parameter, Tensor], object] = lambda parameter, tensor: None,
-        copied: bool = False,
-    ) -> None:
-        """`get` gives a parameter's tensor; `put` takes one that `get` had to make."""
-        self._site, self._active, self._get, self._put = site, active, get, put
-        views = site.views({id(p): get(p) for p in active}, active)
-        found = [in_place(view) for view in views]
-        made = any(is_sharded(p.data) for p in active) and not site.block.rows_first
-        self.is_copy = made or copied or not all(found)
-        if self.is_copy:
-            self.blocks = [site.matrix(active, {id(p): get(p) for p in active}).clone()]
-            self.columns = [torch.arange(self.blocks[0].shape[-1])]
-            return
-        self.blocks, self.columns, start = [], [], 0
-        for block, columns in filter(None, found):
-            self.blocks.append(block)
-            self.columns.append(columns + start)
-            start += block.shape[-1]
+    is_copy = False
+
+    def __init__(self, blocks: list[Tensor], columns: list[Tensor]) -> None:
+        self.blocks, self.columns = blocks, columns
 
     def load(self) -> list[Tensor]:
         """The blocks, with the numbers of now."""
-        if self.is_copy:
-            now = {id(p): self._get(p) for p in self._active}
-            self.blocks[0].copy_(self._site.matrix(self._active, now))
         return self.blocks
 
     def store(self) -> None:
         """Put copies back where they came from."""
-        if not self.is_copy:
-            return
+
+
+class Copied(Memory):
+    """Tensors that have no such view in place: `load` copies them together, `store` back."""
+
+    is_copy = True
+
+    def __init__(self, site: Site, active: list[nn.Parameter], get: Get, put: Put) -> None:
+        self._site, self._active, self._get, self._put = site, active, get, put
+        block = self._now().clone()
+        super().__init__([block], [torch.arange(block.shape[-1])])
+
+    def load(self) -> list[Tensor]:
+        self.blocks[0].copy_(self._now())
+        return self.blocks
+
+    def store(self) -> None:
         taken = 0
         for parameter in self._active:
             whole = self._get(parameter)
@@ -64,16 +58,38 @@ class Memory:
             taken += size
             self._put(parameter, whole)
 
+    def _now(self) -> Tensor:
+        return self._site.matrix(self._active, {id(p): self._get(p) for p in self._active})
 
-def both(
-    site: Site, active: list[nn.Parameter], gradient: Callable[[nn.Parameter], Tensor]
-) -> tuple[Memory, Memory]:
+
+def memory_of(
+    site: Site, active: list[nn.Parameter], get: Get, put: Put = lambda parameter, tensor: None
+) -> Memory:
+    """Memory of some parameters of a site.
+
+    `get` gives a parameter's tensor; `put` takes one that `get` had to make.
+    """
+    made = any(is_sharded(p.data) for p in active) and not site.block.rows_first
+    views = site.views({id(p): get(p) for p in active}, active)
+    found = [in_place(view) for view in views]
+    if made or None in found:
+        return Copied(site, active, get, put)
+    blocks, columns, start = [], [], 0
+    for block, own in filter(None, found):
+        blocks.append(block)
+        columns.append(own + start)
+        start += block.shape[-1]
+    return Memory(blocks, columns)
+
+
+def both(site: Site, active: list[nn.Parameter], gradient: Get) -> tuple[Memory, Memory]:
     """Weights and gradients of a site, with their columns in one order."""
-    weights, gradients = Memory(site, active, site.read, site.write), Memory(site, active, gradient)
+    weights = memory_of(site, active, site.read, site.write)
+    gradients = memory_of(site, active, gradient)
     alike = len(weights.columns) == len(gradients.columns)
     if not alike or any(map(differ, weights.columns, gradients.columns)):
-        weights = Memory(site, active, site.read, site.write, copied=True)
-        gradients = Memory(site, active, gradient, copied=True)
+        weights = Copied(site, active, site.read, site.write)
+        gradients = Copied(site, active, gradient, lambda parameter, tensor: None)
     return weights, gradients
 
 

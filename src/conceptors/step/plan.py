@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from conceptors.precision import exactly
-from conceptors.sites import is_sharded
+from conceptors.sites import Site, is_sharded
 from conceptors.step.batched import in_turn, recorded, together
 from conceptors.step.choose import Way, choose
 from conceptors.step.context import Context
 from conceptors.step.factored import Factored
+from conceptors.step.free_space import FreeSpace
 from conceptors.step.gradients import Gradients
 from conceptors.step.inputs import Inlet
-from conceptors.step.memory import both
+from conceptors.step.memory import Memory, both
 from conceptors.step.passing import Passing
 from conceptors.step.strategy import Strategy
 
@@ -32,12 +33,17 @@ class Block:
     way: Way
     strategy: Strategy | None = None  # None: its inputs are projected
     inlet: Inlet | None = None
-    lasting: bool = True  # its note follows from step to step
+    lasting: bool = True  # its note may follow from step to step, and its memory is its own
 
     @property
     def is_stepped(self) -> bool:
         """Whether it has gradients of its own to project."""
         return self.strategy is not None and any(p.grad is not None for p in self.active)
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether its note follows from step to step."""
+        return self.lasting and self.way.corrects
 
 
 @dataclass
@@ -91,11 +97,12 @@ class Plan:
     def note(self) -> None:
         """Know the weights before a step."""
         work = self.work
-        if work.versions != [p._version for p in self.parameters()]:
-            for strategy in work.followed:
-                strategy.note()
-        for strategy in work.noted:
-            strategy.note()
+        known = work.versions == [p._version for p in self.parameters()]
+        stale = work.noted if known else [*work.followed, *work.noted]
+        if stale:
+            with exactly():
+                for strategy in stale:
+                    strategy.note()
 
     def project(self, scale: Tensor | None) -> None:
         """Give the optimizer projected gradients; `scale` is of a gradient scaler."""
@@ -119,8 +126,11 @@ class Plan:
         """What a run in the middle of a task needs to go on bit by bit: see `Factored.resume`."""
         if self.work.versions is None:
             return {}
-        found = [b for b in self.blocks if b.lasting and isinstance(b.strategy, Factored)]
-        return {b.name: b.strategy.noted.clone() for b in found if isinstance(b.strategy, Factored)}
+        return {
+            block.name: block.strategy.noted.clone()
+            for block in self.blocks
+            if block.is_followed and isinstance(block.strategy, Factored)
+        }
 
     def close(self) -> None:
         """Take all hooks off the layers."""
@@ -129,90 +139,126 @@ class Plan:
                 block.inlet.close()
 
 
+class Part(NamedTuple):
+    """Parameters of a site that are projected together, in a free space of their own."""
+
+    name: str
+    site: Site
+    own: list[nn.Parameter]
+    free: FreeSpace
+    way: Way
+    crossed: bool  # another site has some of the same numbers
+
+
 def make_plan(optimizer: Optimizer, context: Context, key: object) -> Plan:
     """What an optimizer's steps need, as things are now."""
-    group_of = {id(p): g for g in optimizer.param_groups for p in g["params"]}
-    held = context.held()
-    plan = Plan(key)
-    plan.rest = Rest(rate=2 * context.increment_decay)
-    if context.claims:
-        plan.rest.frozen = [p for p in context.frozen.values() if id(p) in group_of]
-    parts = []
-    for name, site in context.sites.items():
-        active = [p for p in site.active() if id(p) in held]
-        if not any(id(p) in group_of for p in active):
-            continue
-        if context.increment_decay:
-            plan.rest.decayed += [
-                (p, context.anchors[id(p)])
-                for p in active
-                if id(p) in group_of
-                and id(p) in context.anchors
-                and not any(p is q for q, _ in plan.rest.decayed)
-            ]
-        crossed = any(site.crosses(other) for other in context.sites.values())
-        # only projections of single parameters commute with those of the other site
-        for own in [[p] for p in active] if crossed else [active]:
-            free = context.free(name, own)
-            if free is not None and free.rank:
-                parts.append((name, site, own, free, crossed))
-    plan.gradients = Gradients(
-        {id(p): (p, torch.empty_like(site.read(p))) for _, site, own, _, _ in parts for p in own},
-        list({id(p): p for _, _, own, _, _ in parts for p in own if id(p) in group_of}.values()),
-    )
+    stepped = {id(p): g for g in optimizer.param_groups for p in g["params"]}
+    resumed = context.protected.resumed
+    parts = list(_parts(optimizer, stepped, context))
+    plan = Plan(key, gradients=_gradients(parts, stepped), rest=_rest(stepped, context))
     scales: dict[torch.device, Tensor] = {}
-    for name, site, own, free, crossed in parts:
-        groups = [group_of[id(p)] for p in own if id(p) in group_of]
-        way = choose(site, own, free, optimizer, groups, context.by_inputs)
-        block = Block(name, own, way)
+    for part in parts:
+        block = Block(part.name, part.own, part.way)
         plan.blocks.append(block)
-        if way.make is None:
-            layer: Any = site.sources[0].layer
-            block.inlet = Inlet(layer, free)
+        if part.way.make is None:
+            layer: Any = part.site.sources[0].layer
+            block.inlet = Inlet(layer, part.free)
             continue
-        device = own[0].device
+        device = part.own[0].device
         scale = scales.setdefault(device, torch.ones((), device=device))
-        weights, gradients = both(site, own, plan.gradients.of)
-        anchor = None
-        if free.stiffness is not None and all(id(p) in context.anchors for p in own):
-            before = {id(p): site.plain(context.anchors[id(p)].to(device)) for p in own}
-            order = torch.cat(weights.columns).to(device)
-            anchor = site.matrix(own, before)[..., order]
-        block.strategy = way.make(free, weights, gradients, anchor, scale, way.once)
-        sharded = any(is_sharded(p.data) for p in own)
-        block.lasting = way.corrects and not (crossed or sharded or context.increment_decay)
-        if block.lasting and isinstance(block.strategy, Factored) and name in context.resumed:
-            block.strategy.resume(context.resumed[name])
+        weights, gradients = both(part.site, part.own, plan.gradients.of)
+        anchor = _anchor(part, weights, context.protected.anchors)
+        block.strategy = part.way.make(part.free, weights, gradients, anchor, scale, part.way.once)
+        sharded = any(is_sharded(p.data) for p in part.own)
+        block.lasting = not (part.crossed or sharded or context.increment_decay)
+        if block.is_followed and isinstance(block.strategy, Factored) and part.name in resumed:
+            block.strategy.resume(resumed[part.name])
     plan.work = _arrange(plan.blocks)
     plan.work.scales = list(scales.values())
-    if all(b.name in context.resumed for b in plan.blocks if isinstance(b.strategy, Factored)):
-        plan.work.versions = [p._version for p in plan.parameters()] if context.resumed else None
+    if resumed and all(b.name in resumed for b in plan.blocks if isinstance(b.strategy, Factored)):
+        plan.work.versions = [p._version for p in plan.parameters()]
     return plan
+
+
+def _parts(optimizer: Optimizer, stepped: Mapping[int, Any], context: Context) -> Iterator[Part]:
+    """What an optimizer changes of what is claimed; `stepped` are its groups by parameter."""
+    protected, held = context.protected, context.held()
+    for name, site in protected.sites.items():
+        active = [p for p in site.active() if id(p) in held]
+        crossed = any(site.crosses(other) for other in protected.sites.values())
+        # only projections of single parameters commute with those of the other site
+        for own in [[p] for p in active] if crossed else [active]:
+            groups = [stepped[id(p)] for p in own if id(p) in stepped]
+            free = protected.free(name, own) if groups else None
+            if free is not None and free.rank:
+                way = choose(site, own, free, optimizer, groups, context.by_inputs)
+                yield Part(name, site, own, free, way, crossed)
+
+
+def _gradients(parts: list[Part], stepped: Mapping[int, Any]) -> Gradients:
+    """Copies of the gradients that are projected."""
+    copies: dict[int, tuple[nn.Parameter, Tensor]] = {}
+    given: dict[tuple[int, ...], list[nn.Parameter]] = {}
+    for part in parts:
+        if part.way.make is None:
+            continue
+        copies |= {id(p): (p, torch.empty_like(part.site.read(p))) for p in part.own}
+        some = [p for p in part.own if id(p) in stepped]
+        # a step that is left alone is in the free space only as a whole
+        for row in [some] if part.way.once else [[p] for p in some]:
+            given[tuple(id(p) for p in row)] = row
+    return Gradients(copies, list(given.values()))
+
+
+def _rest(stepped: Mapping[int, Any], context: Context) -> Rest:
+    protected = context.protected
+    rest = Rest(rate=2 * context.increment_decay)
+    if protected.claims:
+        rest.frozen = [p for p in protected.frozen.values() if id(p) in stepped]
+    if context.increment_decay:
+        some = {id(p): p for site in protected.sites.values() for p in site.active()}
+        rest.decayed = [
+            (p, protected.anchors[i])
+            for i, p in some.items()
+            if i in stepped and i in protected.anchors
+        ]
+    return rest
+
+
+def _anchor(part: Part, weights: Memory, anchors: Mapping[int, Tensor]) -> Tensor | None:
+    """W_before `[g, out, d]` of what is pulled back, its columns in the order of the weights'."""
+    if part.free.stiffness is None or any(id(p) not in anchors for p in part.own):
+        return None
+    before = {id(p): part.site.plain(anchors[id(p)].to(p.device, p.dtype)) for p in part.own}
+    order = torch.cat(weights.columns).to(part.own[0].device)
+    return part.site.matrix(part.own, before)[..., order]
 
 
 def _arrange(blocks: list[Block]) -> Work:
     """Alike blocks together, and on a GPU recorded."""
     work = Work()
-    projects: dict[torch.device, list[Strategy]] = {}
-    corrects: dict[torch.device, list[Strategy]] = {}
-    for lasting in (True, False):
-        for steps in (True, False):
-            some = [
-                b for b in blocks if b.strategy and (b.lasting, b.way.corrects) == (lasting, steps)
-            ]
-            for device in {b.active[0].device for b in some}:
-                here = [b for b in some if b.strategy and b.active[0].device == device]
-                own = [b.strategy for b in here if b.strategy is not None]
-                # what crosses shares memory: one after the other
-                merged = together(own) if device.type == "cuda" and lasting else own
-                if lasting:
-                    work.followed += merged
-                else:
-                    work.noted += [s for s in merged if steps or s.pull is not None]
-                projects.setdefault(device, []).extend(merged)
-                if steps:
-                    corrects.setdefault(device, []).extend(merged)
+    projects: dict[torch.device, list[Callable[[], None]]] = {}
+    corrects: dict[torch.device, list[Callable[[], None]]] = {}
+    kinds = {(b.active[0].device, b.lasting, b.way.corrects) for b in blocks}
+    for device, lasting, steps in sorted(kinds, key=str):
+        own = [
+            b.strategy
+            for b in blocks
+            if b.strategy is not None
+            and (b.active[0].device, b.lasting, b.way.corrects) == (device, lasting, steps)
+        ]
+        merged = together(own) if device.type == "cuda" and lasting else own
+        if steps:
+            (work.followed if lasting else work.noted).extend(merged)
+        # without corrections a note serves the pull alone, which is of the weights of now
+        project = [
+            s.project if steps or s.pull is None else in_turn([s.note, s.project]) for s in merged
+        ]
+        correct = [s.correct for s in merged] if steps else []
+        # pieces are recorded side by side, but what crosses shares memory: one after the other
+        projects.setdefault(device, []).extend(project if lasting else [in_turn(project)])
+        corrects.setdefault(device, []).extend(correct if lasting else [in_turn(correct)])
     static = not any(is_sharded(p.data) for b in blocks for p in b.active)
-    work.project = in_turn([recorded([s.project for s in p], d, static) for d, p in projects.items()])
-    work.correct = in_turn([recorded([s.correct for s in c], d, static) for d, c in corrects.items()])
+    work.project = in_turn([recorded(p, d, static) for d, p in projects.items()])
+    work.correct = in_turn([recorded(c, d, static) for d, c in corrects.items()])
     return work

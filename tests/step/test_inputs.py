@@ -1,0 +1,384 @@
+"""project="inputs": the same steps as by gradients, and nothing else is touched."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from conceptors import Shield
+from step.common import gradients
+
+
+def network() -> Any:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(10, 64), nn.ReLU(inplace=True), nn.Linear(64, 40, bias=False), nn.Tanh()
+    ).double()
+
+
+def data(seed: int, count: int = 20) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    left = torch.randn(count, 4, generator=generator, dtype=torch.float64)
+    return left @ torch.randn(4, 10, generator=generator, dtype=torch.float64)
+
+
+class Run:
+    """A shielded network in training, by its inputs or by its gradients."""
+
+    def __init__(self, project: str = "inputs", hard: bool = True, **options: float) -> None:
+        self.model = network()
+        chosen: Any = {"hard": hard, "project": project, "warn_at_quota": 1.0}
+        self.shield = Shield(self.model, 3.0, **chosen)
+        made = torch.optim.SGD(self.model.parameters(), lr=0.05, **options)  # type: ignore[arg-type]
+        self.optimizer = self.shield.guard(made)
+        self.shield.remember(data(1))
+
+    def loss(self, x: Tensor) -> Tensor:
+        found: Tensor = (self.model(x) - 1).square().mean()
+        return found
+
+    def done(self) -> set[str]:
+        return {row.done for row in self.shield.explain()}
+
+
+def first_block(model: Any) -> Tensor:
+    return torch.cat([model[0].weight, model[0].bias[:, None]], 1).detach()
+
+
+# --- the same steps --------------------------------------------------------------------------
+
+
+def plain(run: Run, step: int) -> None:
+    run.optimizer.zero_grad()
+    run.loss(data(step + 2)).backward()
+    run.optimizer.step()
+
+
+def zero_late(run: Run, step: int) -> None:
+    loss = run.loss(data(step + 2))
+    run.optimizer.zero_grad(set_to_none=step % 2 == 0)
+    loss.backward()
+    run.optimizer.step()
+
+
+def accumulated(run: Run, step: int) -> None:
+    run.optimizer.zero_grad()
+    for part in data(step + 2).split(7):
+        run.loss(part).backward()
+    run.optimizer.step()
+
+
+def scaled(run: Run, step: int) -> None:
+    run.optimizer.zero_grad()
+    (1024 * run.loss(data(step + 2))).backward()
+    for parameter in run.model.parameters():
+        parameter.grad /= 1024
+    run.optimizer.step()
+
+
+def skipped(run: Run, step: int) -> None:
+    run.optimizer.zero_grad()
+    run.loss(data(step + 9)).backward()
+    plain(run, step)
+
+
+def twice(run: Run, step: int) -> None:
+    plain(run, step)
+    run.optimizer.step()
+
+
+def closure(run: Run, step: int) -> None:
+    def compute() -> Tensor:
+        run.optimizer.zero_grad()
+        loss = run.loss(data(step + 2))
+        loss.backward()
+        return loss
+
+    run.optimizer.step(compute)  # type: ignore[arg-type]
+
+
+def called_twice(run: Run, step: int) -> None:
+    run.optimizer.zero_grad()
+    (run.loss(data(step + 2)) + 2 * run.loss(data(step + 3))).backward()
+    run.optimizer.step()
+
+
+def varying(run: Run, step: int) -> None:
+    """Some batches have more rows than a layer has outputs."""
+    run.optimizer.zero_grad()
+    run.loss(data(step + 2, 100 if step % 3 else 20)).backward()
+    run.optimizer.step()
+
+
+def refreshed(run: Run, step: int) -> None:
+    run.optimizer.zero_grad()
+    run.loss(data(step + 2)).backward()
+    run.shield.refresh()
+    run.optimizer.step()
+
+
+def unused(run: Run, step: int) -> None:
+    """Some steps leave the first layer out."""
+    run.optimizer.zero_grad()
+    hidden = run.model[:2](data(step + 2))
+    run.model[2:](hidden.detach() if step % 2 else hidden).square().mean().backward()
+    run.optimizer.step()
+
+
+WAYS = [
+    plain,
+    zero_late,
+    accumulated,
+    scaled,
+    skipped,
+    twice,
+    closure,
+    called_twice,
+    varying,
+    refreshed,
+    unused,
+]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: str(way.__name__))
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("hard", [False, True], ids=["soft", "hard"])
+def test_it_is_the_same_step(way: Callable[[Run, int], None], momentum: float, hard: bool) -> None:
+    ours, theirs = (Run(kind, hard, momentum=momentum) for kind in ("inputs", "gradients"))
+    for step in range(6):
+        way(ours, step)
+        way(theirs, step)
+    assert ours.done() == {"inputs projected"}
+    assert "inputs projected" not in theirs.done()
+    for mine, other in zip(ours.model.parameters(), theirs.model.parameters()):
+        torch.testing.assert_close(mine, other, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("rank", [None, 2], ids=["most directions", "few"])
+@pytest.mark.parametrize("shape", [(20, 10), (4, 5, 10)], ids=["rows", "sequences"])
+def test_gradients_are_projected_by_backward(rank: int | None, shape: tuple[int, ...]) -> None:
+    model, bare = network(), network()
+    shield = Shield(model, 3.0, project="inputs", rank=rank, warn_at_quota=1.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    shield.guard(optimizer).zero_grad()
+    shield.remember(data(1))
+    for one in (model, bare):
+        (one(data(2).view(shape)) - 1).square().mean().backward()
+    for name, claimed in shield.conceptors().items():
+        kept = claimed if rank is None else claimed.strongest(rank)
+        free = torch.eye(claimed.dim).double() - kept.matrix()
+        wanted = gradients(bare)[name] @ free
+        torch.testing.assert_close(gradients(model)[name], wanted, rtol=0, atol=1e-14)
+
+
+def test_layers_that_are_no_plain_linear_ones_are_done_by_gradients() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(10, 8), nn.LayerNorm(8), nn.Unflatten(1, (2, 4)), nn.Conv1d(2, 3, 2)
+    )
+    model = model.double()
+    shield = Shield(model, 1e4, hard=True, project="inputs", warn_at_quota=1.0)
+    optimizer = shield.guard(torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9))
+    shield.remember(data(1, 3))
+    before = model(data(1, 3)).detach()
+    for seed in range(5):
+        optimizer.zero_grad()
+        (model(data(seed + 2)) - 1).square().mean().backward()
+        optimizer.step()
+    torch.testing.assert_close(model(data(1, 3)), before, rtol=0, atol=1e-10)
+    done = {row.layer: row.done for row in shield.explain()}
+    assert done["0"] == "inputs projected"
+    assert {done["1"], done["3"]} == {"gradients and steps projected"}
+
+
+def test_a_layer_in_groups_of_its_own_rates_is_done_by_steps() -> None:
+    """G F with one rate for the weight and another for the bias is no step in the free space."""
+    model = network()
+    shield = Shield(model, 1e4, hard=True, project="inputs", warn_at_quota=1.0)
+    weights, biases = [model[0].weight, model[2].weight], [model[0].bias]
+    groups = [{"params": weights, "lr": 0.1}, {"params": biases, "lr": 0.01}]
+    optimizer = shield.guard(torch.optim.SGD(groups))
+    shield.remember(data(1, 3))
+    before = model(data(1, 3)).detach()
+    for seed in range(5):
+        optimizer.zero_grad()
+        (model(data(seed + 2)) - 1).square().mean().backward()
+        optimizer.step()
+    torch.testing.assert_close(model(data(1, 3)), before, rtol=0, atol=1e-10)
+    done = {row.layer: row.done for row in shield.explain()}
+    assert done == {"0": "gradients and steps projected", "2": "inputs projected"}
+
+
+# --- momentum --------------------------------------------------------------------------------
+
+
+def test_momentum_of_an_old_task_does_not_push_into_its_space() -> None:
+    run = Run(momentum=0.9)
+    for step in range(5):
+        plain(run, step)
+    run.shield.remember(data(77))
+    claims, start = run.shield.conceptors()["0"][0].matrix(), first_block(run.model)
+    for step in range(5):
+        plain(run, step)
+    moved = first_block(run.model) - start
+    assert float(moved.norm()) > 1e-4
+    torch.testing.assert_close(moved @ claims, torch.zeros_like(start), rtol=0, atol=1e-12)
+
+
+def test_momentum_from_before_the_guard_does_not_either() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for step in range(3):
+        optimizer.zero_grad()
+        (model(data(step)) - 1).square().mean().backward()
+        optimizer.step()
+    shield = Shield(model, 3.0, hard=True, project="inputs", warn_at_quota=1.0).remember(data(1))
+    shield.guard(optimizer)
+    claims, start = shield.conceptors()["0"][0].matrix(), first_block(model)
+    optimizer.zero_grad()
+    (model(data(3)) - 1).square().mean().backward()
+    optimizer.step()
+    moved = first_block(model) - start
+    torch.testing.assert_close(moved @ claims, torch.zeros_like(start), rtol=0, atol=1e-12)
+
+
+def test_a_resumed_run_goes_on_bit_by_bit() -> None:
+    one = Run(hard=False, momentum=0.9)
+    for step in range(3):
+        plain(one, step)
+    weights = copy.deepcopy(one.model.state_dict())
+    moments = copy.deepcopy(one.optimizer.state_dict())
+    state = copy.deepcopy(one.shield.state_dict())
+    for step in range(3, 6):
+        plain(one, step)
+    two = Run(hard=False, momentum=0.9)
+    two.model.load_state_dict(weights)
+    two.optimizer.load_state_dict(moments)
+    two.shield.load_state_dict(state)
+    for step in range(3, 6):
+        plain(two, step)
+    for mine, other in zip(one.model.parameters(), two.model.parameters()):
+        assert torch.equal(mine, other)
+
+
+# --- nothing else is touched -----------------------------------------------------------------
+
+
+def test_outputs_and_input_gradients_are_untouched() -> None:
+    run, bare = Run(hard=False), network()
+    x, y = data(4).requires_grad_(), data(4).requires_grad_()
+    torch.testing.assert_close(run.model(x), bare(y), rtol=0, atol=0)
+    run.loss(x).backward()
+    (bare(y) - 1).square().mean().backward()
+    torch.testing.assert_close(x.grad, y.grad, rtol=0, atol=1e-15)
+
+
+def test_copies_and_pickles_of_the_model_are_not_shielded() -> None:
+    run, bare = Run(), network()
+    file = io.BytesIO()
+    torch.save(run.model, file)
+    file.seek(0)
+    for other in (copy.deepcopy(run.model), torch.load(file, weights_only=False)):
+        bare.zero_grad()
+        (other(data(3)) - 1).square().mean().backward()
+        (bare(data(3)) - 1).square().mean().backward()
+        torch.testing.assert_close(other[0].weight.grad, bare[0].weight.grad, rtol=0, atol=1e-15)
+
+
+def test_torch_func_sees_the_plain_model() -> None:
+    run = Run()
+    parameters = dict(run.model.named_parameters())
+
+    def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        found: Tensor = (
+            (torch.func.functional_call(run.model, parameters, (x,)) - 1).square().mean()
+        )
+        return found
+
+    found = torch.func.grad(loss)(parameters, data(3))
+    bare = network()
+    (bare(data(3)) - 1).square().mean().backward()
+    torch.testing.assert_close(found["0.weight"], bare[0].weight.grad, rtol=0, atol=1e-15)
+
+
+def test_other_weights_in_their_place_get_plain_gradients() -> None:
+    run, bare = Run(hard=False), network()
+    others = {n: p.detach().clone().requires_grad_() for n, p in run.model.named_parameters()}
+    out = torch.func.functional_call(run.model, others, (data(3),))
+    (out - 1).square().mean().backward()
+    (bare(data(3)) - 1).square().mean().backward()
+    for name, parameter in bare.named_parameters():
+        torch.testing.assert_close(others[name].grad, parameter.grad, rtol=0, atol=1e-15)
+
+
+def test_detach_takes_the_hooks_off() -> None:
+    run = Run()
+    assert len(run.model[0]._forward_hooks) == 1
+    run.shield.remember(data(2))
+    assert len(run.model[0]._forward_hooks) == 1
+    run.shield.detach()
+    assert not run.model[0]._forward_hooks
+
+
+def test_nothing_is_hooked_without_the_option() -> None:
+    run = Run("gradients")
+    assert not run.model[0]._forward_hooks
+    assert run.done() == {"gradients projected"}
+
+
+# --- what it is not for ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (torch.optim.AdamW, "torch.optim.SGD without weight decay, got AdamW"),
+        (lambda p: torch.optim.SGD(p, weight_decay=0.1), "got SGD with weight decay"),
+        (type("Own", (torch.optim.SGD,), {}), "got Own"),
+    ],
+    ids=["AdamW", "weight decay", "an optimizer of one's own"],
+)
+def test_other_optimizers_are_refused(make: Callable[[Any], Any], message: str) -> None:
+    model = network()
+    shield = Shield(model, project="inputs")
+    with pytest.raises(ValueError, match=message):
+        shield.guard(make(model.parameters()))
+    assert not shield._guards
+
+
+def test_an_unknown_way_to_project_is_refused() -> None:
+    with pytest.raises(ValueError, match="project must be one of"):
+        Shield(network(), project="weights")  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of the compiler
+def test_compiled_models_are_done_without_the_compiler() -> None:
+    """Or not at all, where they must be one graph."""
+    run, other = Run(), Run()
+    torch.compiler.reset()
+    compiled: Any = torch.compile(run.model, backend="eager")
+    (compiled(data(2)) - 1).square().mean().backward()
+    other.loss(data(2)).backward()
+    for mine, theirs in zip(run.model.parameters(), other.model.parameters()):
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=0, atol=1e-15)
+    torch.compiler.reset()
+    compiled = torch.compile(run.model, backend="eager", fullgraph=True)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="does not go with"):
+        compiled(data(2))
+    torch.compiler.reset()
+
+
+def test_processes_that_share_gradients_do_it_by_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process knows only its own part of a sum."""
+    run = Run()
+    assert run.done() == {"inputs projected"}
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    run.shield._changed()
+    assert run.done() == {"gradients projected"}
+    assert not run.model[0]._forward_hooks

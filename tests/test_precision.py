@@ -1,0 +1,42 @@
+"""How exactly products are computed, and that the user's settings come back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from conceptors.precision import exactly, halves, rounded, sharp_product, split, thirds
+
+
+def test_numbers_split_in_two() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(1000) * torch.logspace(-20, 20, 1000)
+    high, low = split(x)
+    assert low is not None
+    assert torch.equal(high + low, x)
+    assert bool((low.abs() <= 2**-10 * x.abs()).all())
+    assert torch.equal(rounded(high), high)
+    parts = thirds(x[:, None]).float()
+    torch.testing.assert_close(parts.sum(1), x, rtol=2**-22, atol=0)
+    weights, factor = torch.randn(8, 50), torch.randn(50, 4)
+    found = sharp_product(weights, halves(factor))
+    torch.testing.assert_close(found, weights @ factor, rtol=0, atol=1e-5)
+    half, none = split(x.bfloat16())
+    assert none is None
+    assert torch.equal(half, x.bfloat16().float())
+
+
+def test_settings_of_precision_come_back() -> None:
+    matmul: Any = torch.backends.cuda.matmul
+    if not hasattr(matmul, "fp32_precision"):
+        pytest.skip("before torch 2.9")
+    before = matmul.fp32_precision
+    try:
+        matmul.fp32_precision = "tf32"
+        with exactly():
+            assert matmul.fp32_precision == "ieee"
+        assert matmul.fp32_precision == "tf32"
+    finally:
+        matmul.fp32_precision = before
