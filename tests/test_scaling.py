@@ -23,6 +23,7 @@ from conceptors.scaling import (
 from conceptors.step import factored
 from conceptors.step.free_space import FreeSpace
 from conceptors.step.memory import both
+from conceptors.step.strategy import Way
 from step.common import sites
 
 PAGE = Path(__file__).parent.parent / "docs" / "scaling.md"
@@ -136,7 +137,7 @@ def test_factors_and_notes_are_what_a_step_holds(monkeypatch: pytest.MonkeyPatch
     (site,) = sites(layer).values()
     gradient = torch.zeros_like(layer.weight)
     blocks = both(site, site.active(), lambda _: gradient)
-    strategy = factored.make_factored(free, *blocks, None, torch.ones(()), False)
+    strategy = factored.make_factored(free, *blocks, None, torch.ones(()), Way(None))
     strategy.note()
 
     held: dict[int, Tensor] = {}

@@ -429,7 +429,7 @@ class Shield:
             choice = self._aperture_of(name)
             if isinstance(choice, Auto) and choice.pull and not self.hard:
                 odds = found[name].odds_trace().clamp_min(1e-300)  # [g], of Q = α² R
-                pull = choice.pull / self._scan.sites[name].outputs()
+                pull = choice.pull / self._scan.sites[name].outputs() ** 0.5
                 stiffness[name] = pull * own.energy_of_samples().to(odds) / odds
         return found, stiffness
 

@@ -14,7 +14,7 @@ from conceptors.step.elementwise import make_small
 from conceptors.step.factored import make_factored
 from conceptors.step.free_space import FreeSpace
 from conceptors.step.memory import both
-from conceptors.step.strategy import Strategy
+from conceptors.step.strategy import Strategy, Way
 from step.common import sites
 
 
@@ -28,7 +28,7 @@ def strategies(model: nn.Module, claims: list[Conceptor], stiff: bool) -> list[S
         weights, gradients = both(site, site.active(), _gradient)
         make = make_factored if free.dim > 2 else make_small
         anchor = site.matrix(site.active()).clone()[..., torch.cat(weights.columns)]
-        found.append(make(free, weights, gradients, anchor, scale, False))
+        found.append(make(free, weights, gradients, anchor, scale, Way(None)))
     return found
 
 

@@ -1,7 +1,7 @@
 """aperture="auto": a share of the energy is claimed, and what moves is drawn back.
 
-While a task is learned, the objective is L + pull/2 · E Σ|ΔW x|² / outputs over the remembered rows
-x of a sample, preconditioned by F as everything else.
+While a task is learned, the objective is L + pull/2 · E Σ|ΔW x|² / √outputs over the remembered
+rows x of a sample, preconditioned by F as everything else.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def second_moment(x: Tensor) -> Tensor:
 
 
 def strength(pull: float, outputs: int) -> float:
-    """The mean over a layer's outputs is pulled, so that wide layers are not held harder."""
-    return pull / outputs
+    """Wide layers are held less, output by output."""
+    return pull / outputs**0.5
 
 
 def anchor() -> Tensor:

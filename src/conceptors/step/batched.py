@@ -82,7 +82,8 @@ def _stacked(members: list[Factored]) -> Factored:
     if pulls:
         weight, origin = (torch.cat([getattr(p, k) for p in pulls]) for k in ("weight", "origin"))
         pull = Pull(weight, origin, pulls[0].scale)
-    directions = Directions(vectors, columns, weights.blocks[0])
+    rough = members[0].directions.rough
+    directions = Directions(vectors, columns, weights.blocks[0], rough)
     gain = torch.cat([m.gain for m in members])
     return Factored(directions, weights, gradients, gain, pull, noted)
 

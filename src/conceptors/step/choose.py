@@ -3,6 +3,7 @@
 | optimizer                                   | gradients | steps          |
 |---------------------------------------------|-----------|----------------|
 | SGD without momentum and weight decay       | times F   | left alone     |
+| SGD with momentum, where nothing is pulled  | left alone | times F       |
 | LBFGS, which looks for steps with gradients | times F   | hard: times F  |
 | any other                                   | times F^½ | times F^½      |
 | SGD with `project="inputs"`                 | made of inputs times F | left alone |
@@ -18,8 +19,9 @@ Steps are left alone only where one group of the optimizer has all of a block.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,23 +32,9 @@ from conceptors.step import inputs
 from conceptors.step.elementwise import make_small, make_tokens
 from conceptors.step.factored import make_factored
 from conceptors.step.free_space import FreeSpace
-from conceptors.step.strategy import Strategy
+from conceptors.step.strategy import Strategy, Way
 
-
-class Way(NamedTuple):
-    """How a block is treated.
-
-    Attributes:
-        make: makes the strategy.
-        once: gradients are multiplied by F, not by F^½.
-        corrects: steps are projected too.
-        about: in words.
-    """
-
-    make: Callable[..., Strategy] | None
-    once: bool
-    corrects: bool
-    about: str
+_STEADY = 0.5  # of the distance a plain step may pull weights back
 
 
 def choose(
@@ -65,10 +53,22 @@ def choose(
     whole = len(groups) == len(active) and all(group is groups[0] for group in groups)
     linear = whole and type(optimizer) is torch.optim.SGD and not groups[0]["weight_decay"]
     if by_inputs and linear and inputs.fits(site, active):
-        return Way(None, True, False, "inputs projected")
+        return Way(None, once=True, corrects=False, about="inputs projected")
     if type(optimizer) is torch.optim.LBFGS:
-        return Way(form, True, free.hard or not whole, "gradients projected")
+        about, steps = "gradients projected", free.hard or not whole
+        return Way(form, once=True, corrects=steps, about=about)
+    stiffest = math.inf
+    if isinstance(optimizer, torch.optim.SGD):
+        stiffest = _STEADY / max(1e-12, *(_rate(group) for group in groups))
     full = all(p.dtype in (torch.float32, torch.float64) for p in active)
     if linear and full and not groups[0]["momentum"]:
-        return Way(form, True, False, "gradients projected")
-    return Way(form, False, True, "gradients and steps projected")
+        about = "gradients projected"
+        return Way(form, once=True, corrects=False, stiffest=stiffest, about=about)
+    if linear and free.stiffness is None:
+        return Way(form, once=True, projects=False, about="steps projected")
+    return Way(form, stiffest=stiffest)
+
+
+def _rate(group: dict[str, Any]) -> float:
+    """The largest learning rate that is in sight: schedulers begin with small ones."""
+    return max(float(group.get(name) or 0.0) for name in ("lr", "initial_lr", "max_lr"))

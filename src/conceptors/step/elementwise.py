@@ -10,7 +10,7 @@ from torch import Tensor
 from conceptors.precision import full
 from conceptors.step.free_space import FreeSpace
 from conceptors.step.memory import Memory, side_by_side
-from conceptors.step.strategy import Pull, claimed
+from conceptors.step.strategy import Pull, Way, claimed
 
 
 class Tokens:
@@ -119,13 +119,13 @@ def make_tokens(
     gradients: Memory,
     anchor: Tensor | None,
     scale: Tensor,
-    once: bool,
+    way: Way,
 ) -> Tokens:
     """The strategy for an embedding."""
     values = free.values[:, 0] if free.rank else free.values.new_zeros(len(free.values))
     met = (values > 0).nonzero().flatten()
-    gain = free.gain(once)[met]
-    pull, weight = None, free.pull(once)
+    gain = free.gain(way.once)[met]
+    pull, weight = None, free.pull(way.once, way.stiffest)
     if weight is not None and anchor is not None:
         pull = Pull(weight[met], full(anchor[met]), scale)
     return Tokens(weights, gradients, met, gain, pull)
@@ -137,13 +137,13 @@ def make_small(
     gradients: Memory,
     anchor: Tensor | None,
     scale: Tensor,
-    once: bool,
+    way: Way,
 ) -> Small:
     """The strategy for a norm layer."""
     order = torch.cat(weights.columns).to(free.vectors.device)
     vectors = free.vectors[:, order]
-    pull, weight = None, free.pull(once)
+    pull, weight = None, free.pull(way.once, way.stiffest)
     if weight is not None and anchor is not None:
         pull = ((vectors * weight) @ vectors.mT, full(anchor).clone())
-    taken = (vectors * free.gain(once)) @ vectors.mT
+    taken = (vectors * free.gain(way.once)) @ vectors.mT
     return Small([weights], [gradients], taken, pull, scale)

@@ -18,7 +18,7 @@ from torch.nn import functional
 from conceptors.precision import full, halves, sharp_product, tensor_cores, thirds, widens
 from conceptors.step.free_space import FreeSpace
 from conceptors.step.memory import Memory
-from conceptors.step.strategy import Pull, claimed
+from conceptors.step.strategy import Pull, Way, claimed
 
 _TILE = 16
 _WIDE, _LARGE = 96, 1e8  # rank and operations from which on splitting numbers in two pays
@@ -27,7 +27,11 @@ _WIDE, _LARGE = 96, 1e8  # rank and operations from which on splitting numbers i
 class Directions:
     """U, cut into the columns that blocks `[g, out, k]` have, in the order of their memory."""
 
-    def __init__(self, vectors: Tensor, columns: Sequence[Tensor], like: Tensor) -> None:
+    def __init__(
+        self, vectors: Tensor, columns: Sequence[Tensor], like: Tensor, rough: bool = False
+    ) -> None:
+        """`rough`: gradients need not be projected exactly, as steps are."""
+        self.rough = rough
         self.parts = [vectors[:, at.to(vectors.device)].contiguous() for at in columns]  # [g, k, r]
         self.dtype = like.dtype
         self._halves = self._thirds = None
@@ -37,11 +41,14 @@ class Directions:
             else:
                 self._halves = halves(self.parts[0])
 
-    def along(self, blocks: Sequence[Tensor]) -> Tensor:
-        """[W | b ...] U `[g, out, r]`, to float32's precision at least."""
+    def along(self, blocks: Sequence[Tensor], rough: bool = False) -> Tensor:
+        """[W | b ...] U `[g, out, r]`, to float32's precision at least; if `rough`, to TF32's."""
         first, part = blocks[0], self.parts[0]
         found: Tensor
-        if self._thirds is not None and first.dtype == torch.bfloat16:
+        if rough and first.is_cuda and first.dtype == torch.float32:
+            with tensor_cores():
+                found = _product(first, part)
+        elif self._thirds is not None and first.dtype == torch.bfloat16:
             wide: Any = torch.mm
             thrice = wide(first[0], self._thirds, out_dtype=torch.float32)
             found = thrice.unflatten(-1, (3, -1)).sum(-2)[None]
@@ -98,7 +105,8 @@ class Factored:
         return True
 
     def project(self) -> None:
-        amount = self.directions.along(self.gradients.load()).mul_(-self.gain)
+        rough = self.directions.rough
+        amount = self.directions.along(self.gradients.load(), rough).mul_(-self.gain)
         if self.pull is not None:
             amount += self.pull.of(self.noted)
         self.directions.add(self.gradients.blocks, amount)
@@ -123,27 +131,27 @@ def make_factored(
     gradients: Memory,
     anchor: Tensor | None,
     scale: Tensor,
-    once: bool,
+    way: Way,
 ) -> Factored:
     """The strategy for one block.
 
     Args:
         anchor: W_before `[g, out, d]`, its columns in the order of the weights' memory.
         scale: of the pull.
-        once: gradients are multiplied by F, and steps left alone.
+        way: what is to be done.
     """
     first = weights.blocks[0]
     missing = -free.rank % _TILE if first.is_cuda else 0  # odd sizes are slow there
     vectors = functional.pad(free.vectors, (0, missing))
-    directions = Directions(vectors, weights.columns, first)
+    directions = Directions(vectors, weights.columns, first, rough=way.corrects)
     noted = torch.zeros(
         *first.shape[:2], vectors.shape[-1], dtype=vectors.dtype, device=vectors.device
     )
-    pull, weight = None, free.pull(once)
+    pull, weight = None, free.pull(way.once, way.stiffest)
     if weight is not None and anchor is not None:
         origin = directions.along(anchor.split([block.shape[-1] for block in weights.blocks], -1))
         pull = Pull(functional.pad(weight, (0, missing)), origin, scale)
-    gain = functional.pad(free.gain(once), (0, missing))
+    gain = functional.pad(free.gain(way.once), (0, missing))
     return Factored(directions, weights, gradients, gain, pull, noted)
 
 

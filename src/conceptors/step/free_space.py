@@ -9,6 +9,8 @@ With A = U diag(s) Uᵀ, and r directions that claim anything, M F^½ = M - M U 
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -65,16 +67,17 @@ class FreeSpace:
         values = self.values.unsqueeze(-2)
         return values if once else 1 - (1 - values).sqrt()
 
-    def pull(self, once: bool = False) -> Tensor | None:
+    def pull(self, once: bool = False, stiffest: float = math.inf) -> Tensor | None:
         """`[g, 1, r]`: times (W - W_before) U, the pull that G F^½ (or G F) is given along U.
 
         The pull is the gradient of c/2 tr ΔW Q ΔWᵀ, times F^½: c q √(1 - s) with odds
         q = s / (1 - s). Nothing moves along hard directions, so nothing is pulled there.
+        `stiffest` bounds c.
         """
         if self.stiffness is None:
             return None
         free = (1 - self.values).unsqueeze(-2)
-        weight = self.values.unsqueeze(-2) * self.stiffness[:, None, None]
+        weight = self.values.unsqueeze(-2) * self.stiffness.clamp(max=stiffest)[:, None, None]
         return weight if once else torch.where(free > 0, weight / free.sqrt(), 0.0)
 
     def matrix(self, scale: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ The user's gradients wait aside while the optimizer works and are back after the
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -19,23 +20,29 @@ class Gradients:
     Attributes:
         copies: a parameter and its copy, by the parameter's id; of its own shape (if it is
             sharded, of its local part or all of it).
+        idle: ids of those that are only looked at.
         given: parameters whose gradients the optimizer is given in our form: of all in a row, or
             of none if none of them has any.
     """
 
     def __init__(
-        self, copies: dict[int, tuple[nn.Parameter, Tensor]], given: list[list[nn.Parameter]]
+        self,
+        copies: dict[int, tuple[nn.Parameter, Tensor]],
+        given: list[list[nn.Parameter]],
+        idle: Collection[int] = (),
     ) -> None:
-        self.copies, self.given = copies, given
+        self.copies, self.given, self._idle = copies, given, idle
         self._aside: list[tuple[nn.Parameter, Tensor | None, Tensor]] = []  # the user's, and ours
 
     def of(self, parameter: nn.Parameter) -> Tensor:
         return self.copies[id(parameter)][1]
 
-    def take(self) -> None:
-        """Copy the gradients; none counts as zero."""
+    def take(self, *, all_of_them: bool = False) -> None:
+        """Copy the gradients, all or those that are projected; none counts as zero."""
         copies, gradients = [], []
-        for parameter, copy in self.copies.values():
+        for number, (parameter, copy) in self.copies.items():
+            if number in self._idle and not all_of_them:
+                continue
             gradient = parameter.grad
             if gradient is None:
                 copy.zero_()

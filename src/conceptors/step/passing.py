@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_EVERY = 32  # steps between looks
-_KEPT = 0.8  # of earlier looks
-_SURE = 4  # looks before anything is said about them
+_KEPT = 0.5  # of earlier looks
+_SURE = 128  # steps before anything is said about them
+_OFTEN = 1024  # steps between looks at most; before, they double
 
 
 class Passing:
@@ -24,11 +24,12 @@ class Passing:
     def is_due(self) -> bool:
         """Whether to look at this step."""
         self.steps += 1
-        return self.steps % _EVERY == 1 and not _capturing()
+        due = self.steps & (self.steps - 1) == 0 or self.steps % _OFTEN == 0
+        return due and not _capturing()
 
     def is_sure(self) -> bool:
         """Whether enough was seen for a word about it; true once."""
-        return self.steps == _EVERY * _SURE
+        return self.steps == _SURE
 
     def see(self, name: str, found: Tensor) -> None:
         """`Strategy.passing` of a layer's gradients."""

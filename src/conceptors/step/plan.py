@@ -108,8 +108,9 @@ class Plan:
         """Give the optimizer projected gradients; `scale` is of a gradient scaler."""
         for held in self.work.scales:
             held.fill_(1.0) if scale is None else held.copy_(scale)
-        self.gradients.take()
-        if self.passing.is_due():
+        due = self.passing.is_due()
+        self.gradients.take(all_of_them=due)
+        if due:
             with exactly():
                 for block in self.blocks:
                     if block.strategy is not None and block.is_stepped:
@@ -168,7 +169,7 @@ def make_plan(optimizer: Optimizer, context: Context, key: object) -> Plan:
         scale = scales.setdefault(device, torch.ones((), device=device))
         weights, gradients = both(part.site, part.own, plan.gradients.of)
         anchor = _anchor(part, weights, context.protected.anchors)
-        block.strategy = part.way.make(part.free, weights, gradients, anchor, scale, part.way.once)
+        block.strategy = part.way.make(part.free, weights, gradients, anchor, scale, part.way)
         sharded = any(is_sharded(p.data) for p in part.own)
         block.lasting = not (part.crossed or sharded or context.increment_decay)
         if block.is_followed and isinstance(block.strategy, Factored) and part.name in resumed:
@@ -203,11 +204,12 @@ def _gradients(parts: list[Part], stepped: Mapping[int, Any]) -> Gradients:
         if part.way.make is None:
             continue
         copies |= {id(p): (p, torch.empty_like(part.site.read(p))) for p in part.own}
-        some = [p for p in part.own if id(p) in stepped]
+        some = [p for p in part.own if id(p) in stepped and part.way.projects]
         # a step that is left alone is in the free space only as a whole
-        for row in [some] if part.way.once else [[p] for p in some]:
+        for row in [some] if part.way.once and some else [[p] for p in some]:
             given[tuple(id(p) for p in row)] = row
-    return Gradients(copies, list(given.values()))
+    used = {id(p) for part in parts if part.way.projects for p in part.own}
+    return Gradients(copies, list(given.values()), copies.keys() - used)
 
 
 def _rest(stepped: Mapping[int, Any], context: Context) -> Rest:
@@ -234,31 +236,35 @@ def _anchor(part: Part, weights: Memory, anchors: Mapping[int, Tensor]) -> Tenso
     return part.site.matrix(part.own, before)[..., order]
 
 
+def _as_one(work: list[Callable[[], None]]) -> list[Callable[[], None]]:
+    return [in_turn(work)] if work else []
+
+
 def _arrange(blocks: list[Block]) -> Work:
     """Alike blocks together, and on a GPU recorded."""
     work = Work()
     projects: dict[torch.device, list[Callable[[], None]]] = {}
     corrects: dict[torch.device, list[Callable[[], None]]] = {}
-    kinds = {(b.active[0].device, b.lasting, b.way.corrects) for b in blocks}
-    for device, lasting, steps in sorted(kinds, key=str):
-        own = [
-            b.strategy
-            for b in blocks
-            if b.strategy is not None
-            and (b.active[0].device, b.lasting, b.way.corrects) == (device, lasting, steps)
-        ]
+    alike: dict[tuple[torch.device, bool, bool, bool], list[Strategy]] = {}
+    for b in blocks:
+        if b.strategy is not None:
+            kind = (b.active[0].device, b.lasting, b.way.corrects, b.way.projects)
+            alike.setdefault(kind, []).append(b.strategy)
+    for (device, lasting, steps, projects_too), own in alike.items():
         merged = together(own) if device.type == "cuda" and lasting else own
         if steps:
             (work.followed if lasting else work.noted).extend(merged)
         # without corrections a note serves the pull alone, which is of the weights of now
         project = [
-            s.project if steps or s.pull is None else in_turn([s.note, s.project]) for s in merged
+            s.project if steps or s.pull is None else in_turn([s.note, s.project])
+            for s in merged
+            if projects_too
         ]
         correct = [s.correct for s in merged] if steps else []
         # pieces are recorded side by side, but what crosses shares memory: one after the other
-        projects.setdefault(device, []).extend(project if lasting else [in_turn(project)])
-        corrects.setdefault(device, []).extend(correct if lasting else [in_turn(correct)])
+        projects.setdefault(device, []).extend(project if lasting else _as_one(project))
+        corrects.setdefault(device, []).extend(correct if lasting else _as_one(correct))
     static = not any(is_sharded(p.data) for b in blocks for p in b.active)
-    work.project = in_turn([recorded(p, d, static) for d, p in projects.items()])
-    work.correct = in_turn([recorded(c, d, static) for d, c in corrects.items()])
+    work.project = in_turn([recorded(p, d, static) for d, p in projects.items() if p])
+    work.correct = in_turn([recorded(c, d, static) for d, c in corrects.items() if c])
     return work

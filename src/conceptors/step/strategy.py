@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -28,6 +30,26 @@ class Strategy(Protocol):
 
     def passing(self, once: bool) -> Tensor:
         """`[2]`: <G, G F> and <G, G> of the gradients before they are projected."""
+
+
+class Way(NamedTuple):
+    """How a block is treated.
+
+    Attributes:
+        make: makes the strategy.
+        once: gradients or steps are multiplied by F, not both by F^½.
+        projects: gradients are.
+        corrects: steps are.
+        stiffest: a layer is pulled back no stiffer than this, or plain steps would overshoot.
+        about: in words.
+    """
+
+    make: Callable[..., Strategy] | None
+    once: bool = False
+    projects: bool = True
+    corrects: bool = True
+    stiffest: float = math.inf
+    about: str = "gradients and steps projected"
 
 
 class Pull(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -30,7 +31,9 @@ def digits(scale: str) -> tuple[Part, Part, Part]:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise UnfitError("the digits need scikit-learn: pip install 'conceptors[sklearn]'") from None
+        raise UnfitError(
+            "the digits need scikit-learn: pip install 'conceptors[sklearn]'"
+        ) from None
     x, y = (torch.as_tensor(part) for part in load_digits(return_X_y=True))
     x, y, number = x.float(), y.long(), torch.arange(len(x))
     test, validation = number % 4 == 0, number % 8 == 1
@@ -129,7 +132,7 @@ def intervals() -> list[Lesson]:
 
 def mlp(*sizes: int, activation: Callable[[], nn.Module] = nn.ReLU) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for inputs, outputs in zip(sizes[:-2], sizes[1:-1]):
+    for inputs, outputs in pairwise(sizes[:-1]):
         layers += [nn.Linear(inputs, outputs), activation()]
     return nn.Sequential(*layers, nn.Linear(sizes[-2], sizes[-1]))
 

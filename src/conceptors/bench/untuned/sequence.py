@@ -101,7 +101,7 @@ def learn(
     device: torch.device,
     aperture: Any = "auto",
 ) -> dict[str, list[float]]:
-    """Final scores of all tasks on validation and test data: {"validation": [...], "test": [...]}."""
+    """Final scores of all tasks on validation and test data, and on test data right after each."""
     lessons = [lesson.to(device) for lesson in sequence.lessons()]
     torch.manual_seed(seed)
     model = sequence.model().to(device)

@@ -192,7 +192,9 @@ def _row(
     def spread(values: list[float]) -> float:
         return statistics.stdev(values) if len(values) > 1 else 0.0
 
-    plain, ours, joint = (scores(Cell(name, rate, kind, 0)) for kind in ("plain", "shield", "joint"))
+    plain, ours, joint = (
+        scores(Cell(name, rate, kind, 0)) for kind in ("plain", "shield", "joint")
+    )
     shield = [done[Cell(name, rate, "shield", seed).key] for seed in seeds]
     notes: dict[str, Any] = {
         "plain": [_mean(plain), spread(plain)],
@@ -221,5 +223,3 @@ def _row(
         more=True,
         notes=notes,
     )
-
-

@@ -78,7 +78,7 @@ def tokens() -> tuple[list[Lesson], int]:
 
 
 class Encoder(nn.Module):
-    """Token ids `[n, t]` to scores of all intents: the mean of the encoder's vectors, and a head."""
+    """Token ids `[n, t]` to scores of all intents: the mean of all vectors, and a head."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
