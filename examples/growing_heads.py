@@ -47,7 +47,7 @@ def learn(protect: bool) -> list[list[float]]:
         model.grow()
         optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
         if protect:
-            shield = shield or Shield(model, aperture=5.0)
+            shield = shield or Shield(model)
             optimizer = shield.guard(optimizer)  # looks at the model again: a new head
         x, target = X[~test].rot90(task, (1, 2)), y[~test]
         for _ in range(8):

@@ -46,7 +46,7 @@ def learn(distributed: bool) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 10))
     model: nn.Module = DistributedDataParallel(net) if distributed else net
-    shield = Shield(model, aperture=15.0)
+    shield = Shield(model)
     optimizer = shield.guard(torch.optim.SGD(model.parameters(), lr=0.5))
     for task in (y < 5, y >= 5):
         x, target = X[task & ~test], y[task & ~test]

@@ -24,7 +24,7 @@ def learn(protect: bool) -> nn.Module:
     model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 10))
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     if protect:
-        shield = Shield(model, aperture=15.0)  # 1: attach; the model stays as it is
+        shield = Shield(model)  # 1: attach; the model stays as it is
         optimizer = shield.guard(optimizer)  # 2: all its steps leave old tasks alone
     for task in tasks:
         x, target = X[task & ~test], y[task & ~test]

@@ -174,11 +174,14 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-def two_tasks(rank: Rank, optimizer_name: str, hard: bool) -> dict[str, Any]:
+APERTURES: dict[str, Any] = {"number": 20.0, "auto": "auto"}
+
+
+def two_tasks(rank: Rank, optimizer_name: str, hard: bool, aperture: Any = 30.0) -> dict[str, Any]:
     """Learn, remember, learn again under DDP; 33 samples, so that rank 0 sees one more."""
     inner = convnet()
     model = wrapped(inner, rank)
-    shield = Shield(model, aperture=30.0, hard=hard, rows=None, warn_at_quota=1.0)
+    shield = Shield(model, aperture, hard=hard, rows=None, warn_at_quota=1.0)
     optimizer = shield.guard(OPTIMIZERS[optimizer_name](model.parameters()))
     old, new = images(1, 33), images(2, 24)
     train(model, optimizer, part(old[:32], rank), 5)
@@ -199,6 +202,16 @@ def test_ddp_is_one_process_on_all_data(pair: Pair, optimizer: str, hard: bool) 
     assert first["unwrapped"]
     # not to rounding but to the last bit: ranks that drift apart never meet again
     assert largest_difference(first["conceptors"], second["conceptors"]) == 0
+    assert largest_difference(first["weights"], second["weights"]) == 0
+    assert largest_difference(first["conceptors"], alone["conceptors"]) < 1e-8
+    assert largest_difference(first["weights"], alone["weights"]) < 1e-8
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_ddp_pulls_as_one_process_on_all_data(pair: Pair, optimizer: str) -> None:
+    """By energies of samples that are summed over the ranks."""
+    alone = two_tasks(None, optimizer, False, "auto")
+    first, second = pair(two_tasks, optimizer, False, "auto")
     assert largest_difference(first["weights"], second["weights"]) == 0
     assert largest_difference(first["conceptors"], alone["conceptors"]) < 1e-8
     assert largest_difference(first["weights"], alone["weights"]) < 1e-8
@@ -373,12 +386,12 @@ def sharded(model: nn.Module, rank: Rank) -> nn.Module:
     return model
 
 
-def two_sharded_tasks(rank: Rank, optimizer_name: str) -> dict[str, Any]:
+def two_sharded_tasks(rank: Rank, optimizer_name: str, aperture: Any) -> dict[str, Any]:
     """Learn, remember, learn again."""
     model = sharded(TokenNet(), rank)
     if rank is not None:
         assert all(hasattr(p, "to_local") for p in model.parameters())
-    shield = Shield(model, aperture=20.0, rows=None, warn_at_quota=1.0)
+    shield = Shield(model, aperture, rows=None, warn_at_quota=1.0)
     optimizer = shield.guard(OPTIMIZERS[optimizer_name](model.parameters()))
     old, new = tokens(1, 0, 8), tokens(2, 4, 12)
     train(model, optimizer, part(old, rank), 5)
@@ -415,10 +428,12 @@ def weights_sharded(model: nn.Module) -> dict[str, Tensor]:
     return weights(model)
 
 
+@pytest.mark.parametrize("aperture", APERTURES.values(), ids=APERTURES)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_fsdp_is_one_unsharded_process(pair: Pair, optimizer: str) -> None:
-    alone = two_sharded_tasks(None, optimizer)
-    first, second = pair(two_sharded_tasks, optimizer)
+def test_fsdp_is_one_unsharded_process(pair: Pair, optimizer: str, aperture: Any) -> None:
+    """With "auto" weights are pulled back as well, each rank's own rows."""
+    alone = two_sharded_tasks(None, optimizer, aperture)
+    first, second = pair(two_sharded_tasks, optimizer, aperture)
     assert largest_difference(first["conceptors"], second["conceptors"]) == 0
     assert largest_difference(first["conceptors"], alone["conceptors"]) < 1e-8
     assert largest_difference(first["weights"], alone["weights"]) < 1e-8

@@ -39,6 +39,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"hard": True, "aperture": 100.0},
     {"increment_decay": 0.01, "keep_tasks": True},
     {"dense_limit": 5, "rank": 4},
+    {"aperture": "auto", "keep_tasks": True},
 ]
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
@@ -46,7 +47,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=["soft", "hard", "decay", "sketch"])
+@pytest.mark.parametrize("options", OPTIONS, ids=["soft", "hard", "decay", "sketch", "auto"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("by_file", [False, True], ids=["memory", "file"])
 def test_a_checkpoint_taken_mid_task_resumes_bit_equal(
@@ -89,6 +90,8 @@ def test_a_checkpoint_taken_mid_task_resumes_bit_equal(
     assert other.quota() == shield.quota()
     if options.get("keep_tasks"):
         assert other.forget(0).quota() == shield.forget(0).quota()
+        assert all(torch.equal(c, other._stiffness[n]) for n, c in shield._stiffness.items())
+        assert len(shield._stiffness) == (3 if options["aperture"] == "auto" else 0)
 
 
 class TiedText(nn.Module):

@@ -1,6 +1,6 @@
 """What the shield needs for a model of given layer shapes: bytes and operations, before it is run.
 
-All numbers are for one GPU. With `gpus` > 1 the weights are cut by rows, as FSDP2 does: marks and
+All numbers are for one GPU. With `gpus` > 1 the weights are cut by rows, as FSDP2 does: notes and
 products of a step divide by their number; factors, second moments and claims are whole on each.
 Nothing here is measured; `conceptors.bench` measures.
 """
@@ -15,8 +15,7 @@ from conceptors.recorder import enough
 
 DENSE_LIMIT = 8192  # the shield's: layers of more inputs keep a sketch
 STOWED = 2048  # the shield's: inputs from which on claims wait in main memory
-FACTORS = 5  # d x r matrices a layer holds: U twice, scaled, and cut in two for tensor cores
-_LEAST_FACTORS = 2  # that a step cannot do without: U, and U diag(s)
+FACTORS = 3  # d x r matrices a large layer holds on a GPU: U, and U cut in two for tensor cores
 _SINGLE, _DOUBLE = 4, 8  # bytes of a number
 _ADAM = 16  # bytes a parameter: weight, gradient and two moments, in float32
 
@@ -63,11 +62,13 @@ class Needs:
         shared_correlation_bytes: the same, if layers with one input had one total.
         claim_bytes: what stays of all tasks, in main memory for layers of 2048 inputs or more.
         factor_bytes: U and what is made of it, in float32, as the library holds them.
-        least_factor_bytes: U and U diag(s) alone.
-        mark_bytes: W U, or a copy of W where d is 1 or most directions are claimed.
+        least_factor_bytes: U alone.
+        note_bytes: W U, and with a pull W_before U; where d is 1, copies of the weights.
+        gradient_bytes: the copies that the optimizer is given.
+        anchor_bytes: W_before for a pull, in main memory; on the GPU where weights are cut.
         training_flops: of a step, 6 for each token and weight of a matrix.
-        mark_flops: of products W U, to float32's precision.
-        back_flops: of the other products of a step.
+        sharp_flops: of products W U, to float32's precision.
+        rough_flops: of the other products of a step.
         step_bytes: least that a shielded step reads and writes beyond a plain one.
         collect_flops: 2 rows d² for layers with d x d totals.
         sketch_flops: of sketches, in float64.
@@ -81,10 +82,12 @@ class Needs:
     claim_bytes: float = 0.0
     factor_bytes: float = 0.0
     least_factor_bytes: float = 0.0
-    mark_bytes: float = 0.0
+    note_bytes: float = 0.0
+    gradient_bytes: float = 0.0
+    anchor_bytes: float = 0.0
     training_flops: float = 0.0
-    mark_flops: float = 0.0
-    back_flops: float = 0.0
+    sharp_flops: float = 0.0
+    rough_flops: float = 0.0
     step_bytes: float = 0.0
     collect_flops: float = 0.0
     sketch_flops: float = 0.0
@@ -95,8 +98,8 @@ class Needs:
 
     @property
     def shield_flops(self) -> float:
-        """That a shielded step has more than a plain one: 4 out d r; 6 out d r if sharded."""
-        return self.mark_flops + self.back_flops
+        """That a shielded step has more than a plain one: 8 out d r (see `needs`)."""
+        return self.sharp_flops + self.rough_flops
 
     def overhead(self, *, half: float, tf32: float, bandwidth: float) -> float:
         """Least time added to a step, as a share of the least time of a plain one.
@@ -108,9 +111,9 @@ class Needs:
 
         >>> needs([LayerShape("up", 4096, 14336)], rank=512, tokens=16384).overhead(
         ...     half=600e12, tf32=300e12, bandwidth=4e12)
-        0.08333333333333333
+        0.125
         """
-        work = (3 * self.mark_flops + self.back_flops) / tf32
+        work = (3 * self.sharp_flops + self.rough_flops) / tf32
         return max(work, self.step_bytes / bandwidth) / (self.training_flops / half)
 
 
@@ -120,6 +123,8 @@ def needs(
     tokens: int,
     *,
     gpus: int = 1,
+    once: bool = False,
+    pulled: bool = True,
     rows: int | None = None,
     dense_limit: int = DENSE_LIMIT,
 ) -> Needs:
@@ -128,17 +133,21 @@ def needs(
     Args:
         rank: directions that are protected, at most, in every layer.
         tokens: rows that one GPU trains on in a step.
-        gpus: over which the weights are cut; 1 for whole weights.
+        gpus: over which the weights are cut; 1 for whole weights. What is cut is noted anew before
+            every step, which is 2 out d r more.
+        once: only steps are projected, as for SGD with momentum where nothing is pulled: 4 out d r
+            instead of 8.
+        pulled: as with `aperture="auto"`.
         rows: that each layer takes when a task is remembered; by default the least that
             `rows="auto"` takes if there are so many, max(16384, 8 d). It may be four times that.
         dense_limit: as the shield's.
 
     >>> one = [LayerShape("fc", inputs=1000, outputs=200)]
     >>> found = needs(one, rank=10, tokens=64)
-    >>> found.shield_flops, found.training_flops        # 4 out d r, 6 tokens out d
-    (8000000.0, 76800000.0)
-    >>> found.correlation_bytes, found.mark_bytes       # 8 d², 4 out r
-    (8000000.0, 8000.0)
+    >>> found.shield_flops, found.training_flops        # 8 out d r, 6 tokens out d
+    (16000000.0, 76800000.0)
+    >>> found.correlation_bytes, found.note_bytes       # 8 d², twice 4 out r
+    (8000000.0, 16000.0)
     """
     for value, name in ((rank, "rank"), (tokens, "tokens"), (gpus, "gpus")):
         checks.whole(value, name, 1)
@@ -148,7 +157,7 @@ def needs(
     for layer in layers:
         taken = enough(layer.inputs) if rows is None else rows
         total += _of_training(layer, tokens, gpus)
-        total += _of_steps(layer, rank, gpus)
+        total += _of_steps(layer, min(rank, layer.inputs), gpus, once, pulled)
         total += _of_remembering(layer, rank, taken, dense_limit)
     return total
 
@@ -162,30 +171,29 @@ def _of_training(layer: LayerShape, tokens: int, gpus: int) -> Needs:
     )
 
 
-def _of_steps(layer: LayerShape, rank: int, gpus: int) -> Needs:
-    """Products and marks. What is sharded is marked anew before every step."""
-    numbers, d = layer.parameters, layer.inputs
-    if not layer.is_matrix:  # gathered where it is sharded, so that every GPU does all of it
-        return Needs(mark_bytes=_SINGLE * numbers, step_bytes=5.0 * _SINGLE * numbers)
-    own, marks = numbers / gpus, 1 if gpus == 1 else 2
-    if rank >= d // 2:  # dense: Δ A with a d x d matrix, the mark is a copy
-        matrix = _SINGLE * layer.copies * d**2
-        return Needs(
-            factor_bytes=matrix,
-            least_factor_bytes=matrix,
-            mark_bytes=_SINGLE * own,
-            back_flops=2.0 * own * d,
-            step_bytes=matrix + _SINGLE * (3.0 + marks) * own,
-        )
-    thin = _SINGLE * layer.copies * d * rank
-    mark = _SINGLE * layer.outputs * layer.copies * rank / gpus
-    return Needs(
+def _of_steps(layer: LayerShape, rank: int, gpus: int, once: bool, pulled: bool) -> Needs:
+    """Products, and what they need. The least that is moved counts every tensor once a kernel."""
+    # what is no matrix is gathered where it is sharded, so that every GPU does all of it
+    own = layer.parameters / (gpus if layer.is_matrix else 1)
+    held = Needs(
+        gradient_bytes=_SINGLE * own, anchor_bytes=pulled * _SINGLE * layer.parameters / gpus
+    )
+    notes = 1 + pulled
+    if not layer.is_matrix:
+        moved = 4 if once else 6 + 2 * notes
+        return held + Needs(note_bytes=notes * _SINGLE * own, step_bytes=moved * _SINGLE * own)
+    thin = _SINGLE * layer.copies * layer.inputs * rank
+    note = _SINGLE * layer.outputs * layer.copies * rank / gpus
+    again = gpus > 1  # W U is made anew
+    steps = (2 + again) * thin + (3 + again) * _SINGLE * own + (2 + again) * note
+    gradients = 0.0 if once else 2 * thin + 5.0 * _SINGLE * own + 2 * pulled * note
+    return held + Needs(
         factor_bytes=FACTORS * thin,
-        least_factor_bytes=_LEAST_FACTORS * thin,
-        mark_bytes=mark,
-        mark_flops=2.0 * marks * own * rank,
-        back_flops=2.0 * own * rank,
-        step_bytes=(1 + marks) * thin + _SINGLE * (2.0 + marks) * own + (1 + marks) * mark,
+        least_factor_bytes=thin,
+        note_bytes=notes * note,
+        sharp_flops=2.0 * (1 + again) * own * rank,
+        rough_flops=2.0 * (1 if once else 3) * own * rank,
+        step_bytes=steps + gradients,
     )
 
 

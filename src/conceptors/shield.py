@@ -33,6 +33,7 @@ Aperture = float | Auto | Quota | Energy
 _STOWED = 2048  # inputs from which on a layer's claims are kept off the GPU
 _LEAST = 0.02  # singular values up to which an automatic aperture's directions count as free
 _STUCK = 0.05  # share of a step that passes, under which a layer hardly learns
+_STUCK_AUTO = 0.01  # the same with an automatic aperture, whose directions stay soft
 
 _ATTACHED: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Shield]] = weakref.WeakKeyDictionary()
 
@@ -69,7 +70,8 @@ class Shield:
             them, W ← W - η 2 λ (W - W_previous), apart from the projection.
         project: "gradients" (and steps), or "inputs", which is less work for plain and momentum
             SGD where a batch has fewer rows than layers have outputs; gradients must then be as
-            backward passes make them (clipping and accumulation are fine).
+            backward passes make them (clipping and accumulation are fine), and nothing can be
+            pulled back: not for "auto".
         unsupported: what to do with trainable parameters of unknown layers: "error" lists and
             refuses them, "freeze" holds them fixed once a task is remembered, "ignore" lets them
             change (and forget).
@@ -154,6 +156,7 @@ class Shield:
         self._claimed: dict[str, Conceptor] = {}
         self._tasks: list[dict[str, Conceptor]] = []
         self._stiffness: dict[str, Tensor] = {}  # of layers with an automatic aperture
+        self._task_stiffness: list[dict[str, Tensor]] = []  # the same, task by task as `_tasks`
         self._guards: list[Guard] = []
         self._full: set[str] = set()
         self._anchors: dict[str, Tensor] = {}
@@ -181,7 +184,8 @@ class Shield:
 
         Args:
             between: called at every step when `.grad` is what the optimizer is going to see,
-                projected; it may change gradients in place.
+                projected; it may change gradients in place. An optimizer that is guarded already
+                goes on with a new one.
 
         Raises:
             ValueError: it holds parameters that are not the model's, or the shield is detached;
@@ -201,7 +205,11 @@ class Shield:
         if self.project == "inputs":
             _check_inputs(optimizer)
         self.refresh()
-        if not any(guard.holds(optimizer) for guard in self._guards):
+        known = next((guard for guard in self._guards if guard.holds(optimizer)), None)
+        if known is not None:
+            known.between = between or known.between
+            known.prepare()
+        else:
             self._guards = [guard for guard in self._guards if guard.parameters()]
             self._guards.append(Guard(optimizer, lambda: self._context, between))
             self._changed()  # what is held together may be more now
@@ -235,10 +243,11 @@ class Shield:
         task, stiffness = self._conceptors(batches, feed, limit, progress)
         reshard(self.model)
         claimed = self._joined(self._claimed, task)
-        self._stiffness = self._combined(task, stiffness)
+        self._stiffness = _combined(self._claimed, self._stiffness, task, stiffness)
         self._claimed = claimed
         if self.keep_tasks:
             self._tasks.append({name: _stowed(c) for name, c in task.items()})
+            self._task_stiffness.append(stiffness)
         self.n_tasks += 1
         self._resumed.clear()
         self._set_anchors()
@@ -280,11 +289,15 @@ class Shield:
         index = checks.whole(task, "task", 0)
         if index >= len(self._tasks):
             raise ValueError(f"task {task} is not remembered; there are {len(self._tasks)} tasks")
-        left = self._tasks[:index] + self._tasks[index + 1 :]
+        kept = [i for i in range(len(self._tasks)) if i != index]
         claimed: dict[str, Conceptor] = {}
-        for share in left:
-            claimed = self._joined(claimed, share)
-        self._tasks, self._claimed, self.n_tasks = left, claimed, self.n_tasks - 1
+        stiffness: dict[str, Tensor] = {}
+        for i in kept:
+            stiffness = _combined(claimed, stiffness, self._tasks[i], self._task_stiffness[i])
+            claimed = self._joined(claimed, self._tasks[i])
+        self._tasks = [self._tasks[i] for i in kept]
+        self._task_stiffness = [self._task_stiffness[i] for i in kept]
+        self._claimed, self._stiffness, self.n_tasks = claimed, stiffness, self.n_tasks - 1
         self._resumed.clear()
         self._claims_changed()
         self._full &= {name for name, quota in self.quota().items() if quota > self.warn_at_quota}
@@ -429,25 +442,8 @@ class Shield:
             choice = self._aperture_of(name)
             if isinstance(choice, Auto) and choice.pull and not self.hard:
                 odds = found[name].odds_trace().clamp_min(1e-300)  # [g], of Q = α² R
-                pull = choice.pull / self._scan.sites[name].outputs() ** 0.5
-                stiffness[name] = pull * own.energy_of_samples().to(odds) / odds
+                stiffness[name] = choice.pull * own.energy_of_samples().to(odds) / odds
         return found, stiffness
-
-    def _combined(
-        self, task: Mapping[str, Conceptor], stiffness: Mapping[str, Tensor]
-    ) -> dict[str, Tensor]:
-        """c such that c Q is the sum of all tasks' stiffness: a mean, weighted by tr Q."""
-        found = dict(self._stiffness)
-        for name, new in stiffness.items():
-            old = found.get(name)
-            if old is None or name not in self._claimed:
-                found[name] = new
-                continue
-            before = self._claimed[name].odds_trace().to(new)
-            now = task[name].odds_trace().to(new)
-            total = (before + now).clamp_min(1e-300)
-            found[name] = (old.to(new) * before + new * now) / total
-        return found
 
     def _conceptor(self, name: str, moments: Moments | SketchedMoments) -> Conceptor:
         """The conceptors of one task's rows at one site."""
@@ -537,7 +533,13 @@ class Shield:
                 f"is everything frozen or excluded?"
             )
         for name in found.sites:
-            self._aperture_of(name)
+            choice = self._aperture_of(name)
+            pulls = isinstance(choice, Auto) and choice.pull > 0 and not self.hard
+            if pulls and self.project == "inputs":
+                raise ValueError(
+                    f'project="inputs" cannot pull layer {name!r} back, as its automatic aperture '
+                    f"wants; give a number, aperture=9.0, or Auto(pull=0)"
+                )
         return found
 
     @_lasting()
@@ -636,7 +638,8 @@ class Shield:
         stuck = {
             name: share
             for name, share in shares.items()
-            if share < _STUCK and self._claimed[name].dim > 2
+            if self._claimed[name].dim > 2
+            and share < (_STUCK_AUTO if isinstance(self._aperture_of(name), Auto) else _STUCK)
         }
         if stuck:
             listed = ", ".join(f"{name} ({share:.1%})" for name, share in stuck.items())
@@ -651,6 +654,28 @@ class Shield:
     def _check_attached(self) -> None:
         if not self._attached:
             raise ValueError("this shield was detached; make a new one with Shield(model, ...)")
+
+
+def _combined(
+    claimed: Mapping[str, Conceptor],
+    held: Mapping[str, Tensor],
+    task: Mapping[str, Conceptor],
+    stiffness: Mapping[str, Tensor],
+) -> dict[str, Tensor]:
+    """c such that c Q is the sum of all tasks' stiffness: a mean, weighted by tr Q.
+
+    `held` is c of what is claimed so far, `stiffness` that of one more task.
+    """
+    found = dict(held)
+    for name, new in stiffness.items():
+        old = found.get(name)
+        if old is None or name not in claimed:
+            found[name] = new
+            continue
+        before, now = (c[name].odds_trace().to(new) for c in (claimed, task))
+        total = (before + now).clamp_min(1e-300)
+        found[name] = (old.to(new) * before + new * now) / total
+    return found
 
 
 def _stowed(conceptor: Conceptor) -> Conceptor:

@@ -55,7 +55,10 @@ def pack(shield: Shield) -> dict[str, Any]:
         "version": VERSION,
         "n_tasks": shield.n_tasks,
         "claimed": {name: _pack(c) for name, c in shield._claimed.items()},
-        "tasks": [{name: _pack(c) for name, c in task.items()} for task in shield._tasks],
+        "tasks": [
+            {name: _pack(c, own.get(name)) for name, c in task.items()}
+            for task, own in zip(shield._tasks, shield._task_stiffness)
+        ],
         "anchors": {name: anchor.clone() for name, anchor in shield._anchors.items()},
         "stiffness": {name: value.clone() for name, value in shield._stiffness.items()},
         "notes": _notes(shield),
@@ -76,6 +79,8 @@ def unpack(
     n_tasks, claimed, tasks, anchors = _read(state)
     claimed = {rename.get(name, name): c for name, c in claimed.items()}
     tasks = [{rename.get(name, name): c for name, c in task.items()} for task in tasks]
+    own = [_read_stiffness(task, rename) for task in state["tasks"]]
+    extra = {label: _read_tensors(state, label, rename) for label in ("stiffness", "notes")}
     sizes = {}
     for name, site in shield._scan.sites.items():
         matrix = site.matrix(site.parameters)
@@ -105,8 +110,8 @@ def unpack(
     shield._tasks = [
         {name: c.to(devices[name]) for name, c in task.items() if name in loaded} for task in tasks
     ]
+    shield._task_stiffness = [{n: t for n, t in task.items() if n in loaded} for task in own]
     shield.n_tasks = n_tasks
-    extra = {label: _read_tensors(state, label, rename) for label in ("stiffness", "notes")}
     shield._stiffness = {n: t for n, t in extra["stiffness"].items() if n in loaded}
     shield._resumed = {n: t for n, t in extra["notes"].items() if n in loaded}
     parameters = dict(shield.model.named_parameters())
@@ -160,12 +165,13 @@ def load(path: str | Path) -> dict[str, Any]:
     return state
 
 
-def _pack(conceptor: Conceptor) -> dict[str, Any]:
-    """The exact odds matrix where there is one, else the spectrum."""
+def _pack(conceptor: Conceptor, stiffness: Tensor | None = None) -> dict[str, Any]:
+    """The exact odds matrix where there is one, else the spectrum; and stiffness, if any."""
+    more = {} if stiffness is None else {"stiffness": stiffness.clone()}
     if conceptor._odds is not None:
-        return {"odds_matrix": conceptor._odds.clone()}
+        return more | {"odds_matrix": conceptor._odds.clone()}
     parts = conceptor._parts()
-    return {
+    return more | {
         "vectors": parts.vectors.clone(),
         "odds": parts.odds.clone(),
         "rest": 1.0 if math.isinf(parts.rest) else 0.0,
@@ -212,6 +218,14 @@ def _read(
     tasks = [{n: _unpack(n, packed) for n, packed in task.items()} for task in state["tasks"]]
     anchors = {n: checks.finite(a, f"anchor of {n}") for n, a in state["anchors"].items()}
     return n_tasks, claimed, tasks, anchors
+
+
+def _read_stiffness(
+    task: Mapping[str, Mapping[str, Any]], rename: Mapping[str, str]
+) -> dict[str, Tensor]:
+    """Of one task, where its layers have any."""
+    found = {name: packed["stiffness"] for name, packed in task.items() if "stiffness" in packed}
+    return _read_tensors({"stiffness": found}, "stiffness", rename)
 
 
 def _read_tensors(

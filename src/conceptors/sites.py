@@ -43,11 +43,6 @@ class Site:
         """The parameters of the columns, in order."""
         return ([] if self.weight is None else [self.weight]) + self.biases
 
-    def outputs(self) -> int:
-        """How many numbers a row becomes; the groups of norm layers and convolutions count."""
-        groups, out, _ = self.matrix(self.parameters).shape
-        return out if self.block.layout in ("tokens", "stacked") else groups * out
-
     def active(self) -> list[nn.Parameter]:
         """The parameters that may change, and only within the free space."""
         return [p for p in self.parameters if p.requires_grad and id(p) not in self.passive]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -81,8 +81,17 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
 
 def set_gradients(model: nn.Module, values: Mapping[str, Tensor]) -> None:
     """Put matrices [W | b] in place of the gradients."""
+    _set(model, values, lambda p: p.grad)
+
+
+def set_blocks(model: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Put matrices [W | b] in place of the weights."""
+    _set(model, values, lambda p: p.data)
+
+
+def _set(model: nn.Module, values: Mapping[str, Tensor], get: Callable[[Any], Any]) -> None:
     for name, site in sites(model).items():
-        held: dict[int, Any] = {id(p): p.grad for p in site.parameters}
+        held = {id(p): get(p) for p in site.parameters}
         views = site.views(held, site.parameters)
         parts = values[name].split([view.shape[2:].numel() for view in views], -1)
         for view, part in zip(views, parts):

@@ -89,7 +89,10 @@ def backward(layer: nn.Module, seed: int = 2) -> None:
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_between_sees_what_the_optimizer_is_given(momentum: float) -> None:
-    """G F where the step is left alone, else G F^½; after the step `.grad` is G again."""
+    """G F where the step is left alone, else G F^½; after the step `.grad` is G again.
+
+    SGD with momentum is given G itself where nobody looks.
+    """
     layer, shield = linear()
     seen: list[Tensor] = []
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=momentum)
@@ -101,6 +104,52 @@ def test_between_sees_what_the_optimizer_is_given(momentum: float) -> None:
     wanted = raw @ half if momentum else raw @ half @ half
     torch.testing.assert_close(seen, [wanted], rtol=0, atol=1e-12)
     assert torch.equal(gradients(layer)["Linear"], raw)
+    done = "gradients and steps projected" if momentum else "gradients projected"
+    assert [row.done for row in shield.explain()] == [done]
+
+
+def test_looking_at_gradients_changes_no_step() -> None:
+    finals = []
+    for between in (None, lambda: None):
+        layer, shield = linear()
+        made = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+        optimizer = shield.guard(made, between=between)
+        for seed in range(5):
+            optimizer.zero_grad()
+            backward(layer, seed)
+            optimizer.step()
+        finals.append(blocks(layer)["Linear"])
+    torch.testing.assert_close(*finals, rtol=0, atol=1e-12)
+
+
+def test_an_optimizer_guarded_already_goes_on_with_the_new_between() -> None:
+    layer, shield = linear()
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+    calls: list[str] = []
+    given: list[Tensor] = []
+
+    def look() -> None:
+        calls.append("second")
+        given.append(gradients(layer)["Linear"])
+
+    def step() -> Tensor:
+        optimizer.zero_grad()
+        backward(layer)
+        optimizer.step()
+        return gradients(layer)["Linear"]
+
+    shield.guard(optimizer)
+    step()
+    shield.guard(optimizer, between=lambda: calls.append("first"))
+    step()
+    shield.guard(optimizer, between=look)
+    raw = step()
+    shield.guard(optimizer)  # keeps it
+    step()
+    assert calls == ["first", "second", "second"]
+    assert len(shield._guards) == 1
+    half = root(shield.conceptors()["Linear"].matrix())
+    torch.testing.assert_close(given[0], raw @ half, rtol=0, atol=1e-12)
 
 
 def test_gradients_may_be_changed_in_between() -> None:
@@ -166,3 +215,77 @@ def test_layers_without_gradients_stay(momentum: float) -> None:
     assert torch.equal(blocks(model)["0"], before["0"])
     assert not torch.equal(blocks(model)["1"], before["1"])
     assert model[0].weight.grad is None
+
+
+# --- steps that fail -------------------------------------------------------------------------
+
+
+def fail(optimizer: torch.optim.Optimizer) -> None:
+    """A step that raises when the optimizer has its gradients."""
+
+    def raises(*_: object) -> None:
+        raise RuntimeError("out of luck")
+
+    hook = optimizer.register_step_pre_hook(raises)
+    with pytest.raises(RuntimeError, match="out of luck"):
+        optimizer.step()
+    hook.remove()
+
+
+@pytest.mark.parametrize("zero", [True, False, None], ids=["to none", "to zero", "not at all"])
+@pytest.mark.parametrize("clips", [False, True])
+def test_after_a_failed_step_the_next_has_the_users_gradients(
+    zero: bool | None, clips: bool
+) -> None:
+    """Whether they have zeroed our copies, put others in place, or try the same again."""
+    finals, afterwards = [], []
+    for fails in (True, False):
+        layer, shield = linear()
+        optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1)
+
+        def clip(layer: nn.Module = layer) -> None:
+            nn.utils.clip_grad_norm_(layer.parameters(), 1e-3)
+
+        shield.guard(optimizer, between=clip if clips else None)
+        if fails and zero is not None:
+            backward(layer, 7)
+            fail(optimizer)
+            optimizer.zero_grad(set_to_none=zero)
+        backward(layer, 8)
+        if fails and zero is None:
+            fail(optimizer)
+        optimizer.step()
+        finals.append(blocks(layer)["Linear"])
+        afterwards.append(gradients(layer)["Linear"])
+    assert torch.equal(*finals)
+    assert torch.equal(*afterwards)
+
+
+def test_a_failed_between_leaves_the_users_gradients_to_the_next_step() -> None:
+    layer, shield = linear()
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1)
+
+    def spoil() -> None:
+        for parameter in layer.parameters():
+            assert parameter.grad is not None
+            parameter.grad.zero_()
+        raise RuntimeError("out of luck")
+
+    shield.guard(optimizer, between=spoil)
+    backward(layer)
+    raw = gradients(layer)["Linear"]
+    with pytest.raises(RuntimeError, match="out of luck"):
+        optimizer.step()
+    shield.guard(optimizer, between=lambda: None)
+    optimizer.step()
+    assert torch.equal(gradients(layer)["Linear"], raw)
+
+
+def test_a_shield_that_is_detached_after_a_failed_step_gives_back() -> None:
+    layer, shield = linear()
+    optimizer = shield.guard(torch.optim.AdamW(layer.parameters()))
+    backward(layer)
+    raw = gradients(layer)["Linear"]
+    fail(optimizer)
+    shield.detach()
+    assert torch.equal(gradients(layer)["Linear"], raw)

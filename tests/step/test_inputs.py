@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from conceptors import Shield
+from conceptors.targets import Auto
 from step.common import gradients
 
 
@@ -177,14 +178,16 @@ def test_gradients_are_projected_by_backward(rank: int | None, shape: tuple[int,
         torch.testing.assert_close(gradients(model)[name], wanted, rtol=0, atol=1e-14)
 
 
-def test_layers_that_are_no_plain_linear_ones_are_done_by_gradients() -> None:
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_layers_that_are_no_plain_linear_ones_are_done_by_gradients(momentum: float) -> None:
+    """Or by steps, as without the option."""
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Linear(10, 8), nn.LayerNorm(8), nn.Unflatten(1, (2, 4)), nn.Conv1d(2, 3, 2)
     )
     model = model.double()
     shield = Shield(model, 1e4, hard=True, project="inputs", warn_at_quota=1.0)
-    optimizer = shield.guard(torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9))
+    optimizer = shield.guard(torch.optim.SGD(model.parameters(), lr=0.05, momentum=momentum))
     shield.remember(data(1, 3))
     before = model(data(1, 3)).detach()
     for seed in range(5):
@@ -194,7 +197,8 @@ def test_layers_that_are_no_plain_linear_ones_are_done_by_gradients() -> None:
     torch.testing.assert_close(model(data(1, 3)), before, rtol=0, atol=1e-10)
     done = {row.layer: row.done for row in shield.explain()}
     assert done["0"] == "inputs projected"
-    assert {done["1"], done["3"]} == {"gradients and steps projected"}
+    otherwise = "steps projected" if momentum else "gradients projected"
+    assert (done["1"], done["3"]) == (otherwise, otherwise)
 
 
 def test_a_layer_in_groups_of_its_own_rates_is_done_by_steps() -> None:
@@ -346,10 +350,31 @@ def test_nothing_is_hooked_without_the_option() -> None:
 )
 def test_other_optimizers_are_refused(make: Callable[[Any], Any], message: str) -> None:
     model = network()
-    shield = Shield(model, project="inputs")
+    shield = Shield(model, 9.0, project="inputs")
     with pytest.raises(ValueError, match=message):
         shield.guard(make(model.parameters()))
     assert not shield._guards
+
+
+@pytest.mark.parametrize("aperture", ["auto", {"0": 9.0, "*": Auto(pull=0.1)}])
+def test_automatic_apertures_that_pull_are_refused(aperture: Any) -> None:
+    model = network()
+    with pytest.raises(ValueError, match=r"layer '\d' back.*aperture=9.0, or Auto\(pull=0\)"):
+        Shield(model, aperture, project="inputs")
+    Shield(model, project="gradients").detach()  # nothing of the refused one is left
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"aperture": {"0": 9.0, "*": Auto(pull=0)}}, {"hard": True}],
+    ids=["no pull", "hard conceptors, along which nothing moves"],
+)
+def test_automatic_apertures_that_do_not_are_fine(options: dict[str, Any]) -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    shield = Shield(model, project="inputs", warn_at_quota=1.0, **options).remember(data(1))
+    shield.guard(optimizer)
+    assert {row.done for row in shield.explain()} == {"inputs projected"}
 
 
 def test_an_unknown_way_to_project_is_refused() -> None:

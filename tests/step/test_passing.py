@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from conceptors import Shield, ShieldFullWarning
 from conceptors.step.passing import Passing
+from conceptors.targets import Auto
 from helpers import normal
 from step.common import backward, gradients, mixed, train
 
@@ -36,14 +37,17 @@ def test_the_share_of_a_first_step_is_that_of_the_definition(optimizer: str) -> 
         assert 0 < share < 1
 
 
-def test_one_in_32_steps_is_looked_at_and_means_run_on() -> None:
+def test_looks_become_seldom_and_means_run_on() -> None:
     seen = Passing()
-    looks = [seen.is_due() for _ in range(70)]
-    assert [step for step, due in enumerate(looks) if due] == [0, 32, 64]
+    looks = [step for step in range(1, 5001) if seen.is_due()]
+    assert looks == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 3072, 4096]
+    seen = Passing()
     seen.see("fc", torch.tensor([1.0, 2.0]))
     assert seen.shares() == {"fc": 0.5}
     seen.see("fc", torch.tensor([0.0, 4.0]))
-    assert seen.shares()["fc"] == pytest.approx((0.8 * 1.0) / (0.8 * 2.0 + 0.2 * 4.0))
+    assert seen.shares()["fc"] == pytest.approx((0.5 * 1.0) / (0.5 * 2.0 + 0.5 * 4.0))
+    seen.see("fc", torch.tensor([3.0, 3.0]))
+    assert seen.shares()["fc"] == pytest.approx((0.25 + 1.5) / (1.5 + 1.5))
 
 
 def test_shares_are_shares() -> None:
@@ -75,6 +79,28 @@ def test_a_task_that_hardly_passes_is_told_once(width: int) -> None:
     told = [str(w.message) for w in said if w.category is ShieldFullWarning]
     assert len(told) == (1 if width == 8 else 0)
     assert not told or "Linear (0.0%)" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("share", "told"), [(0.06, ()), (0.03, ("number",)), (0.005, ("number", "auto"))]
+)
+def test_automatic_apertures_may_let_less_pass(share: float, told: tuple[str, ...]) -> None:
+    """They are soft, so that a layer with few percent still learns."""
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"number": nn.Linear(4, 4), "auto": nn.Linear(4, 4)}).double()
+
+    def both(model: Any, x: Tensor) -> None:
+        for layer in model.values():
+            layer(x)
+
+    shield = Shield(model, {"number": 3.0, "auto": Auto()}, warn_at_quota=1.0)
+    shield.remember(normal(0, 20, 4), feed=both)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        shield._warn_if_stuck({"number": share, "auto": share})
+    found = " ".join(str(w.message) for w in said if w.category is ShieldFullWarning)
+    assert [name for name in ("number", "auto") if f"{name} ({share:.1%})" in found] == list(told)
+    assert len(said) == bool(told)
 
 
 def test_looking_changes_no_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from step.common import (
     mixed,
     plan_of,
     root,
+    set_blocks,
     set_gradients,
     train,
 )
@@ -61,8 +62,37 @@ def test_sgd_is_algorithm_2(channels_last: bool, momentum: float) -> None:
         free = torch.eye(claimed.dim).double() - claimed.matrix()
         wanted = before[name] - 0.01 * gradients(model)[name] @ free
         torch.testing.assert_close(blocks(model)[name], wanted, rtol=0, atol=1e-12)
-    done = "gradients and steps projected" if momentum else "gradients projected"
+    done = "steps projected" if momentum else "gradients projected"
     assert {row.done for row in shield.explain()} == {done}
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("decay", [0.0, 0.05])
+def test_momentum_is_that_of_algorithm_2(nesterov: bool, decay: float) -> None:
+    """By hand: W ← W - η 2 λ (W - W_before), V ← μ V + G F, W ← W - η V."""
+    model, twin = mixed(), mixed()
+    shield = Shield(model, 3.0, increment_decay=decay, warn_at_quota=1.0)
+    make: Any = torch.optim.SGD
+    optimizer = shield.guard(make(model.parameters(), lr=0.01, momentum=0.9, nesterov=nesterov))
+    shield.remember(torch.arange(5))
+    weights = blocks(twin)
+    before, velocity = blocks(twin), {name: torch.zeros_like(w) for name, w in weights.items()}
+    for step in range(6):
+        twin.zero_grad()
+        backward(twin, step)
+        for name, G in gradients(twin).items():
+            claimed = shield.conceptors()[name]
+            GF = G @ (torch.eye(claimed.dim).double() - claimed.matrix())
+            velocity[name] = 0.9 * velocity[name] + GF
+            move = GF + 0.9 * velocity[name] if nesterov else velocity[name]
+            drawn = weights[name] - 0.02 * decay * (weights[name] - before[name])
+            weights[name] = drawn - 0.01 * move
+        set_blocks(twin, weights)
+    train(model, optimizer, 6)
+    assert {row.done for row in shield.explain()} == {"steps projected"}
+    for name, wanted in weights.items():
+        assert float((wanted - before[name]).norm()) > 1e-3
+        torch.testing.assert_close(blocks(model)[name], wanted, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("channels_last", [False, True])

@@ -50,7 +50,7 @@ def family(size: Size, device: torch.device) -> list[Row]:
                 plain=theirs,
                 ours=ours,
                 ratio=theirs / ours if ours > 0 else float("inf"),
-                target=aim(3.0, size, device, "cpu cuda" if size == "full" else "cuda"),
+                target=aim(2.0, size, device, "cpu cuda" if size == "full" else "cuda"),
                 more=True,
                 floor=floor,
                 share=floor / ours if ours > 0 else None,

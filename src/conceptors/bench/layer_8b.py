@@ -53,7 +53,7 @@ def layer_8b(size: Size, device: torch.device) -> list[Row]:
         remembered=2,
         steps=pick(size, 2, 10, 20),
     )
-    found = step_rows("layer-8b", recipe, size, aim(1.10, size, device))
+    found = step_rows("layer-8b", recipe, size, aim(1.20, size, device))
     release(device)
     if cuda:
         half = replace(
@@ -63,5 +63,5 @@ def layer_8b(size: Size, device: torch.device) -> list[Row]:
             batch=lambda seed: batch(seed, torch.bfloat16),
             autocast=False,
         )
-        found += step_rows("layer-8b", half, size, aim(1.10, size, device))
+        found += step_rows("layer-8b", half, size, aim(1.20, size, device))
     return found

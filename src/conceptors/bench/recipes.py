@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import cycle
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from conceptors.bench import data, models
 from conceptors.bench.row import Size, pick
+from conceptors.bench.untuned.catalogue import ConvNet
 
 Batch = tuple[Tensor, Tensor]
 Loss = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
@@ -37,8 +38,9 @@ class Recipe:
     batch: Callable[[int], Batch]  # inputs and targets of a seed, a task a thousand, on the device
     optimizer: Callable[[nn.Module], Optimizer]
     rank: float | int | None = 0.1
-    aperture: float = 9.0
+    aperture: Any = 9.0
     hard: bool = False
+    project: Literal["gradients", "inputs"] = "gradients"
     loss: Loss = classify  # of outputs and targets: what is differentiated, and its gradient
     autocast: bool = False
     remembered: int = 8  # batches of the first task
@@ -120,6 +122,28 @@ def resnet18(size: Size, device: torch.device, whole: bool = False) -> Recipe:
         autocast=device.type == "cuda",
         remembered=pick(size, 2, 4, 8),
         steps=pick(size, 3, 20, 40),
+    )
+
+
+def cnn(size: Size, device: torch.device) -> Recipe:
+    """Two convolutions and two linear layers on 28 x 28 pixels, AdamW, an automatic aperture."""
+    count = pick(size, 4, 64, 64)
+
+    @cache
+    def batch(seed: int) -> Batch:
+        return data.pictures(count, 1, 28, seed // 1000, seed, device)
+
+    return Recipe(
+        name="small CNN",
+        setting=f"28 x 28, batch {count}, AdamW, aperture auto",
+        device=device,
+        model=ConvNet,
+        batch=batch,
+        optimizer=lambda m: torch.optim.AdamW(m.parameters(), lr=1e-3),
+        rank=None,
+        aperture="auto",
+        remembered=pick(size, 2, 8, 16),
+        steps=pick(size, 2, 50, 100),
     )
 
 

@@ -10,12 +10,13 @@ from conceptors.bench.remember import remember_gpt2, remember_resnet18, remember
 from conceptors.bench.row import Benchmark
 from conceptors.bench.seeds import permuted, seeds
 from conceptors.bench.step_mlp import step_mlp
-from conceptors.bench.step_models import step_gpt2, step_resnet18, step_vit
+from conceptors.bench.step_models import step_cnn, step_gpt2, step_resnet18, step_vit
 from conceptors.bench.tasks import tasks
 from conceptors.bench.untuned import untuned
 
 _ALL = [
     Benchmark("step-mlp", "a shielded step of 784-800-10 against a plain one", step_mlp, ("cpu",)),
+    Benchmark("step-cnn", "a shielded step of a small CNN with AdamW", step_cnn, ("cpu",)),
     Benchmark("step-resnet18", "a shielded step of ResNet-18", step_resnet18),
     Benchmark("step-gpt2", "a shielded step of GPT-2 small", step_gpt2),
     Benchmark("step-vit", "a shielded step of ViT-S/16", step_vit),

@@ -26,12 +26,14 @@ def step_mlp(size: Size, device: torch.device) -> list[Row]:
     for count, target in TARGETS.items():
         recipe = Recipe(
             name=f"784-{hidden}-10",
-            setting=f"batch {count}, SGD, aperture 9, {where}, {torch.get_num_threads()} threads",
+            setting=f"batch {count}, SGD, inputs projected, aperture 9, {where}, "
+            f"{torch.get_num_threads()} threads",
             device=device,
             model=partial(models.mlp, hidden=hidden),
             batch=partial(_batch, _halves(x.to(device), y.to(device)), count),
             optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
             rank=None,
+            project="inputs",
             loss=_squares,
             remembered=max(1, pick(size, 200, 6000, 30_000) // count),
             steps=pick(size, 5, 200, 500),

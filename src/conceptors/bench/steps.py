@@ -30,7 +30,7 @@ def learned(recipe: Recipe) -> nn.Module:
 def shielded(recipe: Recipe, model: nn.Module, hard: bool = False) -> Shield:
     """A shield that remembers the first task."""
     hard = hard or recipe.hard
-    shield = Shield(model, aperture=recipe.aperture, rank=recipe.rank, hard=hard)
+    shield = Shield(model, recipe.aperture, rank=recipe.rank, hard=hard, project=recipe.project)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ShieldFullWarning)  # made-up data may fill a small layer
         shield.remember(recipe.old(), feed=recipe.feed)

@@ -8,7 +8,8 @@
 | any other                                   | times F^½ | times F^½      |
 | SGD with `project="inputs"`                 | made of inputs times F | left alone |
 
-Steps are left alone only where one group of the optimizer has all of a block.
+Steps are left alone only where one group of the optimizer has all of a block, and gradients only
+where nobody looks at them (`between` of `Shield.guard`).
 
 | block                                  | form     |
 |----------------------------------------|----------|
@@ -44,8 +45,12 @@ def choose(
     optimizer: Optimizer,
     groups: list[dict[str, Any]],
     by_inputs: bool,
+    looked_at: bool = False,
 ) -> Way:
-    """The way for a block whose parameters are in these groups of an optimizer."""
+    """The way for a block whose parameters are in these groups of an optimizer.
+
+    `looked_at`: somebody wants to see projected gradients.
+    """
     form: Callable[..., Strategy] = make_factored if free.dim > 2 else make_small
     if free.dim == 1 and len(active) == 1:
         form = make_tokens
@@ -59,16 +64,16 @@ def choose(
         return Way(form, once=True, corrects=steps, about=about)
     stiffest = math.inf
     if isinstance(optimizer, torch.optim.SGD):
-        stiffest = _STEADY / max(1e-12, *(_rate(group) for group in groups))
+        stiffest = _STEADY / max(1e-12, *map(rate, groups))
     full = all(p.dtype in (torch.float32, torch.float64) for p in active)
     if linear and full and not groups[0]["momentum"]:
         about = "gradients projected"
         return Way(form, once=True, corrects=False, stiffest=stiffest, about=about)
-    if linear and free.stiffness is None:
+    if linear and free.stiffness is None and not looked_at:
         return Way(form, once=True, projects=False, about="steps projected")
     return Way(form, stiffest=stiffest)
 
 
-def _rate(group: dict[str, Any]) -> float:
+def rate(group: dict[str, Any]) -> float:
     """The largest learning rate that is in sight: schedulers begin with small ones."""
     return max(float(group.get(name) or 0.0) for name in ("lr", "initial_lr", "max_lr"))

@@ -32,7 +32,7 @@ class Directions:
     ) -> None:
         """`rough`: gradients need not be projected exactly, as steps are."""
         self.rough = rough
-        self.parts = [vectors[:, at.to(vectors.device)].contiguous() for at in columns]  # [g, k, r]
+        self.parts = [_rows(vectors, at) for at in columns]  # [g, k, r]
         self.dtype = like.dtype
         self._halves = self._thirds = None
         if pays_to_split(like, vectors.shape[-1]):
@@ -142,7 +142,7 @@ def make_factored(
     """
     first = weights.blocks[0]
     missing = -free.rank % _TILE if first.is_cuda else 0  # odd sizes are slow there
-    vectors = functional.pad(free.vectors, (0, missing))
+    vectors = functional.pad(free.vectors, (0, missing)) if missing else free.vectors
     directions = Directions(vectors, weights.columns, first, rough=way.corrects)
     noted = torch.zeros(
         *first.shape[:2], vectors.shape[-1], dtype=vectors.dtype, device=vectors.device
@@ -159,6 +159,14 @@ def pays_to_split(block: Tensor, rank: int, layers: int = 1) -> bool:
     """Whether three products on tensor cores, and splitting numbers, beat one of float32."""
     work = 2.0 * layers * block.numel() * rank
     return block.is_cuda and block.dtype != torch.float64 and rank >= _WIDE and work >= _LARGE
+
+
+def _rows(vectors: Tensor, at: Tensor) -> Tensor:
+    """Some rows of U, in its own memory if they follow each other."""
+    first, count = int(at[0]), len(at)
+    if torch.equal(at, torch.arange(first, first + count)):
+        return vectors[:, first : first + count].contiguous()
+    return vectors[:, at.to(vectors.device)].contiguous()
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ class FreeSpace:
         if needed < values.shape[-1]:
             vectors, values, _ = claimed.strongest(needed).spectrum
         values = torch.where(values > least, values, 0.0)
-        self.vectors, self.values = vectors.to(full), values.to(full)
+        self.vectors, self.values = vectors.to(full).contiguous(), values.to(full)
         self.stiffness = None if stiffness is None else stiffness.to(self.values)
 
     @property

@@ -33,6 +33,7 @@ class Gradients:
     ) -> None:
         self.copies, self.given, self._idle = copies, given, idle
         self._aside: list[tuple[nn.Parameter, Tensor | None, Tensor]] = []  # the user's, and ours
+        self._versions: list[int] = []  # of ours, as the optimizer was given them
 
     def of(self, parameter: nn.Parameter) -> Tensor:
         return self.copies[id(parameter)][1]
@@ -65,12 +66,22 @@ class Gradients:
                 ours = _like(self.of(parameter), like)
                 self._aside.append((parameter, gradient, ours))
                 parameter.grad = ours
+        self.settle()
 
-    def give_back(self) -> None:
-        """The user's gradients again, unless they have put others in place since."""
-        for parameter, gradient, ours in self._aside:
+    def settle(self) -> None:
+        """What changes our copies from now on is the optimizer, or comes after a failed step."""
+        self._versions = [ours._version for _, _, ours in self._aside]
+
+    def give_back(self, *, late: bool = False) -> None:
+        """The user's gradients again, unless they have put others in place since.
+
+        `late`: in case a step failed half-way. What the user has made of our copies since then,
+        as by `zero_grad(set_to_none=False)` and a backward pass, is theirs.
+        """
+        for (parameter, gradient, ours), version in zip(self._aside, self._versions):
             if parameter.grad is ours:
-                parameter.grad = gradient
+                changed = late and ours._version != version
+                parameter.grad = ours.clone() if changed else gradient
         self._aside = []
 
 

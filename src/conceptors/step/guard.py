@@ -61,15 +61,16 @@ class Guard:
     def prepare(self) -> Plan:
         """Be ready before the first forward pass of a task, not at its first step."""
         optimizer, context = self._optimizer(), self._context()
-        key = (context.version, None if optimizer is None else _key(optimizer))
-        if self.plan.key == key:
+        looked_at = self.between is not None
+        key = (context.version, looked_at, None if optimizer is None else _key(optimizer))
+        if self.plan.key == key and (optimizer is None or not self.plan.is_outrun(optimizer)):
             return self.plan
         self.plan.close()
         if optimizer is None:
             self.plan = Plan(key)
             return self.plan
         with exactly():
-            self.plan = make_plan(optimizer, context, key)
+            self.plan = make_plan(optimizer, context, key, looked_at)
         if isinstance(optimizer, torch.optim.LBFGS) and not context.protected.resumed:
             optimizer.state.clear()
         return self.plan
@@ -87,7 +88,7 @@ class Guard:
     # --- around a step --------------------------------------------------------------------
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        self.plan.gradients.give_back()  # in case the last step failed half-way
+        self.plan.gradients.give_back(late=True)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         plan = self.prepare()
         if not plan and self.between is None:
@@ -119,7 +120,10 @@ class Guard:
         if self.plan.passing.is_sure():
             self._context().warn(self.plan.passing.shares())
         if self.between is not None:
-            self.between()
+            try:
+                self.between()
+            finally:
+                self.plan.gradients.settle()
 
     @torch.no_grad()
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from torch.optim import Optimizer
 from conceptors.precision import exactly
 from conceptors.sites import Site, is_sharded
 from conceptors.step.batched import in_turn, recorded, together
-from conceptors.step.choose import Way, choose
+from conceptors.step.choose import choose, rate
 from conceptors.step.context import Context
 from conceptors.step.factored import Factored
 from conceptors.step.free_space import FreeSpace
@@ -21,7 +22,7 @@ from conceptors.step.gradients import Gradients
 from conceptors.step.inputs import Inlet
 from conceptors.step.memory import Memory, both
 from conceptors.step.passing import Passing
-from conceptors.step.strategy import Strategy
+from conceptors.step.strategy import Strategy, Way
 
 
 @dataclass
@@ -86,9 +87,17 @@ class Plan:
     work: Work = field(default_factory=Work)
     rest: Rest = field(default_factory=Rest)
     passing: Passing = field(default_factory=Passing)
+    fastest: float = math.inf  # learning rate up to which plain steps do not overshoot a pull
 
     def __bool__(self) -> bool:
         return bool(self.blocks or self.rest)
+
+    def is_outrun(self, optimizer: Optimizer) -> bool:
+        """Whether learning rates are too large by now for pulls as stiff as they were made."""
+        if self.fastest == math.inf:
+            return False
+        groups = [g for g in optimizer.param_groups if not isinstance(g["lr"], Tensor)]
+        return max(map(rate, groups), default=0.0) > self.fastest
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """All whose gradients are looked at."""
@@ -134,7 +143,8 @@ class Plan:
         }
 
     def close(self) -> None:
-        """Take all hooks off the layers."""
+        """Take all hooks off the layers, and ours off the user's gradients."""
+        self.gradients.give_back(late=True)
         for block in self.blocks:
             if block.inlet is not None:
                 block.inlet.close()
@@ -151,11 +161,11 @@ class Part(NamedTuple):
     crossed: bool  # another site has some of the same numbers
 
 
-def make_plan(optimizer: Optimizer, context: Context, key: object) -> Plan:
-    """What an optimizer's steps need, as things are now."""
+def make_plan(optimizer: Optimizer, context: Context, key: object, looked_at: bool = False) -> Plan:
+    """What an optimizer's steps need, as things are now; for `looked_at` see `choose`."""
     stepped = {id(p): g for g in optimizer.param_groups for p in g["params"]}
     resumed = context.protected.resumed
-    parts = list(_parts(optimizer, stepped, context))
+    parts = list(_parts(optimizer, stepped, context, looked_at))
     plan = Plan(key, gradients=_gradients(parts, stepped), rest=_rest(stepped, context))
     scales: dict[torch.device, Tensor] = {}
     for part in parts:
@@ -176,12 +186,16 @@ def make_plan(optimizer: Optimizer, context: Context, key: object) -> Plan:
             block.strategy.resume(resumed[part.name])
     plan.work = _arrange(plan.blocks)
     plan.work.scales = list(scales.values())
+    if any(part.free.stiffness is not None and part.way.stiffest < math.inf for part in parts):
+        plan.fastest = 2 * max(map(rate, optimizer.param_groups))
     if resumed and all(b.name in resumed for b in plan.blocks if isinstance(b.strategy, Factored)):
         plan.work.versions = [p._version for p in plan.parameters()]
     return plan
 
 
-def _parts(optimizer: Optimizer, stepped: Mapping[int, Any], context: Context) -> Iterator[Part]:
+def _parts(
+    optimizer: Optimizer, stepped: Mapping[int, Any], context: Context, looked_at: bool
+) -> Iterator[Part]:
     """What an optimizer changes of what is claimed; `stepped` are its groups by parameter."""
     protected, held = context.protected, context.held()
     for name, site in protected.sites.items():
@@ -192,7 +206,7 @@ def _parts(optimizer: Optimizer, stepped: Mapping[int, Any], context: Context) -
             groups = [stepped[id(p)] for p in own if id(p) in stepped]
             free = protected.free(name, own) if groups else None
             if free is not None and free.rank:
-                way = choose(site, own, free, optimizer, groups, context.by_inputs)
+                way = choose(site, own, free, optimizer, groups, context.by_inputs, looked_at)
                 yield Part(name, site, own, free, way, crossed)
 
 
