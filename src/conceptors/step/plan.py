@@ -66,6 +66,7 @@ class Rest:
     frozen: list[nn.Parameter] = field(default_factory=list)
     decayed: list[tuple[nn.Parameter, Tensor]] = field(default_factory=list)
     rate: float = 0.0  # 2 λ
+    fastest: float = math.inf  # learning rate up to which plain steps do not overshoot a pull
 
     def __bool__(self) -> bool:
         return bool(self.frozen or self.decayed)
@@ -87,17 +88,16 @@ class Plan:
     work: Work = field(default_factory=Work)
     rest: Rest = field(default_factory=Rest)
     passing: Passing = field(default_factory=Passing)
-    fastest: float = math.inf  # learning rate up to which plain steps do not overshoot a pull
 
     def __bool__(self) -> bool:
         return bool(self.blocks or self.rest)
 
     def is_outrun(self, optimizer: Optimizer) -> bool:
         """Whether learning rates are too large by now for pulls as stiff as they were made."""
-        if self.fastest == math.inf:
+        if self.rest.fastest == math.inf:
             return False
         groups = [g for g in optimizer.param_groups if not isinstance(g["lr"], Tensor)]
-        return max(map(rate, groups), default=0.0) > self.fastest
+        return max(map(rate, groups), default=0.0) > self.rest.fastest
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """All whose gradients are looked at."""
@@ -187,7 +187,7 @@ def make_plan(optimizer: Optimizer, context: Context, key: object, looked_at: bo
     plan.work = _arrange(plan.blocks)
     plan.work.scales = list(scales.values())
     if any(part.free.stiffness is not None and part.way.stiffest < math.inf for part in parts):
-        plan.fastest = 2 * max(map(rate, optimizer.param_groups))
+        plan.rest.fastest = 2 * max(map(rate, optimizer.param_groups))
     if resumed and all(b.name in resumed for b in plan.blocks if isinstance(b.strategy, Factored)):
         plan.work.versions = [p._version for p in plan.parameters()]
     return plan

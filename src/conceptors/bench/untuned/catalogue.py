@@ -190,8 +190,8 @@ def _mnist(name: str, groups: list[list[int]]) -> Sequence:
 
 
 def _fashion(name: str, heads: bool) -> Sequence:
-    images = lambda: pictures("fashion-mnist", _IMAGES, False)  # noqa: E731
-    return Sequence(name, lambda: by_class(images(), PAIRS, heads), ConvNet, epochs=12, batch=64)
+    lessons = lambda: by_class(pictures("fashion-mnist", _IMAGES, False), PAIRS, heads)  # noqa: E731
+    return Sequence(name, lessons, ConvNet, epochs=12, batch=64)
 
 
 DIGITS = [

@@ -122,6 +122,8 @@ class Runner:
         self.device = device
         self._file = None if folder is None else folder / f"untuned-cells-{device.type}.json"
         self.done: dict[str, dict[str, list[float]]] = {}
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
         if self._file is not None and self._file.is_file():
             self.done = json.loads(self._file.read_text(encoding="utf-8"))
 
