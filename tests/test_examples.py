@@ -63,7 +63,7 @@ def test_growing_heads() -> None:
     assert numbers(plain, "after task 4")[0] < first - 15  # where it is lost otherwise
     assert numbers(shielded, "mean at the end")[0] > numbers(plain, "mean at the end")[0] + 5
     # heads that were added are shielded too
-    assert re.search(r"heads\.3\.2 0\.[1-9]", plain)
+    assert re.search(r"heads\.3\.2 0\.(0[1-9]|[1-9])", plain)
 
 
 def test_transformer_adamw() -> None:
@@ -90,7 +90,7 @@ def test_torchrun_ddp(processes: int) -> None:
     assert numbers(text, "processes:") == [processes]
     assert numbers(text, "largest difference between their conceptors:") == [0.0]
     assert numbers(text, "largest difference between their weights:") == [0.0]
-    assert abs(numbers(text, "quota of layer 0:")[0] - 0.705) < 0.03  # one process or two
+    assert abs(numbers(text, "quota of layer 0:")[0] - 0.311) < 0.03  # one process or two
     accuracy = re.search(r"digits 0-4 ([\d.]+) %, digits 5-9 ([\d.]+) %", text)
     assert accuracy
     assert min(float(value) for value in accuracy.groups()) > 85

@@ -30,7 +30,7 @@ class Directions:
     def __init__(
         self, vectors: Tensor, columns: Sequence[Tensor], like: Tensor, rough: bool = False
     ) -> None:
-        """`rough`: gradients need not be projected exactly, as steps are."""
+        """`rough`: gradients need not be projected exactly, as steps are, again and again."""
         self.rough = rough
         self.parts = [_rows(vectors, at) for at in columns]  # [g, k, r]
         self.dtype = like.dtype
@@ -63,9 +63,10 @@ class Directions:
     def add(self, blocks: Sequence[Tensor], amount: Tensor) -> None:
         """Add amount Uᵀ to the blocks, in place.
 
-        On a GPU factors are rounded to TF32: what that leaves is seen at the next step.
+        On a GPU, where steps are projected, factors are rounded to TF32: what that leaves is seen
+        at the next step.
         """
-        with tensor_cores() if amount.is_cuda else nullcontext():
+        with tensor_cores() if amount.is_cuda and self.rough else nullcontext():
             for block, part in zip(blocks, self.parts):
                 if block.dtype == amount.dtype:
                     _add_product(block, amount, part.mT)

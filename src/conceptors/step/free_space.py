@@ -45,7 +45,8 @@ class FreeSpace:
         least = max(least, torch.finfo(full).eps)  # what is smaller vanishes in rounding
         needed = int((values > least).sum(-1).max()) if values.numel() else 0
         if needed < values.shape[-1]:
-            vectors, values, _ = claimed.strongest(needed).spectrum
+            values, order = values.topk(needed, -1)
+            vectors = vectors.take_along_dim(order.unsqueeze(-2), -1)
         values = torch.where(values > least, values, 0.0)
         self.vectors, self.values = vectors.to(full).contiguous(), values.to(full)
         self.stiffness = None if stiffness is None else stiffness.to(self.values)
