@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -13,7 +14,7 @@ from conceptors.conceptor import similarity
 from conceptors.methods.base import Learner, Settings
 from conceptors.networks import StackedMLP
 from conceptors.scenarios import Split
-from conceptors.shield import Shield
+from conceptors.shield import Shield, ShieldFullWarning
 
 _COMPARED = 10  # at most so many tasks are compared with each other
 
@@ -58,6 +59,11 @@ class Cab(Learner):
 
     def guarded(self, optimizer: torch.optim.Optimizer, finish: Callable[[], None]) -> None:
         self.shield.guard(optimizer, between=finish)
+
+    def learn(self, number: int) -> list[dict[str, Any]]:
+        with warnings.catch_warnings():  # quotas are in the results; little room is the point here
+            warnings.simplefilter("ignore", ShieldFullWarning)
+            return super().learn(number)
 
     def drifts(self) -> bool:
         return super().drifts() or bool(self.settings.increment_decay > 0)
