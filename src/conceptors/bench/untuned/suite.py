@@ -145,8 +145,8 @@ class Runner:
             self.done[key] = scores
             print(f"  {number}/{count} {key}: {_mean(scores['test']):.1f}", file=sys.stderr)
             if self._file is not None:
-                text = json.dumps(self.done, indent=0, sort_keys=True)
-                write_atomically(self._file, text.encode())
+                lines = [f"{json.dumps(k)}: {json.dumps(v)}" for k, v in sorted(self.done.items())]
+                write_atomically(self._file, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
 
 
 def run_cell(work: tuple[Cell, str]) -> tuple[str, dict[str, list[float]]]:
