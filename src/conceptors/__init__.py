@@ -23,7 +23,7 @@ from conceptors.conceptor import Conceptor, similarity
 from conceptors.correlation import Correlation
 from conceptors.shield import Shield, ShieldFullWarning
 from conceptors.sketch import FrequentDirections
-from conceptors.targets import Energy, Quota
+from conceptors.targets import Auto, Energy, Quota
 
 if TYPE_CHECKING:
     from conceptors.classifier import ConceptorClassifier
@@ -47,6 +47,7 @@ _ESTIMATORS = {
 
 __all__ = [
     "ApertureChoice",
+    "Auto",
     "Conceptor",
     "ConceptorClassifier",
     "ConceptorRidge",
