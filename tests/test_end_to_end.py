@@ -23,6 +23,9 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from conceptors import Shield
 
+# large apertures hold the bodies still on purpose
+pytestmark = pytest.mark.filterwarnings("ignore:hardly anything:conceptors.ShieldFullWarning")
+
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -236,7 +239,6 @@ def permuted(kind: str, seed: int = 0) -> list[list[float]]:
 
 
 # its apertures are fixed, and with sigmoid units all inputs of the second layer are alike
-@pytest.mark.filterwarnings("ignore:hardly anything:conceptors.ShieldFullWarning")
 def test_the_report_in_miniature() -> None:
     plain, soft, hard = (permuted(kind) for kind in ("plain", "soft", "hard"))
     for shielded in (soft, hard):
