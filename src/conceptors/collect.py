@@ -50,7 +50,7 @@ def collect(
     products = Products()
     moments = {name: _empty(site, dtype, sketch, products) for name, site in sites.items()}
     plan, draws, watch = Plan(rows, seed), Draws(seed), Watch()
-    seen, samples = 0, 0
+    seen = 0
     reduced = dist.is_available() and dist.is_initialized()
     with _together(model, reduced), undisturbed(model), ExitStack() as hooks:
         recorders = _recorders(sites, moments, plan, draws, watch)
@@ -67,13 +67,12 @@ def collect(
                 draws.renew()
             else:
                 _each(recorders, Recorder.take, batch)
-            seen, samples = seen + 1, samples + (_size(batch) or 0)
+            seen += 1
             if seen % _CHECK == 0:
                 watch.check()
         watch.check()
         for m in moments.values():
             m.flush()
-            m.samples = float(samples)
     if not seen and not reduced:
         raise ValueError(
             "remember got no batches: the loader is empty (or already used up, if it is an "

@@ -11,7 +11,7 @@ from torch import distributed as dist
 
 from conceptors.conceptor import Conceptor
 from conceptors.layers import Kept, Moment, Rows
-from conceptors.precision import exactly, tensor_cores
+from conceptors.precision import exactly, full, tensor_cores
 from conceptors.sketch import FrequentDirections
 
 _ENOUGH = 4096  # rows that are worth a pass over the d x d total
@@ -72,7 +72,6 @@ class Moments:
         presence: bool = False,
     ) -> None:
         self.biases = biases
-        self.samples = 0.0  # that the rows are of, where that is known
         self._presence = presence
         self.total = torch.zeros(groups, dim, dim, dtype=like.dtype, device=like.device)
         self.weight = 0.0
@@ -128,11 +127,10 @@ class Moments:
 
     def all_reduce(self, group: Any = None) -> None:
         """Sum over all processes."""
-        counts = [self.weight, self.samples]
-        both = torch.tensor(counts, dtype=torch.float64, device=self.total.device)
+        weight = torch.tensor(self.weight, dtype=torch.float64, device=self.total.device)
         dist.all_reduce(self.total, group=group)
-        dist.all_reduce(both, group=group)
-        self.weight, self.samples = both.tolist()
+        dist.all_reduce(weight, group=group)
+        self.weight = float(weight)
 
     def eigenvalues(self) -> Tensor:
         """Of R, `[g, d]`, descending, never negative, in float64."""
@@ -149,10 +147,14 @@ class Moments:
         """E|x|² `[g]`."""
         return self.correlation().diagonal(dim1=-2, dim2=-1).sum(-1)
 
-    def energy_of_samples(self) -> Tensor:
-        """E Σ|x|² `[g]` over all rows of a sample, as far as samples were counted."""
-        trace: Tensor = self.total.diagonal(dim1=-2, dim2=-1).sum(-1)
-        return trace.double() / (self.samples or self.weight)
+    def output_energy(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        """(E|x|² `[g]`, E|W x|² `[]`) for a matrix W `[g, out, d]`; tokens count as often as met."""
+        R = self.total / self.weight
+        inputs: Tensor = R.diagonal(dim1=-2, dim2=-1).sum(-1)
+        matrix = full(matrix)
+        if R.shape[-1] == 1:
+            return inputs, (matrix.square().sum((1, 2)) * inputs).sum()
+        return inputs, ((matrix @ R.to(matrix)) * matrix).sum().to(inputs)
 
     def conceptor(self, aperture: float | Tensor) -> Conceptor:
         """The conceptors `[g]` of the rows, in float64."""
@@ -164,7 +166,6 @@ class SketchedMoments:
 
     def __init__(self, dim: int, rank: int, biases: int, like: Tensor) -> None:
         self.biases = biases
-        self.samples = 0.0
         self.sketch = FrequentDirections(dim, rank, dtype=like.dtype, device=like.device)
 
     @property
@@ -189,10 +190,6 @@ class SketchedMoments:
 
     def all_reduce(self, group: Any = None) -> None:
         self.sketch.all_reduce(group)
-        device = self.sketch.rows().device
-        samples = torch.tensor([self.samples], dtype=torch.float64, device=device)
-        dist.all_reduce(samples, group=group)
-        self.samples = float(samples)
 
     def eigenvalues(self) -> Tensor:
         rows = self.sketch.rows().double()
@@ -201,8 +198,9 @@ class SketchedMoments:
     def energy(self) -> Tensor:
         return self.sketch.rows().square().sum()[None]
 
-    def energy_of_samples(self) -> Tensor:
-        return self.energy().double() * (self.weight / (self.samples or self.weight))
+    def output_energy(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        inputs, matrix = self.energy(), full(matrix[0])
+        return inputs, (matrix @ self.sketch.rows().to(matrix).mT).square().sum().to(inputs)
 
     def conceptor(self, aperture: float | Tensor) -> Conceptor:
         rows = self.sketch.rows().double()

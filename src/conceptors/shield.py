@@ -442,7 +442,7 @@ class Shield:
             choice = self._aperture_of(name)
             if isinstance(choice, Auto) and choice.pull and not self.hard:
                 odds = found[name].odds_trace().clamp_min(1e-300)  # [g], of Q = α² R
-                stiffness[name] = choice.pull * own.energy_of_samples().to(odds) / odds
+                stiffness[name] = choice.pull * self._weight_of_drift(name, own).to(odds) / odds
         return found, stiffness
 
     def _conceptor(self, name: str, moments: Moments | SketchedMoments) -> Conceptor:
@@ -463,6 +463,19 @@ class Shield:
             taken = 0 if held is None else int((held.singular_values > 0.5).sum(-1).max())
             conceptor = conceptor.strongest(max(0, limit - taken))
         return conceptor.harden()
+
+    def _weight_of_drift(self, name: str, moments: Moments | SketchedMoments) -> Tensor:
+        """tr R `[g]` over E|W x|², so that drift is seen in units of what the layer gives out.
+
+        Layers of small weights, as adapters begin with, count as if they had the usual ones.
+        """
+        site = self._scan.sites[name]
+        whole = {id(p): site.whole(p.data) for p in site.parameters}
+        matrix = site.matrix(site.parameters, whole)  # [g, out, d]
+        inputs, outputs = moments.output_energy(matrix)
+        out, dim = matrix.shape[1:]
+        usual = inputs.sum() * (out / (3 * dim)) if dim > 2 else outputs.new_zeros(())
+        return inputs / torch.maximum(outputs, usual).clamp_min(1e-300)
 
     @_lasting()
     def _joined(

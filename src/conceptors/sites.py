@@ -109,6 +109,11 @@ class Site:
         local: Tensor = tensor.to_local() if self.block.rows_first else tensor.full_tensor()
         return local
 
+    def whole(self, tensor: Any) -> Tensor:
+        """All of a tensor, on every process."""
+        found: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor
+        return found
+
     def write(self, parameter: nn.Parameter, value: Tensor) -> None:
         """Put back what `read` gave, where that was not the parameter's own memory."""
         data = parameter.data

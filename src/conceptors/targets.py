@@ -17,12 +17,13 @@ class Auto:
 
     The aperture is such that E xᵀ C x = share · E|x|², whatever the scale of the rows x. While a
     later task is learned, every layer is drawn back to what it did on the remembered rows by the
-    gradient of pull/2 · E|ΔW x|², summed over the rows of a sample and over the tasks. The loss
-    is taken to be of the usual size, a mean of cross-entropies or of squared errors.
+    gradient of pull/2 · E|ΔW x|² / E|W x|², summed over the tasks: pull/2 is what it costs to
+    change all that a layer gave out on a task's data. The loss is taken to be of the usual size,
+    about one when a task begins.
     """
 
     share: float = 0.9
-    pull: float = 0.4
+    pull: float = 20.0
 
     def __post_init__(self) -> None:
         checks.number(self.share, "Auto share", 0.0, 1.0, open_low=True)
