@@ -1,7 +1,7 @@
 """aperture="auto": a share of the energy is claimed, and what moves is drawn back.
 
-While a task is learned, the objective is L + pull/2 · E Σ|ΔW x|² over the remembered rows x of a
-sample, preconditioned by F as everything else.
+While a task is learned, the objective is L + pull/2 · E|ΔW x|² / E|W x|² over the remembered rows
+x, preconditioned by F as everything else.
 """
 
 from __future__ import annotations
@@ -41,9 +41,15 @@ def block(layer: nn.Module) -> Tensor:
 
 
 def second_moment(x: Tensor) -> Tensor:
-    """E Σ x xᵀ over the rows of a sample, with the constant 1 of the bias."""
-    wide = torch.cat([x, torch.ones(*x.shape[:-1], 1).double()], -1)
-    return wide.flatten(0, -2).mT @ wide.flatten(0, -2) / len(x)
+    """E x xᵀ over all rows, with the constant 1 of the bias."""
+    wide = torch.cat([x, torch.ones(*x.shape[:-1], 1).double()], -1).flatten(0, -2)
+    return wide.mT @ wide / len(wide)
+
+
+def given_out(weights: Tensor, moment: Tensor) -> Tensor:
+    """E|W x|², or what it is with weights as layers usually begin with, if that is more."""
+    usual = moment.trace() * len(weights) / (3 * len(moment))
+    return torch.maximum((weights @ moment @ weights.mT).trace(), usual)
 
 
 def anchor() -> Tensor:
@@ -53,15 +59,16 @@ def anchor() -> Tensor:
 
 @pytest.mark.parametrize("shape", [(30, 8), (6, 5, 8)], ids=["rows", "sequences"])
 def test_one_sgd_step_is_the_closed_form(shape: tuple[int, ...]) -> None:
-    """W - η (G + pull/outputs ΔW R) F, with R = E Σ x xᵀ."""
+    """W - η (G + pull ΔW R / E|W x|²) F, with R = E x xᵀ, whatever the samples."""
     x = rows().view(shape)
-    layer, shield = pulled(x, Auto(share=0.8, pull=0.3))
+    layer, shield = pulled(x, Auto(share=0.8, pull=3.0))
     claimed = shield.conceptors()["Linear"][0]
     assert int((claimed.singular_values > 0.02).sum()) == 4  # and the others are zero
     optimizer = shield.guard(torch.optim.SGD(layer.parameters(), lr=0.1))
     start = block(layer)
     (layer(normal(4, 12, 8)) - 1).square().sum().backward()
-    force = 0.3 * (start - anchor()) @ second_moment(x)
+    moment = second_moment(x)
+    force = 3.0 * (start - anchor()) @ moment / given_out(anchor(), moment)
     optimizer.step()
     G = next(iter(gradients(layer).values()))[0]
     free = torch.eye(9).double() - claimed.matrix()
@@ -133,22 +140,40 @@ def test_a_token_is_pulled_as_often_as_it_was_met() -> None:
     optimizer = shield.guard(torch.optim.SGD(words.parameters(), lr=0.1))
     words(torch.arange(6)).square().sum().backward()
     optimizer.step()
-    times = torch.tensor([1.0, 2.0, 0, 0, 0, 0]).double()[:, None]  # a sample
+    times = torch.tensor([1.0, 2.0, 0, 0, 0, 0]).double()[:, None] / 3  # of all tokens
+    energy = (times * before.square()).sum()
     free = torch.tensor([0.25, 0.25, 1, 1, 1, 1]).double()[:, None]
-    wanted = start - 0.1 * (2 * start + 0.5 * times * (start - before)) * free
+    wanted = start - 0.1 * (2 * start + 0.5 * times / energy * (start - before)) * free
     torch.testing.assert_close(words.weight.detach(), wanted, rtol=0, atol=1e-9)
 
 
 def test_the_pull_of_several_tasks_adds_up() -> None:
-    """tr c Q is the sum over the tasks of pull · E Σ|x|²."""
+    """tr c Q is the sum over the tasks of pull · E|x|² / E|W x|², W as it was after each."""
+    torch.manual_seed(0)
     layer = nn.Linear(8, 5).double()
     shield = Shield(layer, Auto(pull=0.3), rows=None, warn_at_quota=1.0)
     first, second = rows(), 2 * normal(5, 40, 8)
-    shield.remember(first).remember(second)
+    shield.remember(first)
+    weights = [block(layer)]
+    with torch.no_grad():
+        layer.weight *= 2
+    shield.remember(second)
+    weights.append(block(layer))
     claimed = shield.conceptors()["Linear"]
     found = shield._stiffness["Linear"] * claimed.odds_trace()
-    wanted = 0.3 * (second_moment(first) + second_moment(second)).trace()
+    moments = [second_moment(first), second_moment(second)]
+    wanted = sum(0.3 * m.trace() / given_out(w, m) for m, w in zip(moments, weights))
+    assert isinstance(wanted, Tensor)
     torch.testing.assert_close(found, wanted[None], rtol=1e-9, atol=0)
+
+
+def test_small_weights_are_not_pulled_stiffer_than_usual_ones() -> None:
+    """An adapter that begins with zeros: E|W x|² counts as E|x|² out / 3 d at least."""
+    layer = nn.Linear(8, 5, bias=False).double()
+    nn.init.zeros_(layer.weight)
+    shield = Shield(layer, Auto(pull=0.3), rows=None, warn_at_quota=1.0).remember(rows())
+    found = shield._stiffness["Linear"] * shield.conceptors()["Linear"].odds_trace()
+    assert float(found) == pytest.approx(0.3 * 3 * 8 / 5, rel=1e-9)
 
 
 @pytest.mark.parametrize("by_state", [False, True], ids=["kept", "loaded"])
@@ -298,7 +323,7 @@ def test_sgd_is_pulled_no_stiffer_than_its_steps_can_follow(
     momentum: float, dtype: torch.dtype
 ) -> None:
     """Half the way back at most in one step: c <= 1 / (2 η), whichever way steps are made."""
-    layer, shield = pulled(1e3 * rows())
+    layer, shield = pulled(1e3 * rows(), Auto(pull=1e4))
     assert float(shield._stiffness["Linear"]) > 1e3
     layer.to(dtype)
     optimizer = shield.guard(torch.optim.SGD(layer.parameters(), lr=0.1, momentum=momentum))
@@ -318,7 +343,7 @@ def test_sgd_is_pulled_no_stiffer_than_its_steps_can_follow(
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_sgd_is_steady_on_very_large_inputs(momentum: float, nesterov: bool) -> None:
     x = 1e4 * rows()
-    layer, shield = pulled(x)
+    layer, shield = pulled(x, Auto(pull=1e4))
     options: Any = {"lr": 0.1, "momentum": momentum, "nesterov": nesterov and momentum > 0}
     optimizer = shield.guard(torch.optim.SGD(layer.parameters(), **options))
     start = float((x @ (block(layer) - anchor())[:, :8].mT).norm())
@@ -332,7 +357,7 @@ def test_sgd_is_steady_on_very_large_inputs(momentum: float, nesterov: bool) -> 
 
 def test_a_rate_that_was_raised_by_hand_is_followed_as_well() -> None:
     """Schedulers tell in advance how far they will go; a loop that sets rates does not."""
-    layer, shield = pulled(1e3 * rows())
+    layer, shield = pulled(1e3 * rows(), Auto(pull=1e4))
     groups: list[dict[str, Any]] = [
         {"params": [layer.weight]},
         {"params": [layer.bias], "lr": 1e-5},

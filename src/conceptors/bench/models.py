@@ -138,6 +138,33 @@ class GPT2(nn.Module):
         return found
 
 
+class Encoder(nn.Module):
+    """Sentences to classes, of the size of MiniLM (Wang et al. 2020): tokens in, their mean out."""
+
+    def __init__(
+        self,
+        vocabulary: int = 30522,
+        context: int = 32,
+        width: int = 384,
+        depth: int = 6,
+        heads: int = 12,
+        classes: int = 150,
+    ) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Embedding(context, width)
+        self.layers = nn.Sequential(*(Layer(width, heads, False, False) for _ in range(depth)))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, classes)
+        self.apply(_small_normal)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.layers(self.tokens(tokens) + self.positions(places))
+        found: Tensor = self.head(self.norm(x).mean(1))
+        return found
+
+
 class ViT(nn.Module):
     """Vision Transformer (Dosovitskiy et al. 2021); the defaults are ViT-S/16 at 224x224.
 

@@ -178,6 +178,39 @@ def gpt2(size: Size, device: torch.device) -> Recipe:
     )
 
 
+def minilm(size: Size, device: torch.device) -> Recipe:
+    """An encoder of MiniLM's size on made-up sentences, AdamW, `Shield(model)` as it comes."""
+    sizes: dict[str, int] = pick(
+        "full" if device.type == "cuda" and size != "tiny" else size,
+        {"vocabulary": 50, "context": 8, "width": 16, "depth": 2, "heads": 2, "classes": 10},
+        {"vocabulary": 2048, "width": 128, "depth": 2, "heads": 4},
+        {},
+    )
+    length = sizes.get("context", 32)
+    count = pick(size, 2, 32, 32)
+
+    @cache
+    def batch(seed: int) -> Batch:
+        vocabulary = sizes.get("vocabulary", 30522)
+        text = data.tokens(count, length, vocabulary, seed // 1000, seed, device)
+        draw = torch.Generator(device).manual_seed(seed)
+        return text, torch.randint(10, (count,), generator=draw, device=device)
+
+    return Recipe(
+        name="MiniLM",
+        setting=f"{sizes.get('depth', 6)} x {sizes.get('width', 384)}, {count} x {length} tokens, "
+        f"AdamW, aperture auto",
+        device=device,
+        model=lambda: models.Encoder(**sizes),
+        batch=batch,
+        optimizer=lambda m: torch.optim.AdamW(m.parameters(), lr=1e-4, **_fused(device)),
+        rank=None,
+        aperture="auto",
+        remembered=pick(size, 2, 24, 47),
+        steps=pick(size, 2, 10, 20),
+    )
+
+
 def vit(size: Size, device: torch.device) -> Recipe:
     """ViT-S/16 on 224x224 images, AdamW."""
     cuda = device.type == "cuda" and size != "tiny"

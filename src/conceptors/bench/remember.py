@@ -23,7 +23,7 @@ from conceptors.bench.steps import learned
 from conceptors.collect import collect as collect_plainly
 from conceptors.shield import ShieldFullWarning
 
-COLLECT, FACTOR = 1.3, 2.0  # targets: times a forward pass; seconds
+COLLECT, FACTOR, SENTENCES = 1.3, 2.0, 0.4  # targets: times a forward pass; seconds; seconds
 _POOL = 16  # different batches
 
 
@@ -37,6 +37,30 @@ def remember_gpt2(size: Size, device: torch.device) -> list[Row]:
 
 def remember_vit(size: Size, device: torch.device) -> list[Row]:
     return _remember("remember-vit", recipes.vit(size, device), size, 100)
+
+
+def remember_minilm(size: Size, device: torch.device) -> list[Row]:
+    """All of `remember` for two tasks of sentences: the second joins what is claimed."""
+    recipe = recipes.minilm(size, device)
+    model = learned(recipe)
+    batches = [[recipe.batch(at + i) for i in range(recipe.remembered)] for at in (0, 1000)]
+    spent: list[list[float]] = [[], []]
+    for _ in range(1 + pick(size, 1, 2, 3)):  # the first warms up
+        shield = Shield(model, aperture=recipe.aperture)
+        shield.guard(recipe.optimizer(model))
+        for own, task in zip(spent, batches):
+            own.append(timed(lambda task=task: shield.remember(task, feed=recipe.feed), device))
+        shield.detach()
+    return [
+        Row(
+            "remember-minilm",
+            f"{recipe.name} {recipe.setting}, {len(task)} batches, {which} task",
+            ours=median(own[1:]),
+            target=aim(SENTENCES, size, device),
+            notes={"seconds": own},
+        )
+        for which, own, task in zip(("first", "second"), spent, batches)
+    ]
 
 
 def _remember(what: str, recipe: Recipe, size: Size, most: int) -> list[Row]:

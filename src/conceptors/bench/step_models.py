@@ -1,4 +1,4 @@
-"""step-resnet18, step-gpt2, step-vit, step-cnn: shielded against plain steps of known networks."""
+"""step-resnet18, -gpt2, -vit, -minilm, -cnn: shielded against plain steps of known networks."""
 
 from __future__ import annotations
 
@@ -26,6 +26,11 @@ def step_vit(size: Size, device: torch.device) -> list[Row]:
     found = step_rows("step-vit", recipe, size, aim(1.08, size, device))
     release(device)
     return found + step_rows("step-vit", recipes.dense(recipe), size, None)
+
+
+def step_minilm(size: Size, device: torch.device) -> list[Row]:
+    """A sentence encoder with AdamW, `Shield(model)` as it comes."""
+    return step_rows("step-minilm", recipes.minilm(size, device), size, aim(1.15, size, device))
 
 
 def step_cnn(size: Size, device: torch.device) -> list[Row]:

@@ -184,9 +184,9 @@ def _digits(name: str, groups: list[list[int]], scale: str = "0-1", **more: Any)
     return Sequence(name, lessons, more.pop("model", partial(mlp, 64, 128, 10)), **more)
 
 
-def _mnist(name: str, groups: list[list[int]]) -> Sequence:
+def _mnist(name: str, groups: list[list[int]], epochs: int) -> Sequence:
     lessons = lambda: by_class(pictures("mnist", None, True), groups, heads=False)  # noqa: E731
-    return Sequence(name, lessons, partial(mlp, 784, 800, 10), epochs=5, batch=64)
+    return Sequence(name, lessons, partial(mlp, 784, 800, 10), epochs=epochs, batch=64)
 
 
 def _fashion(name: str, heads: bool) -> Sequence:
@@ -220,9 +220,9 @@ REGRESSION = [
     ),
 ]
 IMAGES = [
-    _mnist("MNIST 2x5", HALVES),
-    _mnist("MNIST 5x2", PAIRS),
-    _mnist("MNIST 10x1", SINGLE),
+    _mnist("MNIST 2x5", HALVES, epochs=5),
+    _mnist("MNIST 5x2", PAIRS, epochs=2),
+    _mnist("MNIST 10x1", SINGLE, epochs=2),
     _fashion("Fashion CNN 5x2, one head", heads=False),
     _fashion("Fashion CNN 5x2, heads", heads=True),
     Sequence(
