@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from conceptors import Conceptor, Shield, subspace
-from conceptors.conceptor import strongest_of
 from conceptors.subspace import leading, orthonormal
 from helpers import normal, rotation, symmetric
 
@@ -147,18 +146,6 @@ def test_the_strongest_of_a_conceptor_of_data(dtype: torch.dtype) -> None:
     known = C.singular_values  # whether the spectrum is known makes no difference
     assert torch.equal(C.strongest(30).matrix(), thin.matrix())
     assert known.shape == (DIM,)
-
-
-def test_strongest_together_is_strongest_one_by_one() -> None:
-    names = ("1/i", "slow", "wide")
-    many = [Conceptor.from_correlation(matrix_of(SPECTRA[n]), 5.0) for n in names]
-    many += [Conceptor.from_correlation(symmetric(2, 40, 20), 5.0), many[0].strongest(25)]
-    ranks = [20, 20, 30, 5, 10]
-    for one, together, rank in zip(many, strongest_of(many, ranks), ranks):
-        assert together.rank == rank
-        assert together.aperture == 5.0
-        assert together.allclose(one.strongest(rank), 1e-3)
-        assert float(together.quota) == pytest.approx(float(one.strongest(rank).quota), abs=1e-7)
 
 
 @pytest.mark.parametrize("name", ["1/i", "slow", "deficient", "zero", "identity", "one above all"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,8 +14,6 @@ from conceptors import _checks as checks
 from conceptors import algebra
 from conceptors.algebra import Spectrum
 from conceptors.subspace import thin
-
-_TOGETHER = 2**27  # numbers in matrices that are factored at once
 
 
 class Conceptor:
@@ -614,34 +612,6 @@ def similarity(a: Conceptor, b: Conceptor) -> Tensor:
     if a.is_factored or b.is_factored:
         return algebra.similarity(a._parts(), b._parts())
     return algebra.similarity_of_matrices(a._dense_matrix(), b._dense_matrix())
-
-
-def strongest_of(conceptors: Sequence[Conceptor], ranks: Sequence[int]) -> list[Conceptor]:
-    """`c.strongest(rank)` of many conceptors, those of equal size factored together.
-
-    >>> import torch
-    >>> both = [Conceptor.from_states(torch.eye(3), a) for a in (1.0, 2.0)]
-    >>> [c.rank for c in strongest_of(both, [1, 2])]
-    [1, 2]
-    """
-    alike: dict[object, list[int]] = {}
-    for i, (conceptor, rank) in enumerate(zip(conceptors, ranks, strict=True)):
-        if conceptor._odds is not None and thin(rank, conceptor.dim):
-            odds = conceptor._odds
-            alike.setdefault((odds.shape, odds.dtype, odds.device, rank), []).append(i)
-    found: dict[int, Conceptor] = {}
-    for where in alike.values():
-        size = max(1, _TOGETHER // conceptors[where[0]]._tensor().numel())
-        for start in range(0, len(where), size):
-            part = where[start : start + size]
-            stacked = torch.stack([conceptors[i]._tensor() for i in part])
-            spectrum = algebra.strongest_of_odds(stacked, ranks[part[0]])
-            for i, vectors, odds in zip(part, spectrum.vectors, spectrum.odds):
-                one = conceptors[i]
-                found[i] = Conceptor._make(
-                    one.dtype, spectrum=Spectrum(vectors, odds), aperture=one._aperture
-                )
-    return [found.get(i) or c.strongest(ranks[i]) for i, c in enumerate(conceptors)]
 
 
 def _rebuild(

@@ -148,7 +148,7 @@ class Moments:
         return self.correlation().diagonal(dim1=-2, dim2=-1).sum(-1)
 
     def output_energy(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        """(E|x|² `[g]`, E|W x|² `[]`) for a matrix W `[g, out, d]`; tokens count as often as met."""
+        """(E|x|² `[g]`, E|W x|² `[]`) for W `[g, out, d]`; tokens count as often as met."""
         R = self.total / self.weight
         inputs: Tensor = R.diagonal(dim1=-2, dim2=-1).sum(-1)
         matrix = full(matrix)

@@ -6,7 +6,8 @@ that the work reads and writes must stay where it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -47,15 +48,23 @@ class Replayed:
             torch.cuda.current_stream().wait_stream(side)
 
     def _run(self) -> None:
-        with exactly():
+        with _exactly():
             for piece in self._pieces:
                 piece()
 
     def _record(self) -> None:
         graph = torch.cuda.CUDAGraph()
-        with exactly(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with _exactly(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
             _side_by_side(self._pieces)
         self._graph = graph
+
+
+@contextmanager
+def _exactly() -> Iterator[None]:
+    """Full precision inside; gradients are recorded, or not, as outside."""
+    wanted = torch.is_grad_enabled()
+    with exactly(), torch.set_grad_enabled(wanted):
+        yield
 
 
 def _side_by_side(pieces: Sequence[Callable[[], None]]) -> None:

@@ -36,7 +36,8 @@ class Auto:
         if hard:
             return Energy(self.share).aperture(sigma, dim, hard)
         total = sigma.sum(-1, keepdim=True).clamp_min(torch.finfo(sigma.dtype).tiny)
-        return _solve(sigma, lambda s: (s * sigma / total).sum(-1), self.share)
+        share = (sigma / total).cpu()
+        return _solve(sigma, lambda s: (s * share).sum(-1), self.share)
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,8 @@ class Energy:
         if hard:
             reached = sigma.cumsum(-1) / total
             return _between(sigma, (reached < self.share * (1 - 1e-12)).sum(-1) + 1)
-        return _solve(sigma, lambda s: (s.square() * sigma / total).sum(-1), self.share)
+        share = (sigma / total).cpu()
+        return _solve(sigma, lambda s: (s.square() * share).sum(-1), self.share)
 
 
 def _between(sigma: Tensor, count: Tensor) -> Tensor:
@@ -87,13 +89,16 @@ def _between(sigma: Tensor, count: Tensor) -> Tensor:
 
 
 def _solve(sigma: Tensor, rises: Callable[[Tensor], Tensor], goal: float) -> Tensor:
-    """Bisection on log α, all groups at once; ends at the largest aperture if out of reach."""
+    """Bisection on log α, all groups at once; ends at the largest aperture if out of reach.
+
+    On the CPU, as a GPU would wait for the many small calls.
+    """
+    device, sigma = sigma.device, sigma.cpu()
     top = sigma[..., 0].clamp_min(1e-300)
     low, high = -0.5 * top.log() - 20, -0.5 * top.log() + 20
-    for _ in range(80):
+    for _ in range(56):
         middle = (low + high) / 2
         values = sigma / (sigma + torch.exp(-2 * middle).unsqueeze(-1))
         under = rises(values) < goal
         low, high = torch.where(under, middle, low), torch.where(under, high, middle)
-    found: Tensor = ((low + high) / 2).exp()
-    return found
+    return ((low + high) / 2).exp().to(device)

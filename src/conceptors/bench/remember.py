@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from typing import Any
 from unittest.mock import patch
@@ -49,7 +50,8 @@ def remember_minilm(size: Size, device: torch.device) -> list[Row]:
         shield = Shield(model, aperture=recipe.aperture)
         shield.guard(recipe.optimizer(model))
         for own, task in zip(spent, batches):
-            own.append(timed(lambda task=task: shield.remember(task, feed=recipe.feed), device))
+            remember = partial(shield.remember, task, feed=recipe.feed)
+            own.append(timed(remember, device))
         shield.detach()
     return [
         Row(
