@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from conceptors.bench.row import Row
 from conceptors.bench.untuned import catalogue, suite
@@ -92,3 +94,30 @@ def test_sequences_have_their_own_parts() -> None:
 
 def test_a_runner_without_a_folder_keeps_nothing() -> None:
     assert Runner(CPU, None).done == {}
+
+
+class Adapted(nn.Module):
+    """A frozen layer, and a correction of small rank that is learned (LoRA)."""
+
+    def __init__(self, base: nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.down = nn.Linear(base.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, base.out_features, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.base(x) + 2 * self.up(self.down(x))
+        return found
+
+
+def test_adapters_of_small_rank_have_room_for_five_tasks() -> None:
+    def network() -> nn.Module:
+        first, second = Adapted(nn.Linear(64, 256), 8), Adapted(nn.Linear(256, 256), 8)
+        return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.Linear(256, 10))
+
+    sequence = replace(catalogue.ALL["digits 5x2, pixels 0-1"], model=network)
+    found = learn(sequence, "shield", Rate("AdamW", 1e-3), seed=0, device=CPU)
+    assert min(found["learned"]) > 80
+    assert sum(found["learned"]) / 5 > 90
+    assert sum(found["test"]) / 5 > 75

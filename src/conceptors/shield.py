@@ -467,15 +467,15 @@ class Shield:
     def _weight_of_drift(self, name: str, moments: Moments | SketchedMoments) -> Tensor:
         """tr R `[g]` over E|W x|², so that drift is seen in units of what the layer gives out.
 
-        Layers of small weights, as adapters begin with, count as if they had the usual ones.
+        A layer that gives out nothing, as adapters do at first, has a hundredth of usual weights.
         """
         site = self._scan.sites[name]
         whole = {id(p): site.whole(p.data) for p in site.parameters}
         matrix = site.matrix(site.parameters, whole)  # [g, out, d]
         inputs, outputs = moments.output_energy(matrix)
         out, dim = matrix.shape[1:]
-        usual = inputs.sum() * (out / (3 * dim)) if dim > 2 else outputs.new_zeros(())
-        return inputs / torch.maximum(outputs, usual).clamp_min(1e-300)
+        least = 1e-4 * inputs.sum() * (out / (3 * dim))
+        return inputs / torch.maximum(outputs, least).clamp_min(1e-300)
 
     @_lasting()
     def _joined(
