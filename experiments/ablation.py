@@ -12,8 +12,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from conceptors.experiment import Experiment, run
-from conceptors.storage import write_atomically
+from conceptors._internal.storage import write_atomically
+from conceptors.experiments.runner import Experiment, run
 
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "disjoint-mnist": {

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from conceptors import Conceptor, similarity
-from conceptors.experiment import environment
-from conceptors.scenarios.data import load
-from conceptors.storage import write_atomically
+from conceptors._internal.storage import write_atomically
+from conceptors.experiments.runner import environment
+from conceptors.experiments.scenarios.data import load
 
 APERTURES = (4.0, 9.0)
 

@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from conceptors.experiment import Experiment
-from conceptors.tune import validation_accuracy
+from conceptors.experiments.runner import Experiment
+from conceptors.experiments.tune import validation_accuracy
 
 RELU = {"activation": "relu", "loss": "softmax", "init": "uniform", "scale": 1.7, "steps": 0}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from conceptors.scenarios import Scenario, Split, Task
-from conceptors.scenarios.data import Arrays
+from conceptors.experiments.scenarios import Scenario, Split, Task
+from conceptors.experiments.scenarios.data import Arrays
 
 
 def blobs(

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-import conceptors.shield
+import conceptors.shield.shield
 from conceptors import Shield
 from conceptors.bench import (
     BENCHMARKS,
@@ -252,14 +252,14 @@ def test_peak_memory_counts_what_was_built() -> None:
 
 
 def test_the_collection_is_timed_and_left_alone_afterwards() -> None:
-    before = vars(conceptors.shield)["collect"]
+    before = vars(conceptors.shield.shield)["collect"]
     shield = Shield(nn.Linear(4, 2), warn_at_quota=1.0)
     with collection_timed(CPU) as spent:
         shield.remember(torch.randn(8, 4))
         shield.remember(torch.randn(8, 4))
     assert len(spent) == 2
     assert all(s > 0 for s in spent)
-    assert vars(conceptors.shield)["collect"] is before
+    assert vars(conceptors.shield.shield)["collect"] is before
 
 
 def test_ceilings_are_measured_once() -> None:

@@ -13,9 +13,9 @@ import pytest
 
 from conceptors import __version__
 from conceptors.cli import main
-from conceptors.methods import METHODS
-from conceptors.scenarios import SCENARIOS
-from conceptors.scenarios.data import DataUnavailableError
+from conceptors.experiments.methods import METHODS
+from conceptors.experiments.scenarios import SCENARIOS
+from conceptors.experiments.scenarios.data import DataUnavailableError
 from tasks import blobs
 
 QUICK = ["--set", "hidden=6", "--set", "steps=8", "--set", "batch=8"]
@@ -24,8 +24,8 @@ RUN = ["run", "disjoint-mnist", "--device", "cpu", *QUICK]
 
 @pytest.fixture(autouse=True)
 def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("conceptors.scenarios.images.load", blobs)
-    monkeypatch.setattr("conceptors.projections.load", blobs)
+    monkeypatch.setattr("conceptors.experiments.scenarios.images.load", blobs)
+    monkeypatch.setattr("conceptors.report.seen.load", blobs)
     monkeypatch.setenv("CONCEPTORS_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("CONCEPTORS_DATA", raising=False)
 
@@ -120,7 +120,7 @@ def test_run_and_report(
     def offline(name: str) -> None:
         raise DataUnavailableError("no mnist here")
 
-    monkeypatch.setattr("conceptors.projections.load", offline)
+    monkeypatch.setattr("conceptors.report.seen.load", offline)
     assert main(["report", str(folder)]) == 0  # without these images only
     assert "without the projected images: no mnist here" in capsys.readouterr().err
 
@@ -295,7 +295,7 @@ def test_tuning_looks_at_validation_data_only(
     def never(self: Any) -> None:
         raise AssertionError("test data used")
 
-    monkeypatch.setattr("conceptors.methods.base.Learner.test", never)
+    monkeypatch.setattr("conceptors.experiments.methods.base.Learner.test", never)
     assert main([*TUNE, "--out", str(tmp_path), "--trials", "1"]) == 0
 
 
@@ -303,7 +303,7 @@ PROGRAM = """
 import sys, torch
 torch.set_num_threads(1)
 sys.path.insert(0, sys.argv[1])
-import conceptors.scenarios.images as images
+import conceptors.experiments.scenarios.images as images
 from conceptors.cli import main
 from tasks import blobs
 images.load = blobs

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 
-from conceptors.scenarios.data import (
+from conceptors.experiments.scenarios.data import (
     CATALOGUE,
     DataFile,
     DataSet,
@@ -29,7 +29,7 @@ from conceptors.scenarios.data import (
     load,
     locate,
 )
-from conceptors.scenarios.data.fetch import remove_cached
+from conceptors.experiments.scenarios.data.fetch import remove_cached
 
 ALPHA, BETA = b"alpha" * 3000, bytes(range(256)) * 40
 CONTENT = {"alpha.bin": ALPHA, "beta.bin": BETA}

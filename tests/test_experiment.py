@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from conceptors.experiment import Experiment, ExperimentError, measures, run, summarise
+from conceptors.experiments.runner import Experiment, ExperimentError, measures, run, summarise
 from conceptors.report import read_results
 from tasks import blobs
 
@@ -27,7 +27,7 @@ TWO = Experiment("disjoint-mnist", ["sgd", "ewc"], [0, 1], settings={"*": FAST})
 
 @pytest.fixture(autouse=True)
 def fake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("conceptors.scenarios.images.load", blobs)
+    monkeypatch.setattr("conceptors.experiments.scenarios.images.load", blobs)
 
 
 def quietly(experiment: Experiment, folder: Path) -> dict[str, Any]:
@@ -124,8 +124,8 @@ import sys, torch
 torch.set_num_threads(1)
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-import conceptors.scenarios.images as images
-from conceptors.experiment import Experiment, run
+import conceptors.experiments.scenarios.images as images
+from conceptors.experiments.runner import Experiment, run
 from tasks import blobs
 from test_experiment import KILLED
 images.load = blobs

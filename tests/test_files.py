@@ -15,7 +15,9 @@ import torch
 from safetensors.torch import load, save, save_file
 from torch import Tensor
 
-from conceptors import Conceptor, files, storage
+from conceptors import Conceptor
+from conceptors._internal import storage
+from conceptors.algebra import files
 from helpers import normal, rotation
 
 
@@ -270,7 +272,7 @@ def test_a_failed_write_leaves_the_old_file_whole(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(f"conceptors.storage.{call}", fail)
+    monkeypatch.setattr(f"conceptors._internal.storage.{call}", fail)
     with pytest.raises(type(error)):
         Conceptor.identity(9).save(written)
     monkeypatch.undo()

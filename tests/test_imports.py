@@ -13,20 +13,17 @@ import conceptors
 
 SOURCE = Path(conceptors.__file__).parent
 
-# Each module may import only from those named before it, and none of these from later ones.
-CORE = ["_checks", "storage", "subspace", "algebra", "conceptor"]
-CORE += ["correlation", "sketch", "aperture", "files"]
-ALLOWED: dict[str, set[str]] = {
-    "_checks": set(),
-    "storage": set(),
-    "subspace": set(),
-    "algebra": {"_checks", "subspace"},
-    "conceptor": {"_checks", "subspace", "algebra", "files"},  # files in save and load
-    "correlation": {"_checks", "algebra", "conceptor"},
-    "sketch": {"_checks", "algebra", "conceptor", "correlation"},
-    "aperture": {"_checks", "algebra", "conceptor"},
-    "files": {"_checks", "storage", "algebra", "conceptor"},
-}
+# From the ground up: a package may import from those below it, and from itself.
+STOREYS = ["_internal", "algebra", "streams", "estimators", "layers", "shield", "experiments"]
+STOREYS += ["methods", "scenarios", "report", "bench", "cli", "__main__"]
+MODULES = sorted(
+    ".".join(path.relative_to(SOURCE).with_suffix("").parts) for path in SOURCE.rglob("*.py")
+)
+
+
+def tree_of(name: str) -> ast.Module:
+    path = SOURCE.joinpath(*name.split("."))
+    return ast.parse(path.with_suffix(".py").read_text(encoding="utf-8"))
 
 
 def imported(tree: ast.AST) -> set[str]:
@@ -43,49 +40,79 @@ def imported(tree: ast.AST) -> set[str]:
     return found
 
 
-def siblings(names: set[str]) -> set[str]:
-    """Modules of this package among the names."""
+def packages(names: set[str]) -> set[str]:
+    """Packages of ours among the names."""
     parts = [name.split(".") for name in names if name.startswith("conceptors.")]
-    modules = {path.stem for path in SOURCE.glob("*.py")} | {
-        path.name for path in SOURCE.iterdir() if path.is_dir()
+    return {part[1] for part in parts} & set(STOREYS)
+
+
+def at_import_time(tree: ast.Module) -> ast.Module:
+    """Without what is inside functions, or for type checkers only."""
+
+    class Outer(ast.NodeTransformer):
+        def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+            return None
+
+        def visit_If(self, node: ast.If) -> ast.AST | None:
+            typing = isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+            return None if typing else self.generic_visit(node)
+
+    found: ast.Module = Outer().visit(tree)
+    return found
+
+
+def test_every_module_has_its_storey() -> None:
+    top = {name.split(".")[0] for name in MODULES} - {"__init__"}
+    assert top == set(STOREYS)
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name != "__init__"])
+def test_modules_import_only_what_lies_below(name: str) -> None:
+    own = name.split(".", maxsplit=1)[0]
+    below = set(STOREYS[: STOREYS.index(own) + 1])
+    assert packages(imported(tree_of(name))) <= below
+
+
+def test_no_two_modules_need_each_other() -> None:
+    """Not even within a package."""
+    needs = {
+        name: {n for n in MODULES if f"conceptors.{n}" in imported(at_import_time(tree_of(name)))}
+        for name in MODULES
+        if not name.endswith("__init__")
     }
-    return {part[1] for part in parts} & modules
+    for name, others in needs.items():
+        assert not [other for other in others if name in needs.get(other, ())], name
 
 
-@pytest.mark.parametrize("name", CORE)
-def test_core_modules_import_only_what_lies_below(name: str) -> None:
-    tree = ast.parse((SOURCE / f"{name}.py").read_text(encoding="utf-8"))
-    assert siblings(imported(tree)) <= ALLOWED[name]
+@pytest.mark.parametrize("name", [n for n in MODULES if n.startswith(("algebra.", "streams."))])
+def test_mathematics_knows_nothing_of_networks_or_extras(name: str) -> None:
+    for module in imported(tree_of(name)):
+        extras = ("torch.nn", "torch.optim", "sklearn", "matplotlib", "safetensors")
+        assert not module.startswith(extras)
 
 
-@pytest.mark.parametrize("name", CORE)
-def test_at_import_time_the_order_is_strict(name: str) -> None:
-    """Only functions may look ahead (Conceptor.save to files); modules never do."""
-    tree = ast.parse((SOURCE / f"{name}.py").read_text(encoding="utf-8"))
-    top = ast.Module([node for node in tree.body if not isinstance(node, ast.ClassDef)], [])
-    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-    top.body = [node for node in top.body if not isinstance(node, functions)]
-    assert siblings(imported(top)) <= set(CORE[: CORE.index(name)])
+def test_no_module_is_too_long_to_read() -> None:
+    long = {
+        n: len(SOURCE.joinpath(*n.split(".")).with_suffix(".py").read_text().splitlines())
+        for n in MODULES
+    }
+    assert {n: count for n, count in long.items() if count > 400} == {}
 
 
-@pytest.mark.parametrize("name", CORE)
-def test_core_modules_know_nothing_of_networks_or_extras(name: str) -> None:
-    tree = ast.parse((SOURCE / f"{name}.py").read_text(encoding="utf-8"))
-    for module in imported(tree):
-        assert not module.startswith(("torch.nn", "torch.optim", "sklearn", "matplotlib"))
-        if module.startswith("safetensors"):
-            assert name == "storage"
+def test_shipped_code_needs_no_mocks() -> None:
+    assert [n for n in MODULES if "unittest.mock" in imported(tree_of(n))] == []
 
 
 def test_the_walk_sees_what_it_should() -> None:
     """A forbidden import would be found, in whatever way it is written."""
     for line in (
-        "import conceptors.sketch",
-        "from conceptors import sketch as s",
-        "from conceptors.sketch import FrequentDirections",
-        "def f():\n    from conceptors.sketch import _lower",
+        "import conceptors.streams",
+        "from conceptors import streams as s",
+        "from conceptors.streams.correlation import Correlation",
+        "def f():\n    from conceptors.streams import _lower",
     ):
-        assert siblings(imported(ast.parse(line))) == {"sketch"}
+        assert packages(imported(ast.parse(line))) == {"streams"}
+    assert packages(imported(at_import_time(ast.parse(line)))) == set()
     assert "torch.nn" in imported(ast.parse("from torch import nn"))
     assert "torch.nn" in imported(ast.parse("import torch.nn as nn"))
 

@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from conceptors.experiment import Experiment, ExperimentError, run
-from conceptors.methods import METHODS, Learner, add, parse_settings
-from conceptors.methods import fisher as fisher_module
-from conceptors.methods.base import Stream
-from conceptors.methods.fisher import fisher
-from conceptors.presets import preset
-from conceptors.scenarios import build
+from conceptors.experiments.methods import METHODS, Learner, add, parse_settings
+from conceptors.experiments.methods import fisher as fisher_module
+from conceptors.experiments.methods.base import Stream
+from conceptors.experiments.methods.fisher import fisher
+from conceptors.experiments.presets import preset
+from conceptors.experiments.runner import Experiment, ExperimentError, run
+from conceptors.experiments.scenarios import build
 from tasks import blobs, small
 
 CPU = torch.device("cpu")
@@ -392,7 +392,7 @@ def test_joint_is_plain_training_on_everything() -> None:
 
 
 def colour(method: str, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Any:
-    monkeypatch.setattr("conceptors.scenarios.images.load", partial(blobs, train=220))
+    monkeypatch.setattr("conceptors.experiments.scenarios.images.load", partial(blobs, train=220))
     kind = METHODS[method]
     parsed = parse_settings(kind.settings_type, {"steps": 1, "batch": 8, **settings})
     return kind(build("split-cifar100", [0], tasks=2), parsed, CPU, lambda text: None)
@@ -509,7 +509,7 @@ def test_settings_may_be_strings() -> None:
 
 
 def test_a_method_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("conceptors.scenarios.images.load", blobs)
+    monkeypatch.setattr("conceptors.experiments.scenarios.images.load", blobs)
 
     class Slow(Learner):
         """After the first task, gradients are made smaller."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from conceptors.layers import Rows
-from conceptors.moments import Moments
+from conceptors.shield.remember.moments import Moments
 from helpers import normal
 
 

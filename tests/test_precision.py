@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from conceptors.precision import exactly, halves, rounded, sharp_product, split, thirds
+from conceptors._internal.precision import exactly, halves, rounded, sharp_product, split, thirds
 
 
 def test_numbers_split_in_two() -> None:

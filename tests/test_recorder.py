@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import conceptors.moments
+import conceptors.shield.remember.moments
 from conceptors import Conceptor, Shield, recorder
-from conceptors.collect import collect
 from conceptors.layers import Kept, Moment, Rows
-from conceptors.moments import Moments, Products, multiplied
-from conceptors.sites import scan
+from conceptors.shield.blocks import scan
+from conceptors.shield.remember.moments import Moments, Products, multiplied
+from conceptors.shield.remember.run import collect
 from helpers import generator, normal
 
 DIM = 24
@@ -174,7 +174,7 @@ def test_rows_multiplied_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
         count += sum(chunk.shape[1] for chunk in chunks)
         return multiplied(chunks, dtype)
 
-    monkeypatch.setattr(conceptors.moments, "multiplied", counting)
+    monkeypatch.setattr(conceptors.shield.remember.moments, "multiplied", counting)
     x = normal(0, 2**18, 8)
     gather(linear(8, 4), x.split(4096))
     assert 16384 <= count <= 5 * 16384
@@ -337,7 +337,7 @@ def test_queries_keys_and_values_are_multiplied_once(monkeypatch: pytest.MonkeyP
         sizes.append(len(chunks))
         return multiplied(chunks, dtype)
 
-    monkeypatch.setattr(conceptors.moments, "multiplied", counting)
+    monkeypatch.setattr(conceptors.shield.remember.moments, "multiplied", counting)
     x = normal(0, 2**18, 8)
     found = gather(Separate(), x.split(8192))
     once = len(sizes)

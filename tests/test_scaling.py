@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from conceptors import Shield, shield
-from conceptors.conceptor import Conceptor
-from conceptors.scaling import (
+from conceptors import Shield
+from conceptors.algebra.conceptor import Conceptor
+from conceptors.bench.scaling import (
     DENSE_LIMIT,
     STOWED,
     LayerShape,
@@ -22,10 +22,11 @@ from conceptors.scaling import (
     llama_8b,
     needs,
 )
-from conceptors.step import factored
-from conceptors.step.free_space import FreeSpace
-from conceptors.step.memory import both
-from conceptors.step.strategy import Way
+from conceptors.shield import shield
+from conceptors.shield.step import factored
+from conceptors.shield.step.free_space import FreeSpace
+from conceptors.shield.step.memory import both
+from conceptors.shield.step.strategy import Way
 from step.common import sites
 
 PAGE = Path(__file__).parent.parent / "docs" / "scaling.md"

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from conceptors.scenarios import SCENARIOS, Split, build, union
+from conceptors.experiments.scenarios import SCENARIOS, Split, build, union
 from tasks import blobs
 
-IMAGES = "conceptors.scenarios.images"
+IMAGES = "conceptors.experiments.scenarios.images"
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from conceptors import Conceptor, Shield, subspace
-from conceptors.subspace import leading, orthonormal
+from conceptors.algebra.eigen import leading, orthonormal
 from helpers import normal, rotation, symmetric
 
 DIM, RANK = 512, 50

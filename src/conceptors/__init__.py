@@ -13,36 +13,36 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from conceptors.aperture import (
+from conceptors.algebra.aperture import (
     ApertureChoice,
     aperture_by_gradient,
     aperture_by_validation,
     aperture_for_quota,
 )
-from conceptors.conceptor import Conceptor, similarity
-from conceptors.correlation import Correlation
-from conceptors.shield import Shield, ShieldFullWarning
-from conceptors.sketch import FrequentDirections
-from conceptors.targets import Auto, Energy, Quota
+from conceptors.algebra.conceptor import Conceptor, similarity
+from conceptors.algebra.targets import Auto, Energy, Quota
+from conceptors.shield.shield import Shield, ShieldFullWarning
+from conceptors.streams.correlation import Correlation
+from conceptors.streams.frequent_directions import FrequentDirections
 
 if TYPE_CHECKING:
-    from conceptors.classifier import ConceptorClassifier
-    from conceptors.regression import (
+    from conceptors.estimators.evidence import ConceptorClassifier
+    from conceptors.estimators.ridge import (
         ConceptorRidge,
         ConceptorRidgeClassifier,
         MemoryFullWarning,
     )
-    from conceptors.sgd import ConceptorSGDRegressor
+    from conceptors.estimators.sgd import ConceptorSGDRegressor
 
 __version__ = "0.1.0"
 
 # Loaded on first use, because they need scikit-learn, which is optional.
 _ESTIMATORS = {
-    "ConceptorClassifier": "classifier",
-    "ConceptorRidge": "regression",
-    "ConceptorRidgeClassifier": "regression",
+    "ConceptorClassifier": "evidence",
+    "ConceptorRidge": "ridge",
+    "ConceptorRidgeClassifier": "ridge",
     "ConceptorSGDRegressor": "sgd",
-    "MemoryFullWarning": "regression",
+    "MemoryFullWarning": "ridge",
 }
 
 __all__ = [
@@ -70,7 +70,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _ESTIMATORS:
-        return getattr(import_module(f"conceptors.{_ESTIMATORS[name]}"), name)
+        return getattr(import_module(f"conceptors.estimators.{_ESTIMATORS[name]}"), name)
     raise AttributeError(f"module 'conceptors' has no attribute {name!r}")
 
 

@@ -13,12 +13,18 @@ from typing import Any
 import torch
 
 from conceptors import __version__
-from conceptors.experiment import Experiment, ExperimentError, run
-from conceptors.methods import METHODS
-from conceptors.names import nearest
-from conceptors.presets import PRESETS
-from conceptors.scenarios import SCENARIOS
-from conceptors.scenarios.data import CATALOGUE, DataUnavailableError, cache_folder, fetch, locate
+from conceptors._internal.suggest import nearest
+from conceptors.experiments.methods import METHODS
+from conceptors.experiments.presets import PRESETS
+from conceptors.experiments.runner import Experiment, ExperimentError, run
+from conceptors.experiments.scenarios import SCENARIOS
+from conceptors.experiments.scenarios.data import (
+    CATALOGUE,
+    DataUnavailableError,
+    cache_folder,
+    fetch,
+    locate,
+)
 
 _EXAMPLES = """
 examples:
@@ -80,8 +86,8 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from conceptors.projections import pictures
     from conceptors.report import read_results, write_figures, write_page
+    from conceptors.report.seen import pictures
 
     folder = Path(options.folder)
     results = read_results(folder / "results.json")
@@ -132,7 +138,7 @@ def _data(options: argparse.Namespace) -> int:
 
 
 def _tune(options: argparse.Namespace) -> int:
-    from conceptors.tune import tune
+    from conceptors.experiments.tune import tune
 
     best = tune(
         _experiment(options),

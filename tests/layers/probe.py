@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from conceptors.collect import collect, undisturbed
 from conceptors.layers import Call, Draws, Moment, Rows, Sample, find_rule
-from conceptors.sites import Site, scan
+from conceptors.shield.blocks import Site, scan
+from conceptors.shield.remember.run import collect, undisturbed
 from layers.cases import Draw, Inputs, run
 
 

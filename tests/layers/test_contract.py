@@ -14,9 +14,9 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_map
 
 from conceptors import Shield
-from conceptors.collect import undisturbed
 from conceptors.layers import Moment, Rows, find_rule, registered
-from conceptors.sites import Site
+from conceptors.shield.blocks import Site
+from conceptors.shield.remember.run import undisturbed
 from layers.cases import CASES, REMARKS, Case, Draw, Inputs, flat, run
 from layers.probe import captured, close, in_some_order, joined, moments, sites_of
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import conceptors.moments
+import conceptors.shield.remember.moments
 from conceptors import Shield
 from conceptors.layers import conv
-from conceptors.sites import scan
+from conceptors.shield.blocks import scan
 from helpers import largest_tensor
 from layers.cases import BY_NAME, CASES, REMARKS, Case, Draw, Inputs
 from layers.feedforward import channels_last
@@ -49,7 +49,7 @@ def test_memory_does_not_grow_with_the_patches(
     layer: nn.Module, cap: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(conv, "_CHUNK", 2**13)
-    monkeypatch.setattr(conceptors.moments, "_ENOUGH", 100)
+    monkeypatch.setattr(conceptors.shield.remember.moments, "_ENOUGH", 100)
     x = Draw(0, torch.float32).x(4, 64, 64)
     patches = x[:, :1].numel() * 4 * 25
     largest = largest_tensor(lambda: moments(layer, [Inputs((x,), {})], cap=cap))

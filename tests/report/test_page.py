@@ -216,12 +216,3 @@ def test_without_the_extra(missing: str, monkeypatch: pytest.MonkeyPatch, tmp_pa
         with pytest.raises(ImportError, match=message):
             projected_images([], [], [], tmp_path / "p")
     assert not list(tmp_path.iterdir())
-
-
-def test_imports_flow_one_way() -> None:
-    folder = Path(sys.modules["conceptors.report"].__file__ or "").parent
-    for file in folder.glob("*.py"):
-        found = re.findall(
-            r"^\s*(?:from|import) (conceptors[\w.]*)", file.read_text(), re.MULTILINE
-        )
-        assert all(name.startswith("conceptors.report") for name in found), file.name

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from conceptors import Conceptor, Shield
-from conceptors.sites import Site, scan
+from conceptors.shield.blocks import Site, scan
 
 
 class Mixed(nn.Module):

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from conceptors import Conceptor
-from conceptors.step.batched import together
-from conceptors.step.elementwise import make_small
-from conceptors.step.factored import make_factored
-from conceptors.step.free_space import FreeSpace
-from conceptors.step.memory import both
-from conceptors.step.strategy import Strategy, Way
+from conceptors.shield.step.batched import together
+from conceptors.shield.step.elementwise import make_small
+from conceptors.shield.step.factored import make_factored
+from conceptors.shield.step.free_space import FreeSpace
+from conceptors.shield.step.memory import both
+from conceptors.shield.step.strategy import Strategy, Way
 from step.common import sites
 
 

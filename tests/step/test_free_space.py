@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from conceptors import Conceptor
-from conceptors.step.free_space import FreeSpace, restrict
+from conceptors.shield.step.free_space import FreeSpace, restrict
 from helpers import normal, rotation, symmetric
 from step.common import odds, root
 

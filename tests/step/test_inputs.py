@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from conceptors import Shield
-from conceptors.targets import Auto
+from conceptors.algebra.targets import Auto
 from step.common import gradients
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from conceptors.step.memory import both, in_place, memory_of
+from conceptors.shield.step.memory import both, in_place, memory_of
 from step.common import sites
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from conceptors import Shield, ShieldFullWarning
-from conceptors.step.passing import Passing
-from conceptors.targets import Auto
+from conceptors.algebra.targets import Auto
+from conceptors.shield.step.passing import Passing
 from helpers import normal
 from step.common import backward, gradients, mixed, train
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from conceptors import Shield
-from conceptors.targets import Auto
+from conceptors.algebra.targets import Auto
 from helpers import normal
 from step.common import backward, blocks, gradients, mixed, odds, root, set_gradients, train
 

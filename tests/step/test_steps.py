@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from conceptors import Shield
-from conceptors.step import factored
-from conceptors.step.elementwise import Small, Tokens
-from conceptors.step.factored import Factored
+from conceptors.shield.step import factored
+from conceptors.shield.step.elementwise import Small, Tokens
+from conceptors.shield.step.factored import Factored
 from step.common import (
     backward,
     blocks,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from conceptors.bench.row import Size
-from conceptors.scenarios.data import DataUnavailableError, load
+from conceptors.experiments.scenarios.data import DataUnavailableError, load
 
 _CPU = torch.device("cpu")
 

@@ -14,15 +14,15 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
-import conceptors.shield as shield_module
+import conceptors.shield.shield as shield_module
 from conceptors import Shield
 from conceptors.bench import recipes
 from conceptors.bench.measure import release, timed
 from conceptors.bench.recipes import Batch, Recipe
 from conceptors.bench.row import Row, Size, aim, pick
 from conceptors.bench.steps import learned
-from conceptors.collect import collect as collect_plainly
-from conceptors.shield import ShieldFullWarning
+from conceptors.shield.remember.run import collect as collect_plainly
+from conceptors.shield.shield import ShieldFullWarning
 
 COLLECT, FACTOR, SENTENCES = 1.3, 2.0, 0.4  # targets: times a forward pass; seconds; seconds
 _POOL = 16  # different batches

@@ -14,9 +14,9 @@ import torch
 from conceptors.bench.data import digits
 from conceptors.bench.measure import timed
 from conceptors.bench.row import Row, Size, UnfitError, aim, pick
-from conceptors.experiment import Experiment, run
-from conceptors.methods import Learner
-from conceptors.scenarios.data import Arrays, DataUnavailableError
+from conceptors.experiments.methods import Learner
+from conceptors.experiments.runner import Experiment, run
+from conceptors.experiments.scenarios.data import Arrays, DataUnavailableError
 
 
 def seeds(size: Size, device: torch.device) -> list[Row]:
@@ -135,5 +135,5 @@ def _data(size: Size) -> Iterator[None]:
     _, x, y = digits("tiny")
     x = (255 * x).byte().view(-1, 28, 28)
     made_up = Arrays(x[:200], y[:200].byte(), x[200:], y[200:].byte())
-    with patch("conceptors.scenarios.images.load", lambda name, **_: made_up):
+    with patch("conceptors.experiments.scenarios.images.load", lambda name, **_: made_up):
         yield

@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
+from conceptors._internal.storage import write_atomically
+from conceptors._internal.suggest import nearest
 from conceptors.bench.ceilings import measure_ceilings
 from conceptors.bench.machine import file_stem, heading, machine
 from conceptors.bench.measure import release
 from conceptors.bench.registry import BENCHMARKS
 from conceptors.bench.row import SIZES, Row, Size, UnfitError, finite
 from conceptors.bench.table import table
-from conceptors.experiment import readable
-from conceptors.names import nearest
-from conceptors.storage import write_atomically
+from conceptors.experiments.runner import readable
 
 SCHEMA = 1
 

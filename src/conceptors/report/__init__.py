@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from conceptors.report.schema import check_results, read_results
+from conceptors.experiments.results import check_results, read_results
 
 __all__ = [
     "check_results",

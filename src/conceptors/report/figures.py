@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from conceptors.experiments.results import check_results
 from conceptors.report import measures, plots
 from conceptors.report.printing import save
-from conceptors.report.schema import check_results
 from conceptors.report.text import slug
 
 

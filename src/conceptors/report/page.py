@@ -14,9 +14,9 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from conceptors.experiments.results import check_results
 from conceptors.report import measures, panels
 from conceptors.report.measures import CEILINGS
-from conceptors.report.schema import check_results
 from conceptors.report.settings import pairs, settings
 from conceptors.report.summary import summary
 from conceptors.report.text import clean, spread

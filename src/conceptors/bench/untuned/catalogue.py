@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from conceptors.bench.row import UnfitError
 from conceptors.bench.untuned.sequence import Lesson, Part, Sequence
-from conceptors.scenarios.data import DataUnavailableError, load
+from conceptors.experiments.scenarios.data import DataUnavailableError, load
 
 PAIRS = [[2 * i, 2 * i + 1] for i in range(5)]
 HALVES = [list(range(5)), list(range(5, 10))]

@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 
+from conceptors._internal.storage import write_atomically
 from conceptors.bench.row import Row, Size, UnfitError, pick
 from conceptors.bench.untuned import catalogue
 from conceptors.bench.untuned.sequence import Kind, Rate, Sequence, learn
 from conceptors.bench.untuned.text import clinc
-from conceptors.storage import write_atomically
 
 APERTURES = (1.0, 3.0, 9.0, 27.0, 81.0, 243.0)
 FACTORS = (0.3, 1.0, 3.0)  # of the rate

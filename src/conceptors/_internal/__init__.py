@@ -1,0 +1,1 @@
+"""What the other packages share: checks, files, precision, recordings on a GPU."""

@@ -1,0 +1,80 @@
+"""Work on a GPU, recorded once as a CUDA graph and then replayed.
+
+Small networks spend most of their time on launching kernels, which a replay does not. The memory
+that the work reads and writes must stay where it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from conceptors._internal.precision import exactly
+
+_WARM_UP = 3
+_BRANCHES = 4  # small kernels that do not depend on each other share the GPU
+
+
+class Replayed:
+    """Pieces of work that may run in any order; the first calls run as usual (and count)."""
+
+    def __init__(self, *pieces: Callable[[], None], device: torch.device | None = None) -> None:
+        self._pieces = pieces
+        self._device = device
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._calls = 0
+
+    @property
+    def recorded(self) -> bool:
+        return self._graph is not None
+
+    def __call__(self) -> None:
+        with torch.cuda.device(self._device):
+            if torch.cuda.is_current_stream_capturing():  # part of a larger recording
+                self._run()
+                return
+            self._calls += 1
+            if self._graph is None and self._calls > _WARM_UP:
+                self._record()
+            if self._graph is not None:
+                self._graph.replay()
+                return
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                self._run()
+            torch.cuda.current_stream().wait_stream(side)
+
+    def _run(self) -> None:
+        with _exactly():
+            for piece in self._pieces:
+                piece()
+
+    def _record(self) -> None:
+        graph = torch.cuda.CUDAGraph()
+        with _exactly(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            _side_by_side(self._pieces)
+        self._graph = graph
+
+
+@contextmanager
+def _exactly() -> Iterator[None]:
+    """Full precision inside; gradients are recorded, or not, as outside."""
+    wanted = torch.is_grad_enabled()
+    with exactly(), torch.set_grad_enabled(wanted):
+        yield
+
+
+def _side_by_side(pieces: Sequence[Callable[[], None]]) -> None:
+    main = torch.cuda.current_stream()
+    branches = [torch.cuda.Stream() for _ in pieces[1:_BRANCHES]]
+    for branch in branches:
+        branch.wait_stream(main)
+    streams = [main, *branches]
+    for number, piece in enumerate(pieces):
+        with torch.cuda.stream(streams[number % len(streams)]):
+            piece()
+    for branch in branches:
+        main.wait_stream(branch)

@@ -1,0 +1,458 @@
+"""Conceptor algebra: pure functions on spectra, nothing else.
+
+A conceptor C = U diag(s) Uᵀ is kept here as its **odds** o = s / (1 - s), because everything
+is simple in them. At aperture α the odds are α² times the eigenvalues σ of the correlation
+matrix (s = σ / (σ + α⁻²) gives o = α² σ), and
+
+    NOT        inverts odds:         o(¬C)      = 1 / o
+    aperture   scales odds:          o(φ(C, γ)) = γ² o
+    OR         adds odds matrices:   Q(A ∨ B)   = Q(A) + Q(B),   Q = C (I - C)⁻¹
+
+Odds 0 and infinity stand for singular values of exactly 0 and 1, so that NOT and aperture
+adaptation lose nothing, however often they are applied.
+
+A spectrum may hold fewer directions than the space has (the factored form). All directions
+that it does not hold have the same odds, `rest`, which is 0 (the usual case) or infinity
+(after NOT). This set is closed under all operations, and no d x d matrix is ever formed.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from conceptors.algebra.eigen import leading, thin
+
+_NEGLIGIBLE = 1e-8  # odds
+
+
+class Spectrum(NamedTuple):
+    """Orthonormal directions, their odds, and the odds of everything orthogonal to them."""
+
+    vectors: Tensor  # [..., d, r]; columns orthonormal, or zero where a batch is padded
+    odds: Tensor  # [..., r], each in [0, inf]
+    rest: float = 0.0  # 0 or inf; without meaning when r = d
+
+    @property
+    def dim(self) -> int:
+        return self.vectors.shape[-2]
+
+    @property
+    def rank(self) -> int:
+        return self.vectors.shape[-1]
+
+    @property
+    def is_dense(self) -> bool:
+        return self.rank == self.dim
+
+
+# --- scalars -----------------------------------------------------------------------------
+
+
+def tolerance(size: int, dtype: torch.dtype) -> float:
+    """Singular values closer than this to 0 or 1 are taken as exactly that.
+
+    4 d eps of float64, in which factorisations are made, and 4 √d eps of the dtype in which the
+    directions are kept.
+    """
+    kept, made = torch.finfo(dtype).eps, torch.finfo(torch.float64).eps
+    return 4 * (size * made + math.sqrt(size) * kept)
+
+
+def values_of(odds: Tensor) -> Tensor:
+    """Singular values s = o / (1 + o) in [0, 1]."""
+    return torch.where(torch.isinf(odds), 1.0, odds / (1 + odds))
+
+
+def odds_of(values: Tensor) -> Tensor:
+    """Odds o = s / (1 - s) in [0, inf]."""
+    return values / (1 - values)
+
+
+def value_of_rest(spectrum: Spectrum) -> float:
+    """The singular value, 0 or 1, of all directions the spectrum does not hold."""
+    return 1.0 if math.isinf(spectrum.rest) else 0.0
+
+
+def work_dtype(x: Tensor) -> torch.dtype:
+    """Small factorisations are made in float64 wherever the device has it."""
+    return x.dtype if x.device.type == "mps" else torch.float64
+
+
+# --- making and leaving spectra ----------------------------------------------------------
+
+
+def from_odds_matrix(odds: Tensor) -> Spectrum:
+    """Spectrum of Q = α² R `[..., d, d]` by one eigh; eigenvalues of rounding size become 0."""
+    if odds.shape[-1] == 1:
+        return Spectrum(torch.ones_like(odds), odds.squeeze(-1).clamp_min(0))
+    values, vectors = torch.linalg.eigh(odds)
+    smallest = tolerance(odds.shape[-1], odds.dtype) * values[..., -1:].clamp_min(0)
+    return Spectrum(vectors, torch.where(values > smallest, values, 0.0))
+
+
+def strongest_of_odds(odds: Tensor, rank: int) -> Spectrum:
+    """The `rank` largest odds of Q `[..., d, d]` and their directions; a full eigh if many."""
+    if not thin(rank, odds.shape[-1]):
+        return truncate(from_odds_matrix(odds), rank)
+    values, vectors = leading(odds, rank, _NEGLIGIBLE)
+    smallest = tolerance(odds.shape[-1], odds.dtype) * values[..., :1]
+    return Spectrum(vectors, torch.where(values > smallest, values, 0.0))
+
+
+def from_rows(rows: Tensor) -> Spectrum:
+    """Spectrum of Q = rowsᵀ rows for fewer rows than columns `[..., n, d]`, never forming d x d.
+
+    A QR factorisation makes the directions orthonormal to rounding whatever the conditioning,
+    then one n x n eigh gives the odds.
+    """
+    basis, triangle = torch.linalg.qr(rows.mT)
+    small = from_odds_matrix(triangle @ triangle.mT)
+    return Spectrum(basis @ small.vectors, small.odds)
+
+
+def from_matrix(matrix: Tensor, tol: float | None = None) -> Spectrum:
+    """Spectrum of a conceptor matrix; singular values within `tol` of 0 or 1 become that."""
+    tol = tolerance(matrix.shape[-1], matrix.dtype) if tol is None else tol
+    values, vectors = torch.linalg.eigh(matrix)
+    return Spectrum(vectors, odds_of(snap(values, tol)))
+
+
+def snap(values: Tensor, tol: float) -> Tensor:
+    """Clamp to [0, 1] and round what lies within `tol` of an end to that end."""
+    return torch.where(values <= tol, 0.0, torch.where(values >= 1 - tol, 1.0, values))
+
+
+def to_matrix(spectrum: Spectrum) -> Tensor:
+    """The conceptor matrix U diag(s) Uᵀ + s_rest (I - U Uᵀ), `[..., d, d]`."""
+    u, rest = spectrum.vectors, value_of_rest(spectrum)
+    if spectrum.is_dense:
+        return (u * values_of(spectrum.odds).unsqueeze(-2)) @ u.mT
+    matrix = (u * (values_of(spectrum.odds) - rest).unsqueeze(-2)) @ u.mT
+    matrix.diagonal(dim1=-2, dim2=-1).add_(rest)
+    return matrix
+
+
+def matrix_of_odds(odds: Tensor) -> Tensor | None:
+    """C = Q (I + Q)⁻¹ = I - (I + Q)⁻¹ by Cholesky, without the spectrum.
+
+    None where that would be off by more than √eps: Q has a negative eigenvalue, left by rounding
+    in R and a large aperture, or is so large that its own rounding counts beside I.
+    """
+    lower = _factor_of_odds(odds)
+    if lower is None:
+        return None
+    inverse = torch.cholesky_inverse(lower)
+    eye = torch.eye(odds.shape[-1], dtype=odds.dtype, device=odds.device)
+    top = odds.diagonal(dim1=-2, dim2=-1).amax(-1)[..., None, None]
+    if bool((top >= 1).all()):
+        return eye - inverse
+    return torch.where(top < 1, odds @ inverse, eye - inverse)  # small C to relative accuracy
+
+
+def trace_of_odds(odds: Tensor) -> Tensor | None:
+    """tr C = tr Q (I + Q)⁻¹ `[...]` by Cholesky; None where `matrix_of_odds` is.
+
+    With I + Q = L Lᵀ it is d - ‖L⁻¹‖², or, where all odds are small, tr(L⁻¹ Q L⁻ᵀ).
+    """
+    if odds.shape[-1] == 1:
+        return values_of(odds.clamp_min(0)).squeeze(-1).squeeze(-1)
+    lower = _factor_of_odds(odds)
+    if lower is None:
+        return None
+    top = odds.diagonal(dim1=-2, dim2=-1).amax(-1)
+    eye = torch.eye(odds.shape[-1], dtype=odds.dtype, device=odds.device)
+    inverse = torch.linalg.solve_triangular(lower, eye.expand_as(lower), upper=False)
+    trace: Tensor = odds.shape[-1] - inverse.square().sum((-2, -1))
+    if bool((top >= 1).all()):
+        return trace
+    return torch.where(top < 1, ((inverse @ odds) * inverse).sum((-2, -1)), trace)
+
+
+def _factor_of_odds(odds: Tensor) -> Tensor | None:
+    """L with L Lᵀ = I + Q; None where rounding makes it useless."""
+    eps = torch.finfo(odds.dtype).eps
+    if bool((odds.diagonal(dim1=-2, dim2=-1).amax(-1) > 1 / math.sqrt(eps)).any()):
+        return None
+    shifted = odds.clone()
+    shifted.diagonal(dim1=-2, dim2=-1).add_(math.sqrt(eps))
+    if bool((torch.linalg.cholesky_ex(shifted).info != 0).any()):
+        return None
+    shifted.diagonal(dim1=-2, dim2=-1).add_(1 - math.sqrt(eps))
+    lower: Tensor = torch.linalg.cholesky(shifted)
+    return lower
+
+
+def singular_values(spectrum: Spectrum) -> Tensor:
+    """All d singular values, descending."""
+    values = values_of(spectrum.odds)
+    missing = spectrum.dim - spectrum.rank
+    rest = values.new_full((*values.shape[:-1], missing), value_of_rest(spectrum))
+    return torch.cat([values, rest], -1).sort(-1, descending=True).values
+
+
+# --- one conceptor -----------------------------------------------------------------------
+
+
+def negate(spectrum: Spectrum) -> Spectrum:
+    """¬C = I - C."""
+    rest = 0.0 if math.isinf(spectrum.rest) else math.inf
+    return Spectrum(spectrum.vectors, 1 / spectrum.odds, 0.0 if spectrum.is_dense else rest)
+
+
+def adapt(spectrum: Spectrum, gamma: float) -> Spectrum:
+    """φ(C, γ) = C (C + γ⁻² (I - C))⁻¹; γ = 0 and γ = inf are the limits."""
+    odds = spectrum.odds
+    if gamma == 0:
+        odds = torch.where(torch.isinf(odds), odds, 0.0)
+    elif math.isinf(gamma):
+        odds = torch.where(odds > 0, torch.inf, odds)
+    else:
+        soft = (odds > 0) & ~torch.isinf(odds)  # a γ beyond the dtype must not make 0 · inf
+        odds = torch.where(soft, odds * gamma * gamma, odds)
+    return spectrum._replace(odds=odds)
+
+
+def harden(spectrum: Spectrum, threshold: float) -> Spectrum:
+    """Singular values >= threshold become 1, the others 0."""
+    hard = torch.where(values_of(spectrum.odds) >= threshold, torch.inf, 0.0)
+    return spectrum._replace(odds=hard.to(spectrum.odds.dtype))
+
+
+def project(spectrum: Spectrum, x: Tensor) -> Tensor:
+    """C x for the rows x of `[..., n, d]`, in 4 n d r operations."""
+    u, rest = spectrum.vectors, value_of_rest(spectrum)
+    projected = ((x @ u) * (values_of(spectrum.odds) - rest).unsqueeze(-2)) @ u.mT
+    return projected + x if rest else projected
+
+
+def truncate(spectrum: Spectrum, rank: int) -> Spectrum:
+    """Keep the `rank` directions that differ most from the rest.
+
+    The spectral norm of the error is the largest difference dropped (see `truncation_errors`).
+    """
+    distance = (values_of(spectrum.odds) - value_of_rest(spectrum)).abs()
+    kept = distance.topk(min(rank, spectrum.rank), dim=-1).indices
+    vectors = spectrum.vectors.take_along_dim(kept.unsqueeze(-2), -1)
+    return Spectrum(vectors, spectrum.odds.take_along_dim(kept, -1), spectrum.rest)
+
+
+def truncation_errors(spectrum: Spectrum) -> Tensor:
+    """Entry k is the spectral norm of the error of keeping k directions, `[..., r + 1]`."""
+    distance = (values_of(spectrum.odds) - value_of_rest(spectrum)).abs()
+    ordered = distance.sort(-1, descending=True).values
+    return torch.cat([ordered, ordered.new_zeros((*ordered.shape[:-1], 1))], -1)
+
+
+def pad(spectrum: Spectrum, rank: int) -> Spectrum:
+    """Fill up to `rank` with zero columns, which say nothing about any direction."""
+    extra = rank - spectrum.rank
+    vectors, odds = spectrum.vectors, spectrum.odds
+    blank = vectors.new_zeros((*vectors.shape[:-1], extra))
+    same = odds.new_full((*odds.shape[:-1], extra), spectrum.rest)
+    return Spectrum(torch.cat([vectors, blank], -1), torch.cat([odds, same], -1), spectrum.rest)
+
+
+def complete(spectrum: Spectrum) -> Spectrum:
+    """The same conceptor with all d directions; those not held before get the odds `rest`."""
+    batch = spectrum.odds.shape[:-1]
+    items = []
+    for u, odds, rest in items_of(spectrum, batch):
+        others = torch.linalg.qr(u, mode="complete").Q[:, u.shape[1] :]
+        same = odds.new_full((others.shape[1],), rest)
+        items.append(Spectrum(torch.cat([u, others], -1), torch.cat([odds, same])))
+    return stack(items, batch)
+
+
+def orthonormalised(vectors: Tensor) -> Tensor:
+    """Nearly orthonormal (or zero) columns `[..., d, r]` made so to rounding, changed least.
+
+    U (3 I - Uᵀ U) / 2 squares the error; twice takes float32 rounding to float64 rounding.
+    """
+    for _ in range(2):
+        turn = -0.5 * (vectors.mT @ vectors)
+        turn.diagonal(dim1=-2, dim2=-1).add_(1.5)
+        vectors = vectors @ turn
+    return vectors
+
+
+# --- two conceptors ----------------------------------------------------------------------
+
+
+def conjoin(a: Spectrum, b: Spectrum) -> Spectrum:
+    """A ∧ B, exact also for singular values of 0 and 1.
+
+    With the parallel sum P = A (A + B)⁺ B, whose range is the intersection of both ranges,
+    A ∧ B = P (I - P)⁻¹. All matrices are bounded (0 <= P <= I/2), so nothing is inverted that
+    may be singular except A + B, by its pseudo-inverse. For invertible A, B this is
+    (A⁻¹ + B⁻¹ - I)⁻¹; for hard projectors it is the projector on the intersection.
+    """
+    batch = torch.Size(torch.broadcast_shapes(a.odds.shape[:-1], b.odds.shape[:-1]))
+    for one, other in ((a, b), (b, a)):
+        if one.rank == 0 and math.isinf(one.rest) and other.odds.shape[:-1] == batch:
+            return other  # I ∧ C = C, to the last bit
+    dtype, tol = a.vectors.dtype, tolerance(a.dim, a.vectors.dtype)
+    a, b = _widen(a), _widen(b)
+    if a.rank + b.rank >= a.dim:
+        return cast(_conjoin_matrices(to_matrix(a), to_matrix(b), tol), dtype)
+    if not batch:
+        return cast(_conjoin_factored(a, b, tol), dtype)
+    pairs = zip(items_of(a, batch), items_of(b, batch))
+    return cast(stack([_conjoin_factored(x, y, tol) for x, y in pairs], batch), dtype)
+
+
+def disjoin(a: Spectrum, b: Spectrum) -> Spectrum:
+    """A ∨ B = ¬(¬A ∧ ¬B)."""
+    return negate(conjoin(negate(a), negate(b)))
+
+
+def similarity(a: Spectrum, b: Spectrum) -> Tensor:
+    """ρ = tr(A B) / (‖A‖ ‖B‖) in [0, 1]; 0 where either is the zero conceptor."""
+    rest_a, rest_b = value_of_rest(a), value_of_rest(b)
+    values_a, values_b = _relative_values(a), _relative_values(b)
+    over_a, over_b = values_a - rest_a, values_b - rest_b
+    cosines = (a.vectors.mT @ b.vectors).square()
+    shared = (over_a.unsqueeze(-2) @ cosines @ over_b.unsqueeze(-1)).squeeze(-1).squeeze(-1)
+    shared = shared + rest_a * over_b.sum(-1) + rest_b * over_a.sum(-1) + rest_a * rest_b * a.dim
+    norm_a = (values_a.square().sum(-1) + rest_a * (a.dim - a.rank)).sqrt()
+    norm_b = (values_b.square().sum(-1) + rest_b * (b.dim - b.rank)).sqrt()
+    return _ratio(shared, norm_a, norm_b, a.dim)
+
+
+def similarity_of_matrices(a: Tensor, b: Tensor) -> Tensor:
+    """ρ of dense conceptor matrices `[..., d, d]`, without their spectra."""
+    tiny = torch.finfo(a.dtype).tiny  # ρ does not depend on scale, and squares may underflow
+    a = a / a.abs().amax((-2, -1), keepdim=True).clamp_min(tiny)
+    b = b / b.abs().amax((-2, -1), keepdim=True).clamp_min(tiny)
+    norms = (torch.linalg.matrix_norm(a), torch.linalg.matrix_norm(b))
+    return _ratio((a * b).sum((-2, -1)), *norms, a.shape[-1])
+
+
+def _relative_values(spectrum: Spectrum) -> Tensor:
+    """Singular values divided by the largest of all, so that their squares do not underflow."""
+    values = values_of(spectrum.odds)
+    if not spectrum.rank or value_of_rest(spectrum):
+        return values
+    return values / values.amax(-1, keepdim=True).clamp_min(torch.finfo(values.dtype).tiny)
+
+
+def _ratio(shared: Tensor, norm_a: Tensor, norm_b: Tensor, dim: int) -> Tensor:
+    """shared / (norm_a norm_b), clamped to [0, 1]; 0 / 0 is 0."""
+    product = norm_a * norm_b
+    rho = torch.where(product > 0, shared / product, 0.0)
+    return snap(rho, tolerance(dim, shared.dtype))
+
+
+def precedes(a: Spectrum, b: Spectrum) -> Tensor:
+    """Whether A <= B, that is, B - A has no negative eigenvalue (up to the tolerance)."""
+    tol = tolerance(a.dim, a.vectors.dtype)
+    a, b = _widen(a), _widen(b)
+    if a.rank + b.rank >= a.dim:
+        gap = to_matrix(b) - to_matrix(a)
+        above: Tensor = torch.linalg.eigvalsh(gap).amin(-1) >= -4 * tol
+        return above
+    batch = torch.Size(torch.broadcast_shapes(a.odds.shape[:-1], b.odds.shape[:-1]))
+    found = []
+    for x, y in zip(items_of(a, batch), items_of(b, batch)):
+        outside = joint_complement(x.vectors, y.vectors, tol)
+        gap = _compress(y, x.vectors, outside) - _compress(x, x.vectors, outside)
+        low = float(torch.linalg.eigvalsh(gap).amin()) if gap.numel() else 0.0
+        found.append(low >= -4 * tol and x.rest <= y.rest)
+    return torch.tensor(found, device=a.vectors.device).reshape(batch)
+
+
+def joint_complement(u: Tensor, v: Tensor, tol: float) -> Tensor:
+    """Orthonormal basis `[d, k]` of what the columns of v add to the span of the columns of u.
+
+    Directions of v within `tol` of span(u) add nothing. At most 3 d r numbers are held.
+    """
+    basis, triangle = torch.linalg.qr(torch.addmm(v, u, u.mT @ v, alpha=-1))
+    left, sines, _ = torch.linalg.svd(triangle)
+    basis = basis @ left[:, sines > tol]
+    basis.addmm_(u, u.mT @ basis, alpha=-1)  # directions of tiny sine need it again
+    orthonormal: Tensor = torch.linalg.qr(basis).Q if basis.shape[1] else basis
+    return orthonormal
+
+
+# --- batches -----------------------------------------------------------------------------
+
+
+def items_of(spectrum: Spectrum, batch: torch.Size) -> list[Spectrum]:
+    """The members of a batch one by one, without the zero columns that pad them."""
+    dim, rank, count = spectrum.dim, spectrum.rank, math.prod(batch)
+    vectors = spectrum.vectors.broadcast_to(*batch, dim, rank).reshape(count, dim, rank)
+    odds = spectrum.odds.broadcast_to(*batch, rank).reshape(count, rank)
+    found = []
+    for u, o in zip(vectors, odds):
+        real = u.abs().amax(0) > 0
+        whole = bool(real.all())
+        found.append(Spectrum(u if whole else u[:, real], o if whole else o[real], spectrum.rest))
+    return found
+
+
+def stack(items: list[Spectrum], batch: torch.Size) -> Spectrum:
+    """The inverse of `items_of`: one batched spectrum, padded to the largest rank."""
+    rank = max(item.rank for item in items)
+    items = [pad(item, rank) for item in items]
+    vectors = torch.stack([item.vectors for item in items])
+    odds = torch.stack([item.odds for item in items])
+    dim = vectors.shape[-2]
+    return Spectrum(vectors.reshape(*batch, dim, rank), odds.reshape(*batch, rank), items[0].rest)
+
+
+# --- the two conjunctions ----------------------------------------------------------------
+
+
+def _conjoin_matrices(a: Tensor, b: Tensor, tol: float) -> Spectrum:
+    """A ∧ B of dense conceptor matrices `[..., d, d]`."""
+    sums, vectors = torch.linalg.eigh(a + b)
+    inverse = torch.where(sums > tol, 1 / sums, 0.0)
+    parallel = (a @ (vectors * inverse.unsqueeze(-2))) @ (vectors.mT @ b)
+    values, vectors = torch.linalg.eigh((parallel + parallel.mT) / 2)
+    odds = torch.where(1 - 2 * values > tol, values / (1 - 2 * values), torch.inf)
+    return Spectrum(vectors, torch.where(values > tol, odds, 0.0))
+
+
+def _conjoin_factored(a: Spectrum, b: Spectrum, tol: float) -> Spectrum:
+    """A ∧ B of two spectra without batch, in the span of their directions."""
+    outside = joint_complement(a.vectors, b.vectors, tol)
+    small = _conjoin_matrices(
+        _compress(a, a.vectors, outside), _compress(b, a.vectors, outside), tol
+    )
+    rest = min(a.rest, b.rest)
+    kept = small.odds != rest
+    turn = small.vectors[:, kept]
+    vectors = a.vectors @ turn[: a.rank]
+    vectors.addmm_(outside, turn[a.rank :])
+    return Spectrum(vectors, small.odds[kept], rest)
+
+
+def _compress(spectrum: Spectrum, inside: Tensor, outside: Tensor) -> Tensor:
+    """The conceptor matrix within the span of the columns of `inside` and `outside`."""
+    rest = value_of_rest(spectrum)
+    u = torch.cat([inside.mT @ spectrum.vectors, outside.mT @ spectrum.vectors])
+    matrix = (u * (values_of(spectrum.odds) - rest)) @ u.mT
+    matrix.diagonal().add_(rest)
+    return matrix
+
+
+def _widen(spectrum: Spectrum) -> Spectrum:
+    """In the dtype of factorisations, its directions orthonormal to rounding there."""
+    dtype = work_dtype(spectrum.vectors)
+    if spectrum.vectors.dtype == dtype:
+        return spectrum
+    wide = cast(spectrum, dtype)
+    return wide._replace(vectors=orthonormalised(wide.vectors))
+
+
+def cast(spectrum: Spectrum, dtype: torch.dtype) -> Spectrum:
+    """The same spectrum in another dtype, laid out row by row.
+
+    The last bits of products depend on the layout; one layout makes a saved conceptor act as the
+    one it was saved from.
+    """
+    vectors = spectrum.vectors.to(dtype).contiguous()
+    return Spectrum(vectors, spectrum.odds.to(dtype), spectrum.rest)

@@ -1,0 +1,104 @@
+"""Apertures chosen anew for every task and layer: by themselves, a quota, or energy to retain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from conceptors._internal import checks
+
+
+@dataclass(frozen=True)
+class Auto:
+    """What `aperture="auto"` stands for: energy is claimed, and drift is pulled back.
+
+    The aperture is such that E xᵀ C x = share · E|x|², whatever the scale of the rows x. While a
+    later task is learned, every layer is drawn back to what it did on the remembered rows by the
+    gradient of pull/2 · E|ΔW x|² / E|W x|², summed over the tasks: pull/2 is what it costs to
+    change all that a layer gave out on a task's data. The loss is taken to be of the usual size,
+    about one when a task begins.
+    """
+
+    share: float = 0.9
+    pull: float = 20.0
+
+    def __post_init__(self) -> None:
+        checks.number(self.share, "Auto share", 0.0, 1.0, open_low=True)
+        checks.number(self.pull, "Auto pull", 0.0, float("inf"))
+        if self.share == 1.0:
+            raise ValueError("Auto share must be less than 1: all energy is never claimed softly")
+
+    def aperture(self, sigma: Tensor, dim: int, hard: bool) -> Tensor:
+        """α `[g]` for the largest eigenvalues `[g, <= d]`, descending, of R `[g, d, d]`."""
+        if hard:
+            return Energy(self.share).aperture(sigma, dim, hard)
+        total = sigma.sum(-1, keepdim=True).clamp_min(torch.finfo(sigma.dtype).tiny)
+        share = (sigma / total).cpu()
+        return _solve(sigma, lambda s: (s * share).sum(-1), self.share)
+
+
+@dataclass(frozen=True)
+class Quota:
+    """Every task claims this share of each layer's input space (or all it occupies, if less)."""
+
+    share: float
+
+    def __post_init__(self) -> None:
+        checks.number(self.share, "Quota", 0.0, 1.0, open_low=True)
+
+    def aperture(self, sigma: Tensor, dim: int, hard: bool) -> Tensor:
+        """α `[g]` for the largest eigenvalues `[g, <= d]`, descending, of R `[g, d, d]`."""
+        if hard:
+            count = max(1, round(self.share * dim))
+            return _between(sigma, torch.full(sigma.shape[:-1], count))
+        return _solve(sigma, lambda s: s.sum(-1) / dim, self.share)
+
+
+@dataclass(frozen=True)
+class Energy:
+    """Every task's conceptor retains this share of the energy of its rows, E|C x|² / E|x|²."""
+
+    share: float
+
+    def __post_init__(self) -> None:
+        checks.number(self.share, "Energy", 0.0, 1.0, open_low=True)
+
+    def aperture(self, sigma: Tensor, dim: int, hard: bool) -> Tensor:
+        """α `[g]` for the largest eigenvalues `[g, <= d]`, descending, of R `[g, d, d]`."""
+        total = sigma.sum(-1, keepdim=True).clamp_min(torch.finfo(sigma.dtype).tiny)
+        if hard:
+            reached = sigma.cumsum(-1) / total
+            return _between(sigma, (reached < self.share * (1 - 1e-12)).sum(-1) + 1)
+        share = (sigma / total).cpu()
+        return _solve(sigma, lambda s: (s.square() * share).sum(-1), self.share)
+
+
+def _between(sigma: Tensor, count: Tensor) -> Tensor:
+    """The aperture at which exactly the `count` largest directions have s >= 1/2."""
+    tiny = torch.finfo(sigma.dtype).eps * sigma[..., :1].clamp_min(1e-300)
+    padded = torch.cat([sigma, torch.zeros_like(sigma[..., :1])], -1)
+    index = count.to(sigma.device).clamp(1, sigma.shape[-1]).unsqueeze(-1)
+    last = padded.take_along_dim(index - 1, -1)
+    following = padded.take_along_dim(index, -1).clamp_min(tiny)
+    edge = torch.maximum(last, tiny).sqrt() * following.clamp_max(torch.maximum(last, tiny)).sqrt()
+    found: Tensor = edge.squeeze(-1).rsqrt()
+    return found
+
+
+def _solve(sigma: Tensor, rises: Callable[[Tensor], Tensor], goal: float) -> Tensor:
+    """Bisection on log α, all groups at once; ends at the largest aperture if out of reach.
+
+    On the CPU, as a GPU would wait for the many small calls.
+    """
+    device, sigma = sigma.device, sigma.cpu()
+    top = sigma[..., 0].clamp_min(1e-300)
+    low, high = -0.5 * top.log() - 20, -0.5 * top.log() + 20
+    for _ in range(56):
+        middle = (low + high) / 2
+        values = sigma / (sigma + torch.exp(-2 * middle).unsqueeze(-1))
+        under = rises(values) < goal
+        low, high = torch.where(under, middle, low), torch.where(under, high, middle)
+    return ((low + high) / 2).exp().to(device)

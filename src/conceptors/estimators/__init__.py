@@ -1,0 +1,1 @@
+"""Estimators in the manner of scikit-learn, which they need, and the formulas behind them."""

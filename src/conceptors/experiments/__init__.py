@@ -1,0 +1,1 @@
+"""Experiments: scenarios, methods, seeds, and results on disk."""

@@ -1,0 +1,110 @@
+"""Conceptor-aided back-propagation."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from conceptors.algebra.conceptor import similarity
+from conceptors.experiments.methods.base import Learner, Settings
+from conceptors.experiments.networks import StackedMLP
+from conceptors.experiments.scenarios import Split
+from conceptors.shield.shield import Shield, ShieldFullWarning
+
+_COMPARED = 10  # at most so many tasks are compared with each other
+
+
+@dataclass(frozen=True)
+class CabSettings(Settings):
+    aperture: float = 9.0  # of all layers
+    input_aperture: float = 0.0  # of the first layer, 0 for the same
+    hard: bool = False  # hard conceptors
+    increment_decay: float = 0.0  # λ of Algorithm 2
+    first_anchor: str = "initial"  # what the first task decays towards: initial weights or zero
+    samples: int = 0  # images a task for the conceptors, 0 for all
+
+
+class Cab(Learner):
+    """Every layer's gradient is projected onto the space that earlier tasks left free."""
+
+    name: ClassVar[str] = "cab"
+    about: ClassVar[str] = "conceptor-aided back-propagation (He & Jaeger 2017)"
+    settings_type: ClassVar[type[Settings]] = CabSettings
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        s = self.settings
+        if s.first_anchor not in ("initial", "zero"):
+            raise ValueError(f"first_anchor must be 'initial' or 'zero', got {s.first_anchor!r}")
+        first = next(name for name, m in self.model.named_modules() if hasattr(m, "weight"))
+        apertures = {first: s.input_aperture or s.aperture, "*": s.aperture}
+        self.shield = Shield(
+            self.model,
+            apertures,
+            hard=s.hard,
+            increment_decay=s.increment_decay,
+            rows=None,
+            warn_at_quota=1.0,
+            keep_tasks=len(self.scenario.tasks) <= _COMPARED,
+        )
+        if s.first_anchor == "zero":
+            state = self.shield.state_dict()
+            state["anchors"] = {name: torch.zeros_like(a) for name, a in state["anchors"].items()}
+            self.shield.load_state_dict(state, strict=False)
+
+    def guarded(self, optimizer: torch.optim.Optimizer, finish: Callable[[], None]) -> None:
+        self.shield.guard(optimizer, between=finish)
+
+    def learn(self, number: int) -> list[dict[str, Any]]:
+        with warnings.catch_warnings():  # quotas are in the results; little room is the point here
+            warnings.simplefilter("ignore", ShieldFullWarning)
+            return super().learn(number)
+
+    def drifts(self) -> bool:
+        return super().drifts() or bool(self.settings.increment_decay > 0)
+
+    def end_task(self, number: int) -> None:
+        self.shield.remember(self._batches(self.scenario.tasks[number].train, number))
+        self._note()
+
+    def _batches(self, split: Split, number: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Samples for the conceptors, drawn by each seed for itself, as many for every seed."""
+        count = min(split.sizes())
+        if self.settings.samples:
+            count = min(count, self.settings.samples)
+        drawn = []
+        for size, seed in zip(split.sizes(), self.seeds):
+            generator = torch.Generator().manual_seed(224_737 * (number + 1) + seed)
+            drawn.append(torch.randperm(size, generator=generator)[:count])
+        for places in torch.stack(drawn).to(self.device).split(1000, dim=1):
+            yield split.take(places)
+
+    def _note(self) -> None:
+        """Quotas, spectra and the tasks' similarity at the input, for the results."""
+        for number, (name, conceptor) in enumerate(self.shield.conceptors().items()):
+            label = name
+            if isinstance(self.model, StackedMLP):
+                label = f"hidden {number}" if number else "input"
+            values = conceptor.singular_values
+            for i, extra in enumerate(self.extras):
+                own = values[i] if len(values) == len(self.extras) else values.flatten()
+                extra.setdefault("quota", {}).setdefault(label, []).append(float(own.mean()))
+                shown = [round(v, 5) for v in own.tolist()]
+                extra.setdefault("spectra", {}).setdefault(label, []).append(shown)
+        shares = self.shield.tasks()
+        if not shares:
+            return
+        first = next(iter(shares[-1]))
+        if len(shares) == len(self.scenario.tasks) <= _COMPARED and len(self.seeds) == len(
+            shares[-1][first].singular_values
+        ):
+            found = torch.stack(
+                [torch.stack([similarity(a[first], b[first]) for b in shares]) for a in shares], -1
+            )  # [tasks, seeds, tasks]
+            for i, extra in enumerate(self.extras):
+                extra["similarity"] = [[round(v, 4) for v in row] for row in found[:, i].tolist()]

@@ -1,0 +1,125 @@
+"""Incremental moment matching (Lee et al. 2017)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from conceptors.experiments.methods.base import Learner, Settings
+from conceptors.experiments.methods.fisher import LABELS, fisher
+from conceptors.experiments.networks import StackedMLP
+
+
+@dataclass(frozen=True)
+class ImmSettings(Settings):
+    mode: str = "mode"  # mean: average of the tasks' weights; mode: weighted by their Fisher
+    share: float = 0.5  # weight of the last task; earlier ones share the rest
+    l2: float = 0.0  # L2-transfer: pull towards the last task's weights
+    drop: float = 0.0  # drop-transfer: chance that a neuron uses the last task's weights
+    restart: bool = False  # start every task from the initial weights (no weight-transfer)
+    labels: str = "true"  # of the Fisher: all, sample, pred or true
+    fisher_samples: int = 1000
+
+
+class Imm(Learner):
+    """Every task leaves a Gaussian over weights; tested is the mean or the mode of their mixture.
+
+    Weight-transfer (start from the last task's weights) is on unless `restart`; L2-transfer and
+    drop-transfer by their settings.
+    """
+
+    name: ClassVar[str] = "imm"
+    about: ClassVar[str] = "incremental moment matching (Lee et al. 2017)"
+    settings_type: ClassVar[type[Settings]] = ImmSettings
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        s = self.settings
+        if s.mode not in ("mean", "mode"):
+            raise ValueError(f"mode must be 'mean' or 'mode', got {s.mode!r}")
+        if not 0 < s.share <= 1 or not 0 <= s.drop < 1:
+            raise ValueError(f"share must be in ]0, 1] and drop in [0, 1[, got {s.share}, {s.drop}")
+        if s.labels not in LABELS:
+            raise ValueError(f"labels must be one of {LABELS}, got {s.labels!r}")
+        self.initial = [p.detach().clone() for p in self.model.parameters()]
+        self.previous: list[Tensor] = []
+        self.merged: list[Tensor] = []
+        self.precision: list[Tensor] = []
+        self.generators = [torch.Generator(device=self.device) for _ in self.seeds]
+
+    def start_task(self, number: int) -> None:
+        for generator, seed in zip(self.generators, self.seeds):
+            generator.manual_seed(611_953 * (number + 1) + seed)
+        if self.settings.restart:
+            for parameter, value in zip(self.model.parameters(), self.initial):
+                parameter.data.copy_(value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        drop = self.settings.drop
+        if not drop or not self.previous:
+            return super().forward(x)
+        mixed, draws = {}, {}
+        for (name, parameter), old in zip(self.model.named_parameters(), self.previous):
+            # whole neurons (rows) fall back to the last task's weights, the others make up for it
+            layer = name.rpartition(".")[0]
+            if layer not in draws:
+                draws[layer] = self._draw(parameter)
+            chance = draws[layer].reshape(
+                *draws[layer].shape, *[1] * (parameter.ndim - draws[layer].ndim)
+            )
+            made_up = (parameter - drop * old) / (1 - drop)
+            mixed[name] = torch.where(chance < drop, old, made_up)
+        out: Tensor = functional_call(self.model, mixed, (x,))
+        return out
+
+    def _draw(self, weight: Tensor) -> Tensor:
+        """A random number in [0, 1[ a neuron, drawn by each seed for itself."""
+        stacked = isinstance(self.model, StackedMLP)
+        neurons = weight.shape[1] if stacked else weight.shape[0]
+        drawn = [torch.rand(neurons, generator=g, device=self.device) for g in self.generators]
+        return torch.stack(drawn) if stacked else drawn[0]
+
+    def replayable(self) -> bool:
+        return super().replayable() and not self.settings.drop  # it draws random numbers
+
+    def gradients(self, number: int) -> None:
+        s = self.settings
+        if not s.l2 or not self.previous:
+            return
+        scale = 2 * s.l2 * (s.batch if s.gradient != "mean" else 1)
+        for parameter, old in zip(self.model.parameters(), self.previous):
+            if parameter.grad is not None:
+                parameter.grad.add_(parameter.detach() - old, alpha=scale)
+
+    def end_task(self, number: int) -> None:
+        s = self.settings
+        weights = [p.detach().clone() for p in self.model.parameters()]
+        if s.mode == "mode":
+            new = [f + 1e-8 for f in fisher(self, number, s.fisher_samples, s.labels)]
+        else:
+            new = [torch.ones_like(w) for w in weights]
+        self.previous = weights
+        if not self.merged:
+            self.merged, self.precision = weights, new
+            return
+        for i, (weight, fresh) in enumerate(zip(weights, new)):
+            old, latest = (1 - s.share) * self.precision[i], s.share * fresh
+            self.merged[i] = (old * self.merged[i] + latest * weight) / (old + latest)
+            self.precision[i] = old + latest
+
+    @contextmanager
+    def weights_for_test(self) -> Iterator[None]:
+        kept = [p.detach().clone() for p in self.model.parameters()]
+        try:
+            for parameter, value in zip(self.model.parameters(), self.merged or kept):
+                parameter.data.copy_(value)
+            yield
+        finally:
+            for parameter, value in zip(self.model.parameters(), kept):
+                parameter.data.copy_(value)

@@ -1,0 +1,6 @@
+"""Task sequences by name."""
+
+from conceptors.experiments.scenarios.base import Scenario, Split, Task, union
+from conceptors.experiments.scenarios.images import SCENARIOS, build
+
+__all__ = ["SCENARIOS", "Scenario", "Split", "Task", "build", "union"]

@@ -1,0 +1,55 @@
+"""Data sets as tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from conceptors.experiments.scenarios.data.fetch import fetch
+
+
+class Arrays(NamedTuple):
+    """Images `[n, ...]` as bytes, and labels `[n]`."""
+
+    train_x: Tensor
+    train_y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+
+
+def load(name: str, *, progress: bool = True) -> Arrays:
+    """A data set by name, fetched first if it is not on this machine.
+
+    Raises:
+        ValueError: unknown name.
+        DataUnavailableError: neither found nor fetched; says which file to put where.
+    """
+    files = fetch(name, progress=progress)
+    if name == "cifar100":
+        train, test = _cifar(files["train.bin"]), _cifar(files["test.bin"])
+        return Arrays(*train, *test)
+    found = [_idx(files[f"{split}-{kind}"]) for split in ("train", "t10k") for kind in _KINDS]
+    return Arrays(*found)
+
+
+_KINDS = ("images-idx3-ubyte", "labels-idx1-ubyte")
+
+
+def _idx(path: Path) -> Tensor:
+    """An idx file: two zero bytes, the type (8: bytes), the number of dimensions, their sizes."""
+    data = bytearray(path.read_bytes())
+    dims = data[3]
+    if data[:3] != b"\0\0\x08" or not 1 <= dims <= 3:
+        raise ValueError(f"{path} is not an idx file of bytes")
+    shape = [int.from_bytes(data[4 + 4 * i : 8 + 4 * i], "big") for i in range(dims)]
+    values = torch.frombuffer(data, dtype=torch.uint8, offset=4 + 4 * dims)
+    return values.reshape(shape)
+
+
+def _cifar(path: Path) -> tuple[Tensor, Tensor]:
+    """Records of coarse label, fine label and 3 x 32 x 32 pixels."""
+    records = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8).reshape(-1, 3074)
+    return records[:, 2:].reshape(-1, 3, 32, 32).contiguous(), records[:, 1].contiguous()

@@ -1,0 +1,214 @@
+"""Disjoint, permuted and rotated MNIST (and Fashion-MNIST), and split CIFAR-100."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from conceptors._internal.suggest import nearest
+from conceptors.experiments.scenarios.base import Scenario, Split, Task
+from conceptors.experiments.scenarios.data import Arrays, load
+
+VALIDATION = 5_000  # the first training images, as in the report's own code
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A scenario that can be built by name."""
+
+    make: Callable[[Arrays, list[int], dict[str, Any]], Scenario]
+    data: str
+    tasks: int
+    about: str
+
+
+def build(
+    name: str,
+    seeds: list[int],
+    *,
+    tasks: int | None = None,
+    heads: bool | None = None,
+    class_order: str = "fixed",
+    limit: int | None = None,
+    progress: bool = True,
+) -> Scenario:
+    """A scenario for some seeds.
+
+    Args:
+        tasks: how many, by default the scenario's own number.
+        heads: a head a task (split-cifar100; by default yes).
+        class_order: "fixed" (0, 1, 2, ...) or "seed" (shuffled by each seed).
+        limit: use only so many images of each set, for quick trials.
+
+    Raises:
+        ValueError: unknown name or impossible options.
+    """
+    if name not in SCENARIOS:
+        raise ValueError(f"unknown scenario {name!r}{nearest(name, SCENARIOS)}")
+    if not seeds:
+        raise ValueError("at least one seed is needed")
+    kind = SCENARIOS[name]
+    count = kind.tasks if tasks is None else tasks
+    if count < 1:
+        raise ValueError(f"tasks must be at least 1, got {count}")
+    if class_order not in ("fixed", "seed"):
+        raise ValueError(f"class_order must be 'fixed' or 'seed', got {class_order!r}")
+    arrays = load(kind.data, progress=progress)
+    if limit is not None:
+        arrays = Arrays(
+            arrays.train_x[: limit + limit // 10],
+            arrays.train_y[: limit + limit // 10],
+            arrays.test_x[:limit],
+            arrays.test_y[:limit],
+        )
+    options = {"tasks": count, "heads": heads, "class_order": class_order, "limit": limit}
+    made = kind.make(arrays, seeds, {"name": name, **options})
+    for task in made.tasks:
+        if not min(task.train.counts + task.validation.counts + task.test.counts):
+            raise ValueError(
+                f"task {task.name!r} has no training, validation or test images with "
+                f"limit={limit}; use more images or fewer tasks"
+            )
+    return made
+
+
+def _generator(seed: int, purpose: int) -> torch.Generator:
+    """Random numbers of one seed for one purpose, whatever else is drawn."""
+    return torch.Generator().manual_seed(1_000_003 * (purpose + 1) + seed)
+
+
+def _held_out(arrays: Arrays) -> int:
+    return min(VALIDATION, len(arrays.train_x) // 10)
+
+
+def _disjoint(arrays: Arrays, seeds: list[int], options: dict[str, Any]) -> Scenario:
+    count, classes = options["tasks"], 10
+    if classes % count:
+        raise ValueError(f"10 classes cannot be shared evenly by {count} tasks; use 1, 2, 5 or 10")
+    orders = _class_orders(classes, seeds, options)
+    flat = arrays._replace(train_x=arrays.train_x.flatten(1), test_x=arrays.test_x.flatten(1))
+    tasks = _by_class(flat, orders.chunk(count, 1), "digits")
+    return Scenario(options["name"], tasks, seeds, classes, (784,), False, options)
+
+
+def _split_cifar(arrays: Arrays, seeds: list[int], options: dict[str, Any]) -> Scenario:
+    count, classes = options["tasks"], 100
+    if classes % count:
+        raise ValueError(f"100 classes cannot be shared evenly by {count} tasks; use 10 or 20")
+    mean = torch.tensor([0.5071, 0.4865, 0.4409])[:, None, None]
+    std = torch.tensor([0.2673, 0.2564, 0.2762])[:, None, None]
+    scaled = arrays._replace(
+        train_x=(arrays.train_x / 255 - mean) / std, test_x=(arrays.test_x / 255 - mean) / std
+    )
+    orders = _class_orders(classes, seeds, options)
+    tasks = _by_class(scaled, orders.chunk(count, 1), "classes")
+    heads = options["heads"] is not False
+    return Scenario(options["name"], tasks, seeds, classes, (3, 32, 32), heads, options)
+
+
+def _by_class(arrays: Arrays, groups: tuple[Tensor, ...], what: str) -> list[Task]:
+    """A task for each group of classes `[seeds, k]`."""
+    held = _held_out(arrays)
+    y, test_y = arrays.train_y.long(), arrays.test_y.long()
+    classes = sum(group.shape[1] for group in groups)
+    x, held_x, y, held_y = arrays.train_x[held:], arrays.train_x[:held], y[held:], y[:held]
+    tasks = []
+    for number, group in enumerate(groups):
+
+        def having(labels: Tensor, group: Tensor = group) -> list[Tensor]:
+            return [torch.isin(labels, own).nonzero()[:, 0] for own in group]
+
+        mask = torch.zeros(len(group), classes, dtype=torch.bool).scatter_(1, group, True)
+        name = ", ".join(str(int(c)) for c in group[0]) if len(group[0]) <= 5 else f"{number + 1}"
+        train = Split.of(x, y, having(y))
+        validation = Split.of(held_x, held_y, having(held_y))
+        test = Split.of(arrays.test_x, test_y, having(test_y))
+        tasks.append(Task(f"{what} {name}", train, validation, test, mask))
+    return tasks
+
+
+def _class_orders(classes: int, seeds: list[int], options: dict[str, Any]) -> Tensor:
+    if options["class_order"] == "fixed":
+        return torch.arange(classes).expand(len(seeds), classes)
+    return torch.stack([torch.randperm(classes, generator=_generator(s, 1)) for s in seeds])
+
+
+def _permuted(arrays: Arrays, seeds: list[int], options: dict[str, Any]) -> Scenario:
+    """Task 1 is unpermuted, as in the report."""
+    orders = torch.stack(
+        [
+            torch.stack(
+                [torch.arange(784)]
+                + [
+                    torch.randperm(784, generator=_generator(seed, 100 + k))
+                    for k in range(1, options["tasks"])
+                ]
+            )
+            for seed in seeds
+        ]
+    )  # [seeds, tasks, 784]
+    held = _held_out(arrays)
+    x, y = arrays.train_x.flatten(1), arrays.train_y.long()
+    test_x, test_y = arrays.test_x.flatten(1), arrays.test_y.long()
+    # the same tensors for every task: joint training sees that only the order differs
+    parts = [(x[held:], y[held:]), (x[:held], y[:held]), (test_x, test_y)]
+    tasks = []
+    for k in range(options["tasks"]):
+        train, validation, test = (
+            Split.of(images, labels, _everything(images, seeds), orders[:, k : k + 1])
+            for images, labels in parts
+        )
+        name = "original" if k == 0 else f"permutation {k}"
+        tasks.append(Task(name, train, validation, test))
+    return Scenario(options["name"], tasks, seeds, 10, (784,), False, options)
+
+
+def _rotated(arrays: Arrays, seeds: list[int], options: dict[str, Any]) -> Scenario:
+    """Tasks turn the images by 0° to 180°, evenly spaced."""
+    held, count = _held_out(arrays), options["tasks"]
+    y, test_y = arrays.train_y.long(), arrays.test_y.long()
+    tasks = []
+    for k in range(count):
+        angle = 180.0 * k / max(1, count - 1)
+        x = _turned(arrays.train_x, angle).flatten(1)
+        test_x = _turned(arrays.test_x, angle).flatten(1)
+        parts = [(x[held:], y[held:]), (x[:held], y[:held]), (test_x, test_y)]
+        train, validation, test = (Split.of(i, j, _everything(i, seeds)) for i, j in parts)
+        tasks.append(Task(f"turned {angle:.0f}°", train, validation, test))
+    return Scenario(options["name"], tasks, seeds, 10, (784,), False, options)
+
+
+def _turned(images: Tensor, angle: float) -> Tensor:
+    """Images `[n, 28, 28]` of bytes turned about their centre, bilinear."""
+    if angle == 0:
+        return images
+    turn = torch.tensor(angle).deg2rad()
+    matrix = torch.tensor([[turn.cos(), -turn.sin(), 0.0], [turn.sin(), turn.cos(), 0.0]])
+    found = []
+    for part in images.split(10_000):
+        grid = functional.affine_grid(
+            matrix.expand(len(part), 2, 3), [len(part), 1, 28, 28], align_corners=False
+        )
+        turned = functional.grid_sample(part[:, None].float(), grid, align_corners=False)
+        found.append(turned[:, 0].round().to(torch.uint8))
+    return torch.cat(found)
+
+
+def _everything(images: Tensor, seeds: list[int]) -> list[Tensor]:
+    return [torch.arange(len(images)) for _ in seeds]
+
+
+SCENARIOS = {
+    "disjoint-mnist": Kind(_disjoint, "mnist", 2, "ten digits in groups, one ten-way output"),
+    "permuted-mnist": Kind(_permuted, "mnist", 10, "all digits, pixels shuffled in every task"),
+    "rotated-mnist": Kind(_rotated, "mnist", 10, "all digits, turned further in every task"),
+    "disjoint-fashion": Kind(_disjoint, "fashion-mnist", 2, "ten garments in groups"),
+    "permuted-fashion": Kind(_permuted, "fashion-mnist", 10, "all garments, pixels shuffled"),
+    "rotated-fashion": Kind(_rotated, "fashion-mnist", 10, "all garments, turned"),
+    "split-cifar100": Kind(_split_cifar, "cifar100", 10, "a hundred classes in groups, heads"),
+}

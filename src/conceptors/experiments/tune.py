@@ -1,0 +1,136 @@
+"""Choosing settings on validation data: never on test data.
+
+Trials go into an optuna study in the folder, so that a search can be stopped and go on, and
+several processes can work on it at once.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import torch
+
+from conceptors._internal.suggest import nearest
+from conceptors.experiments.methods import METHODS, parse_settings
+from conceptors.experiments.runner import Experiment, ExperimentError, _check, _device, _groups
+from conceptors.experiments.scenarios import build
+
+
+def tune(
+    experiment: Experiment,
+    folder: Path,
+    *,
+    spaces: list[str],
+    trials: int,
+    minutes: float | None,
+    progress: Callable[[str], None],
+) -> dict[str, Any]:
+    """The best settings of one method: `{"value": accuracy, "params": {...}}`.
+
+    The score is the accuracy on the validation samples of all tasks after the last one, mean over
+    seeds.
+    """
+    try:
+        import optuna
+        from optuna.storages.journal import JournalFileBackend
+    except ImportError:
+        raise ImportError("tuning needs optuna: pip install 'conceptors[tune]'") from None
+    if len(experiment.methods) != 1:
+        raise ExperimentError(f"tune takes one method at a time, got {experiment.methods}")
+    _check(experiment)
+    (method,) = experiment.methods
+    types = get_type_hints(METHODS[method].settings_type)
+    ranges = [parse_range(text, types) for text in spaces]
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    folder.mkdir(parents=True, exist_ok=True)
+    backend = JournalFileBackend(str(folder / "study.log"))
+    study = optuna.create_study(
+        study_name=f"{experiment.scenario}/{method}",
+        storage=optuna.storages.JournalStorage(backend),
+        sampler=optuna.samplers.TPESampler(),  # a seed would make processes repeat each other
+        direction="maximize",
+        load_if_exists=True,
+    )
+    asked = json.dumps({**experiment.identity(), "seeds": experiment.seeds}, sort_keys=True)
+    if study.user_attrs.get("asked", asked) != asked:
+        raise ExperimentError(f"{folder} holds a search with other settings; choose another --out")
+    study.set_user_attr("asked", asked)
+    until = time.monotonic() + 60 * minutes if minutes else None
+
+    def objective(trial: Any) -> float:
+        chosen = {name: suggest(trial, name) for name, suggest in ranges}
+        settings = {**experiment.settings}
+        settings[method] = {**settings.get(method, {}), **chosen}
+        score = validation_accuracy(replace(experiment, settings=settings), method, progress)
+        progress(f"trial {trial.number}: {score:.2f} % with {chosen}")
+        return score
+
+    def enough(held: Any, trial: Any) -> None:
+        finished = sum(t.state.is_finished() for t in held.trials)
+        if finished >= trials or (until is not None and time.monotonic() > until):
+            held.stop()
+
+    if sum(t.state.is_finished() for t in study.trials) < trials:
+        study.optimize(objective, callbacks=[enough], timeout=60 * minutes if minutes else None)
+    return {"value": study.best_value, "params": study.best_params}
+
+
+def validation_accuracy(
+    experiment: Experiment, method: str, progress: Callable[[str], None]
+) -> float:
+    """Accuracy on all tasks' validation samples after learning all tasks, mean over seeds."""
+    device = _device(experiment.device)
+    scores: list[float] = []
+    for seeds in _groups(experiment, experiment.seeds, device):
+        scenario = build(experiment.scenario, seeds, **experiment.options, progress=False).to(
+            device
+        )
+        kind = METHODS[method]
+        settings = parse_settings(kind.settings_type, experiment.config(method))
+        torch.manual_seed(seeds[0])
+        learner = kind(scenario, settings, device, lambda text: None)
+        for number in range(len(scenario.tasks)):
+            learner.learn(number)
+        with learner.weights_for_test():
+            rows = [learner.accuracy(task.validation, k) for k, task in enumerate(scenario.tasks)]
+        sizes = torch.tensor([task.validation.sizes() for task in scenario.tasks])
+        weighted = (torch.stack(rows) * sizes).sum(0) / sizes.sum(0)
+        scores += weighted.tolist()
+    return statistics.mean(scores)
+
+
+def parse_range(text: str, types: Mapping[str, type]) -> tuple[str, Callable[[Any, str], Any]]:
+    """`rate=0.01:1:log`, `aperture=1:30`, `labels=all,true` as a way to ask optuna for a value.
+
+    `types` are the types of the settings that there are.
+
+    Raises:
+        ExperimentError: not of that form, or no such setting.
+    """
+    name, sign, rest = text.partition("=")
+    if not sign or not name or not rest:
+        raise ExperimentError(f"--vary takes NAME=LOW:HIGH[:log] or NAME=a,b,c, got {text!r}")
+    if name not in types:
+        raise ExperimentError(f"--vary {text}: no setting {name!r}{nearest(name, types)}")
+    if ":" not in rest:
+        choices = rest.split(",")
+        return name, lambda trial, key: trial.suggest_categorical(key, choices)
+    low, high, *scale = rest.split(":")
+    try:
+        bounds = types[name](low), types[name](high)
+    except ValueError:
+        raise ExperimentError(
+            f"{text!r}: {low!r} and {high!r} must be {types[name].__name__}s"
+        ) from None
+    if scale not in ([], ["log"]) or bounds[0] >= bounds[1] or (scale and bounds[0] <= 0):
+        raise ExperimentError(f"{text!r}: needs LOW < HIGH, and LOW > 0 with :log")
+    if types[name] not in (int, float):
+        raise ExperimentError(f"{text!r}: {name} is no number; give choices as {name}=a,b,c")
+    ask = "suggest_int" if types[name] is int else "suggest_float"
+    return name, lambda trial, key: getattr(trial, ask)(key, *bounds, log=bool(scale))

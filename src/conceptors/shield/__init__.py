@@ -1,0 +1,6 @@
+"""The shield: a network learns one task after another, and keeps what it has learned."""
+
+from conceptors.shield.shield import Shield, ShieldFullWarning
+from conceptors.shield.state import LoadReport
+
+__all__ = ["LoadReport", "Shield", "ShieldFullWarning"]

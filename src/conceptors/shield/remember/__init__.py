@@ -1,0 +1,1 @@
+"""Remembering a task: one pass that collects second moments of what enters every layer."""

@@ -1,0 +1,237 @@
+"""What a shield has remembered, as plain data: in memory, in a file, and back into a model."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from conceptors._internal import checks, storage
+from conceptors.algebra.conceptor import Conceptor
+from conceptors.algebra.spectrum import Spectrum
+
+if TYPE_CHECKING:
+    from conceptors.shield.shield import Shield
+
+FORMAT = "conceptors.Shield"
+VERSION = 1
+_TENSORS = ("anchors", "stiffness", "notes")
+_SCALARS = ("format", "version", "n_tasks")
+
+
+class LoadReport(NamedTuple):
+    """What became of a state: names of layers."""
+
+    loaded: list[str]
+    missing: list[str]  # in the model, not in the state: they start empty
+    unexpected: list[str]  # in the state, not in the model
+    mismatched: dict[str, str]  # of another shape: name -> what and what
+
+    @property
+    def fits(self) -> bool:
+        return not (self.missing or self.unexpected or self.mismatched)
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.loaded)} layers loaded"]
+        if self.missing:
+            lines.append(f"not in the state (they start empty): {', '.join(self.missing)}")
+        if self.unexpected:
+            lines.append(f"in the state but not in the model: {', '.join(self.unexpected)}")
+        lines += [f"of another shape: {name}: {why}" for name, why in self.mismatched.items()]
+        return "\n".join(lines)
+
+
+def pack(shield: Shield) -> dict[str, Any]:
+    """The state of a shield; see `Shield.state_dict`."""
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "n_tasks": shield.n_tasks,
+        "claimed": {name: _pack(c) for name, c in shield._claimed.items()},
+        "tasks": [
+            {name: _pack(c, own.get(name)) for name, c in task.items()}
+            for task, own in zip(shield._tasks, shield._task_stiffness)
+        ],
+        "anchors": {name: anchor.clone() for name, anchor in shield._anchors.items()},
+        "stiffness": {name: value.clone() for name, value in shield._stiffness.items()},
+        "notes": _notes(shield),
+    }
+
+
+def _notes(shield: Shield) -> dict[str, Tensor]:
+    """What optimizers in the middle of a task have noted of layers that are theirs alone."""
+    found = [guard.plan.notes() for guard in shield._guards]
+    counts = Counter(name for notes in found for name in notes)
+    return {n: note for notes in found for n, note in notes.items() if counts[n] == 1}
+
+
+def unpack(
+    shield: Shield, state: Mapping[str, Any], *, strict: bool, rename: Mapping[str, str]
+) -> LoadReport:
+    """Put a state into a shield; see `Shield.load_state_dict`."""
+    n_tasks, claimed, tasks, anchors = _read(state)
+    claimed = {rename.get(name, name): c for name, c in claimed.items()}
+    tasks = [{rename.get(name, name): c for name, c in task.items()} for task in tasks]
+    own = [_read_stiffness(task, rename) for task in state["tasks"]]
+    extra = {label: _read_tensors(state, label, rename) for label in ("stiffness", "notes")}
+    sizes = {}
+    for name, site in shield._scan.sites.items():
+        matrix = site.matrix(site.parameters)
+        sizes[name] = (matrix.shape[0], matrix.shape[-1])
+    mismatched = {}
+    for name, conceptor in claimed.items():
+        size = (*conceptor.batch_shape, conceptor.dim)
+        if name in sizes and size != sizes[name]:
+            mismatched[name] = (
+                f"the state has {size[0]} groups of {size[1]} inputs, the model {sizes[name][0]} "
+                f"of {sizes[name][1]} (biases count as inputs)"
+            )
+    loaded = [name for name in claimed if name in sizes and name not in mismatched]
+    report = LoadReport(
+        loaded=loaded,
+        missing=[name for name in sizes if name not in claimed],
+        unexpected=[name for name in claimed if name not in sizes],
+        mismatched=mismatched,
+    )
+    if strict and not report.fits:
+        raise ValueError(
+            f"the state does not fit this model; nothing was loaded.\n{report}\nPass rename="
+            f"{{old: new}}, or strict=False to load what fits"
+        )
+    devices = {name: s.parameters[0].device for name, s in shield._scan.sites.items()}
+    shield._claimed = {name: claimed[name].to(devices[name]) for name in loaded}
+    shield._tasks = [
+        {name: c.to(devices[name]) for name, c in task.items() if name in loaded} for task in tasks
+    ]
+    shield._task_stiffness = [{n: t for n, t in task.items() if n in loaded} for task in own]
+    shield.n_tasks = n_tasks
+    shield._stiffness = {n: t for n, t in extra["stiffness"].items() if n in loaded}
+    shield._resumed = {n: t for n, t in extra["notes"].items() if n in loaded}
+    parameters = dict(shield.model.named_parameters())
+    for name, anchor in anchors.items():
+        held = parameters.get(name)
+        if held is not None and held.shape == anchor.shape:
+            shield._anchors[name] = anchor.clone()
+    return report
+
+
+def save(state: Mapping[str, Any], path: str | Path) -> None:
+    """Write a state as a safetensors file."""
+    tensors: dict[str, Tensor] = {}
+    header = {key: state.get(key) for key in _SCALARS}
+    groups = [("claimed", state["claimed"])]
+    groups += [(f"task{i}", task) for i, task in enumerate(state["tasks"])]
+    for label, conceptors in groups:
+        for name, packed in conceptors.items():
+            for key, value in packed.items():
+                tensors[f"{label}/{name}/{key}"] = torch.as_tensor(value)
+    for label in _TENSORS:
+        for name, tensor in state.get(label, {}).items():
+            tensors[f"{label}/{name}/value"] = tensor
+    header["tasks"] = len(state["tasks"])
+    storage.write(tensors, {k: json.dumps(v) for k, v in header.items()}, path)
+
+
+def load(path: str | Path) -> dict[str, Any]:
+    """Read a state that `save` wrote."""
+    tensors, raw = storage.read(path, "shield")
+    try:
+        header = {key: json.loads(value) for key, value in raw.items()}
+        count = int(header.get("tasks", 0))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} is not a shield file: {error}") from error
+    state: dict[str, Any] = {key: header.get(key) for key in _SCALARS}
+    state |= {label: {} for label in _TENSORS}
+    state |= {"claimed": {}, "tasks": [{} for _ in range(min(count, 10**6))]}
+    for key, tensor in tensors.items():
+        label, _, rest = key.partition("/")
+        name, _, part = rest.rpartition("/")
+        if label in _TENSORS:
+            state[label][name] = tensor
+            continue
+        tasks = state["tasks"]
+        index = label.removeprefix("task")
+        if label != "claimed" and not (index.isdigit() and int(index) < len(tasks)):
+            raise ValueError(f"{path} is not a shield file: unknown entry {key!r}")
+        target = state["claimed"] if label == "claimed" else tasks[int(index)]
+        target.setdefault(name, {})[part] = tensor if tensor.ndim else float(tensor)
+    return state
+
+
+def _pack(conceptor: Conceptor, stiffness: Tensor | None = None) -> dict[str, Any]:
+    """The exact odds matrix where there is one, else the spectrum; and stiffness, if any."""
+    more = {} if stiffness is None else {"stiffness": stiffness.clone()}
+    if conceptor._odds is not None:
+        return more | {"odds_matrix": conceptor._odds.clone()}
+    parts = conceptor._parts()
+    return more | {
+        "vectors": parts.vectors.clone(),
+        "odds": parts.odds.clone(),
+        "rest": 1.0 if math.isinf(parts.rest) else 0.0,
+    }
+
+
+def _unpack(name: str, packed: Mapping[str, Any]) -> Conceptor:
+    try:
+        if "odds_matrix" in packed:
+            odds = packed["odds_matrix"]
+            odds = checks.positive_semidefinite(odds.double(), f"odds_matrix of {name}")
+            if odds.ndim != 3:
+                raise ValueError(f"shape {list(odds.shape)} is not [groups, d, d]")
+            return Conceptor._make(torch.float64, odds=odds)
+        vectors, odds = packed["vectors"].double(), packed["odds"].double()
+        if bool((odds.isnan() | (odds < 0)).any()):
+            raise ValueError("odds are not numbers in [0, inf]")
+        values = torch.where(torch.isinf(odds), 1.0, odds / (1 + odds))
+        vectors, values, rest = checks.spectrum(vectors, values, packed["rest"])
+        if vectors.ndim != 3:
+            raise ValueError(f"shape {list(vectors.shape)} is not [groups, d, r]")
+        spectrum = Spectrum(vectors.clone(), odds.clone(), math.inf if rest else 0.0)
+        return Conceptor._make(torch.float64, spectrum=spectrum)
+    except (KeyError, AttributeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"the state of layer {name!r} is damaged: {error}; nothing was loaded"
+        ) from error
+
+
+def _read(
+    state: Mapping[str, Any],
+) -> tuple[int, dict[str, Conceptor], list[dict[str, Conceptor]], dict[str, Tensor]]:
+    """Check a state from top to bottom before anything is changed."""
+    if not isinstance(state, Mapping) or state.get("format") != FORMAT:
+        found = state.get("format") if isinstance(state, Mapping) else type(state).__name__
+        raise ValueError(f"this is not the state of a Shield (format {found!r})")
+    if state.get("version") != VERSION:
+        raise ValueError(
+            f"the state has version {state.get('version')!r}, this release reads {VERSION}; "
+            f"upgrade with pip install -U conceptors"
+        )
+    n_tasks = checks.whole(state.get("n_tasks"), "n_tasks", 0)
+    claimed = {name: _unpack(name, packed) for name, packed in state["claimed"].items()}
+    tasks = [{n: _unpack(n, packed) for n, packed in task.items()} for task in state["tasks"]]
+    anchors = {n: checks.finite(a, f"anchor of {n}") for n, a in state["anchors"].items()}
+    return n_tasks, claimed, tasks, anchors
+
+
+def _read_stiffness(
+    task: Mapping[str, Mapping[str, Any]], rename: Mapping[str, str]
+) -> dict[str, Tensor]:
+    """Of one task, where its layers have any."""
+    found = {name: packed["stiffness"] for name, packed in task.items() if "stiffness" in packed}
+    return _read_tensors({"stiffness": found}, "stiffness", rename)
+
+
+def _read_tensors(
+    state: Mapping[str, Any], label: str, rename: Mapping[str, str]
+) -> dict[str, Tensor]:
+    """Absent from states of earlier releases."""
+    found = state.get(label) or {}
+    if not isinstance(found, Mapping):
+        raise ValueError(f"the state is damaged: {label} should be a mapping, got {found!r}")
+    return {rename.get(n, n): checks.finite(t, f"{label} of {n}") for n, t in found.items()}

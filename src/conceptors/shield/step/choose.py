@@ -1,0 +1,79 @@
+"""Which way a block's steps are kept in the free space: the table of docs/performance.md.
+
+| optimizer                                   | gradients | steps          |
+|---------------------------------------------|-----------|----------------|
+| SGD without momentum and weight decay       | times F   | left alone     |
+| SGD with momentum, where nothing is pulled  | left alone | times F       |
+| LBFGS, which looks for steps with gradients | times F   | hard: times F  |
+| any other                                   | times F^½ | times F^½      |
+| SGD with `project="inputs"`                 | made of inputs times F | left alone |
+
+Steps are left alone only where one group of the optimizer has all of a block, and gradients only
+where nobody looks at them (`between` of `Shield.guard`).
+
+| block                                  | form     |
+|----------------------------------------|----------|
+| one column a group (embeddings)        | tokens   |
+| two columns a group (norm layers)      | small    |
+| any other                              | factored |
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from conceptors.shield.blocks import Site
+from conceptors.shield.step import inputs
+from conceptors.shield.step.elementwise import make_small, make_tokens
+from conceptors.shield.step.factored import make_factored
+from conceptors.shield.step.free_space import FreeSpace
+from conceptors.shield.step.strategy import Strategy, Way
+
+_STEADY = 0.5  # of the distance a plain step may pull weights back
+
+
+def choose(
+    site: Site,
+    active: list[nn.Parameter],
+    free: FreeSpace,
+    optimizer: Optimizer,
+    groups: list[dict[str, Any]],
+    by_inputs: bool,
+    looked_at: bool = False,
+) -> Way:
+    """The way for a block whose parameters are in these groups of an optimizer.
+
+    `looked_at`: somebody wants to see projected gradients.
+    """
+    form: Callable[..., Strategy] = make_factored if free.dim > 2 else make_small
+    if free.dim == 1 and len(active) == 1:
+        form = make_tokens
+    # G F of a part, or of parts with rates of their own, is no step in the free space
+    whole = len(groups) == len(active) and all(group is groups[0] for group in groups)
+    linear = whole and type(optimizer) is torch.optim.SGD and not groups[0]["weight_decay"]
+    if by_inputs and linear and inputs.fits(site, active):
+        return Way(None, once=True, corrects=False, about="inputs projected")
+    if type(optimizer) is torch.optim.LBFGS:
+        about, steps = "gradients projected", free.hard or not whole
+        return Way(form, once=True, corrects=steps, about=about)
+    stiffest = math.inf
+    if isinstance(optimizer, torch.optim.SGD):
+        stiffest = _STEADY / max(1e-12, *map(rate, groups))
+    full = all(p.dtype in (torch.float32, torch.float64) for p in active)
+    if linear and full and not groups[0]["momentum"]:
+        about = "gradients projected"
+        return Way(form, once=True, corrects=False, stiffest=stiffest, about=about)
+    if linear and free.stiffness is None and not looked_at:
+        return Way(form, once=True, projects=False, about="steps projected")
+    return Way(form, stiffest=stiffest)
+
+
+def rate(group: dict[str, Any]) -> float:
+    """The largest learning rate that is in sight: schedulers begin with small ones."""
+    return max(float(group.get(name) or 0.0) for name in ("lr", "initial_lr", "max_lr"))

@@ -1,0 +1,184 @@
+"""Blocks of matrices against A = U diag(s) Uᵀ: thin products with U and Uᵀ.
+
+Of the weights W only W U `[g, out, r]` is noted. The note follows the corrections from step to
+step, so that it is made once a task, and what rounding leaves in claimed space is seen, and taken
+off, at the next step instead of adding up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from conceptors._internal.precision import full, halves, sharp_product, tensor_cores, thirds, widens
+from conceptors.shield.step.free_space import FreeSpace
+from conceptors.shield.step.memory import Memory
+from conceptors.shield.step.strategy import Pull, Way, claimed
+
+_TILE = 16
+_WIDE, _LARGE = 96, 1e8  # rank and operations from which on splitting numbers in two pays
+
+
+class Directions:
+    """U, cut into the columns that blocks `[g, out, k]` have, in the order of their memory."""
+
+    def __init__(
+        self, vectors: Tensor, columns: Sequence[Tensor], like: Tensor, rough: bool = False
+    ) -> None:
+        """`rough`: gradients need not be projected exactly, as steps are, again and again."""
+        self.rough = rough
+        self.parts = [_rows(vectors, at) for at in columns]  # [g, k, r]
+        self.dtype = like.dtype
+        self._halves = self._thirds = None
+        if pays_to_split(like, vectors.shape[-1]):
+            if len(like) == 1 and like.dtype == torch.bfloat16 and widens(like.device):
+                self._thirds = thirds(self.parts[0][0])
+            else:
+                self._halves = halves(self.parts[0])
+
+    def along(self, blocks: Sequence[Tensor], rough: bool = False) -> Tensor:
+        """[W | b ...] U `[g, out, r]`, to float32's precision at least; if `rough`, to TF32's."""
+        first, part = blocks[0], self.parts[0]
+        found: Tensor
+        if rough and first.is_cuda and first.dtype == torch.float32:
+            with tensor_cores():
+                found = _product(first, part)
+        elif self._thirds is not None and first.dtype == torch.bfloat16:
+            wide: Any = torch.mm
+            thrice = wide(first[0], self._thirds, out_dtype=torch.float32)
+            found = thrice.unflatten(-1, (3, -1)).sum(-2)[None]
+        elif self._halves is not None:
+            found = sharp_product(first, self._halves)
+        else:
+            found = _product(full(first), part)
+        for block, more in zip(blocks[1:], self.parts[1:]):
+            found = _add_product(found, full(block), more)
+        return found
+
+    def add(self, blocks: Sequence[Tensor], amount: Tensor) -> None:
+        """Add amount Uᵀ to the blocks, in place.
+
+        On a GPU, where steps are projected, factors are rounded to TF32: what that leaves is seen
+        at the next step.
+        """
+        with tensor_cores() if amount.is_cuda and self.rough else nullcontext():
+            for block, part in zip(blocks, self.parts):
+                if block.dtype == amount.dtype:
+                    _add_product(block, amount, part.mT)
+                else:
+                    block.add_(_product(amount.to(block.dtype), part.mT.to(block.dtype)))
+
+
+class Factored:
+    """Weights and gradients as blocks, and what is noted of the weights: W U."""
+
+    def __init__(
+        self,
+        directions: Directions,
+        weights: Memory,
+        gradients: Memory,
+        gain: Tensor,
+        pull: Pull | None,
+        noted: Tensor,
+    ) -> None:
+        self.directions, self.weights, self.gradients = directions, weights, gradients
+        self.gain, self.pull, self.noted = gain, pull, noted
+
+    def note(self) -> None:
+        self.noted.copy_(self.directions.along(self.weights.load()))
+
+    def resume(self, noted: Tensor) -> bool:
+        """Go on with an earlier note, which knows of earlier rounding, if it fits the weights."""
+        if noted.shape != self.noted.shape:
+            return False
+        kind = self.weights.blocks[0].dtype
+        size = torch.finfo(kind).eps * (16 if kind in (torch.float16, torch.bfloat16) else 1e3)
+        self.note()
+        noted = noted.to(self.noted)
+        if not float((noted - self.noted).abs().amax()) <= size * float(self.noted.abs().amax()):
+            return False
+        self.noted.copy_(noted)
+        return True
+
+    def project(self) -> None:
+        rough = self.directions.rough
+        amount = self.directions.along(self.gradients.load(), rough).mul_(-self.gain)
+        if self.pull is not None:
+            amount += self.pull.of(self.noted)
+        self.directions.add(self.gradients.blocks, amount)
+        self.gradients.store()
+
+    def correct(self) -> None:
+        moved = self.directions.along(self.weights.load()).sub_(self.noted)
+        self.noted.addcmul_(moved, 1 - self.gain)
+        self.directions.add(self.weights.blocks, moved.mul_(-self.gain))
+        self.weights.store()
+
+    def passing(self, once: bool) -> Tensor:
+        blocks = self.gradients.load()
+        whole = torch.stack([full(block).square().sum() for block in blocks]).sum()
+        taken = (self.directions.along(blocks).square_() * claimed(self.gain, once)).sum()
+        return torch.stack([whole - taken, whole])
+
+
+def make_factored(
+    free: FreeSpace,
+    weights: Memory,
+    gradients: Memory,
+    anchor: Tensor | None,
+    scale: Tensor,
+    way: Way,
+) -> Factored:
+    """The strategy for one block.
+
+    Args:
+        anchor: W_before `[g, out, d]`, its columns in the order of the weights' memory.
+        scale: of the pull.
+        way: what is to be done.
+    """
+    first = weights.blocks[0]
+    missing = -free.rank % _TILE if first.is_cuda else 0  # odd sizes are slow there
+    vectors = functional.pad(free.vectors, (0, missing)) if missing else free.vectors
+    directions = Directions(vectors, weights.columns, first, rough=way.corrects)
+    noted = torch.zeros(
+        *first.shape[:2], vectors.shape[-1], dtype=vectors.dtype, device=vectors.device
+    )
+    pull, weight = None, free.pull(way.once, way.stiffest)
+    if weight is not None and anchor is not None:
+        origin = directions.along(anchor.split([block.shape[-1] for block in weights.blocks], -1))
+        pull = Pull(functional.pad(weight, (0, missing)), origin, scale)
+    gain = functional.pad(free.gain(way.once), (0, missing))
+    return Factored(directions, weights, gradients, gain, pull, noted)
+
+
+def pays_to_split(block: Tensor, rank: int, layers: int = 1) -> bool:
+    """Whether three products on tensor cores, and splitting numbers, beat one of float32."""
+    work = 2.0 * layers * block.numel() * rank
+    return block.is_cuda and block.dtype != torch.float64 and rank >= _WIDE and work >= _LARGE
+
+
+def _rows(vectors: Tensor, at: Tensor) -> Tensor:
+    """Some rows of U, in its own memory if they follow each other."""
+    first, count = int(at[0]), len(at)
+    if torch.equal(at, torch.arange(first, first + count)):
+        return vectors[:, first : first + count].contiguous()
+    return vectors[:, at.to(vectors.device)].contiguous()
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """One matrix at a time is faster than a batch of one."""
+    return (left[0] @ right[0])[None] if len(left) == 1 else left @ right
+
+
+def _add_product(added: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """Add left @ right, in place."""
+    if len(added) == 1:
+        added[0].addmm_(left[0], right[0])
+    else:
+        added.baddbmm_(left, right)
+    return added

@@ -1,0 +1,111 @@
+"""The free space of one weight block, F = I - A, as a step needs it.
+
+A step runs in the coordinates V of W = W_before + V F^½: the optimizer is given G F^½, and what it
+adds to the weights is multiplied by F^½. Whatever an optimizer does with its gradients, soft
+conceptors are applied once in all, and plain SGD gives W - η G F, which is Algorithm 2.
+
+With A = U diag(s) Uᵀ, and r directions that claim anything, M F^½ = M - M U diag(1 - √(1 - s)) Uᵀ.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from conceptors.algebra import spectrum as spectra
+from conceptors.algebra.conceptor import Conceptor
+
+
+class FreeSpace:
+    """F = I - A of g groups, A = U diag(s) Uᵀ with r directions.
+
+    Attributes:
+        vectors: U `[g, d, r]`.
+        values: s `[g, r]`, in [0, 1].
+        stiffness: c `[g]` of a layer that is pulled back, see `pull`.
+    """
+
+    def __init__(
+        self,
+        claimed: Conceptor,
+        dtype: torch.dtype,
+        rank: int | None = None,
+        least: float = 0.0,
+        stiffness: Tensor | None = None,
+    ) -> None:
+        """Directions beyond the `rank` strongest, or with values up to `least`, count as free."""
+        full = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+        if rank is not None and rank < claimed.dim:
+            claimed = claimed.strongest(rank)
+        if claimed.spectrum[2]:  # all other directions are claimed: name them
+            claimed = Conceptor._make(claimed.dtype, spectrum=spectra.complete(claimed._parts()))
+        vectors, values, _ = claimed.spectrum
+        least = max(least, torch.finfo(full).eps)  # what is smaller vanishes in rounding
+        needed = int((values > least).sum(-1).max()) if values.numel() else 0
+        if needed < values.shape[-1]:
+            values, order = values.topk(needed, -1)
+            vectors = vectors.take_along_dim(order.unsqueeze(-2), -1)
+        values = torch.where(values > least, values, 0.0)
+        self.vectors, self.values = vectors.to(full).contiguous(), values.to(full)
+        self.stiffness = None if stiffness is None else stiffness.to(self.values)
+
+    @property
+    def dim(self) -> int:
+        return self.vectors.shape[-2]
+
+    @property
+    def rank(self) -> int:
+        return self.values.shape[-1]
+
+    @property
+    def hard(self) -> bool:
+        return bool(((self.values == 0) | (self.values == 1)).all())
+
+    def gain(self, once: bool = False) -> Tensor:
+        """`[g, 1, r]`: what F^½ (with `once` F) takes off along each direction."""
+        values = self.values.unsqueeze(-2)
+        return values if once else 1 - (1 - values).sqrt()
+
+    def pull(self, once: bool = False, stiffest: float = math.inf) -> Tensor | None:
+        """`[g, 1, r]`: times (W - W_before) U, the pull that G F^½ (or G F) is given along U.
+
+        The pull is the gradient of c/2 tr ΔW Q ΔWᵀ, times F^½: c q √(1 - s) with odds
+        q = s / (1 - s). Nothing moves along hard directions, so nothing is pulled there.
+        `stiffest` bounds c.
+        """
+        if self.stiffness is None:
+            return None
+        free = (1 - self.values).unsqueeze(-2)
+        weight = self.values.unsqueeze(-2) * self.stiffness.clamp(max=stiffest)[:, None, None]
+        return weight if once else torch.where(free > 0, weight / free.sqrt(), 0.0)
+
+    def matrix(self, scale: Tensor) -> Tensor:
+        """U diag(scale) Uᵀ `[g, d, d]` for a scale `[g, 1, r]`."""
+        found: Tensor = (self.vectors * scale) @ self.vectors.mT
+        return found
+
+
+def restrict(claimed: Conceptor, columns: Tensor) -> Conceptor:
+    """The conceptor for changes of some columns only, the others being fixed.
+
+    With odds Q of all columns it is the conceptor of the submatrix of Q; directions of infinite
+    odds are claimed with their components in those columns.
+    """
+    spectrum = claimed._parts()
+    batch = claimed.batch_shape
+    items = []
+    if spectrum.rest:  # everything outside is claimed: see it as all directions
+        spectrum = spectra.complete(spectrum)
+    for item in spectra.items_of(spectrum, batch):
+        rows = item.vectors[columns.to(item.vectors.device)]  # [k, r]
+        hard = torch.isinf(item.odds)
+        soft_part = spectra.from_odds_matrix((rows * torch.where(hard, 0.0, item.odds)) @ rows.mT)
+        left, sines, _ = torch.linalg.svd(rows[:, hard], full_matrices=False)
+        kept = left[:, sines > spectra.tolerance(len(columns), rows.dtype)]
+        ones = torch.full((kept.shape[1],), torch.inf, dtype=rows.dtype, device=rows.device)
+        hard_part = spectra.Spectrum(kept, ones)
+        items.append(spectra.disjoin(soft_part, hard_part) if kept.shape[1] else soft_part)
+    joined = spectra.stack(items, batch) if batch else items[0]
+    return Conceptor._make(claimed.dtype, spectrum=joined)

@@ -1,0 +1,157 @@
+"""Keeping an optimizer's steps in the free space, through its own step hooks.
+
+Before a step the optimizer is given projected gradients, after it the step is projected, and the
+user's gradients are put back. See `free_space` for the mathematics, `choose` for what is done
+where. Nothing is done to an optimizer's momentum and second moments when a task ends: steps are
+projected whatever they hold. Only LBFGS starts anew, as its history is of another free space, and
+momentum where inputs are projected, as steps are left alone there.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from conceptors._internal.precision import exactly
+from conceptors.shield.step.context import Context
+from conceptors.shield.step.plan import Plan, make_plan
+
+Hook = Callable[[], None]
+
+
+class Guard:
+    """The hooks of one optimizer.
+
+    Attributes:
+        between: called when the optimizer is about to see projected gradients, as `.grad`.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, context: Callable[[], Context], between: Hook | None = None
+    ) -> None:
+        self._optimizer = weakref.ref(optimizer)
+        self._context = context
+        self.between = between
+        self.plan = Plan()
+        self._frozen: list[tuple[nn.Parameter, Tensor]] = []
+        self._handles = [
+            optimizer.register_step_pre_hook(self._before),
+            optimizer.register_step_post_hook(self._after),
+        ]
+
+    def remove(self) -> None:
+        """Take the hooks off the optimizer and the layers."""
+        for handle in self._handles:
+            handle.remove()
+        self.plan.close()
+
+    def holds(self, optimizer: Optimizer) -> bool:
+        return self._optimizer() is optimizer
+
+    def parameters(self) -> list[nn.Parameter]:
+        """All that the optimizer changes."""
+        optimizer = self._optimizer()
+        return [] if optimizer is None else [p for g in optimizer.param_groups for p in g["params"]]
+
+    def prepare(self) -> Plan:
+        """Be ready before the first forward pass of a task, not at its first step."""
+        optimizer, context = self._optimizer(), self._context()
+        looked_at = self.between is not None
+        key = (context.version, looked_at, None if optimizer is None else _key(optimizer))
+        if self.plan.key == key and (optimizer is None or not self.plan.is_outrun(optimizer)):
+            return self.plan
+        self.plan.close()
+        if optimizer is None:
+            self.plan = Plan(key)
+            return self.plan
+        with exactly():
+            self.plan = make_plan(optimizer, context, key, looked_at)
+        if isinstance(optimizer, torch.optim.LBFGS) and not context.protected.resumed:
+            optimizer.state.clear()
+        return self.plan
+
+    def calm(self) -> None:
+        """Drop momentum where steps are left alone: it would push into what is claimed now."""
+        optimizer = self._optimizer()
+        state = {} if optimizer is None else optimizer.state
+        for block in self.plan.blocks:
+            for parameter in block.active if block.inlet is not None else ():
+                momentum = state.get(parameter, {}).get("momentum_buffer")
+                if momentum is not None:
+                    momentum.zero_()
+
+    # --- around a step --------------------------------------------------------------------
+
+    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        self.plan.gradients.give_back(late=True)
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        plan = self.prepare()
+        if not plan and self.between is None:
+            return None
+        if plan.rest:
+            with exactly():
+                if not _skips(optimizer):
+                    plan.rest.decay(optimizer)
+                self._frozen = [(p, p.data.clone()) for p in plan.rest.frozen]
+        plan.note()
+        if closure is None:
+            self._project(optimizer)
+            return None
+
+        def shielded() -> Any:
+            """The user's closure, then its gradients projected."""
+            plan.gradients.give_back()
+            loss = closure()
+            self._project(optimizer)
+            return loss
+
+        if len(args) > 1:
+            return (args[0], shielded, *args[2:]), kwargs
+        return args, {**kwargs, "closure": shielded}
+
+    @torch.no_grad()
+    def _project(self, optimizer: Optimizer) -> None:
+        self.plan.project(getattr(optimizer, "grad_scale", None))
+        if self.plan.passing.is_sure():
+            self._context().warn(self.plan.passing.shares())
+        if self.between is not None:
+            try:
+                self.between()
+            finally:
+                self.plan.gradients.settle()
+
+    @torch.no_grad()
+    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        plan = self.plan
+        if not plan:
+            return
+        plan.gradients.give_back()
+        if not _skips(optimizer):
+            plan.correct()
+        for parameter, value in self._frozen:
+            parameter.data.copy_(value)
+        self._frozen = []
+
+
+def _key(optimizer: Optimizer) -> object:
+    """What a plan depends on, beside the shield: where parameters are, and how they are stepped."""
+    return [
+        (
+            bool(group.get("weight_decay", 0)),
+            bool(group.get("momentum", 0)),
+            [p.data_ptr() for p in group["params"]],
+            [p.requires_grad for p in group["params"]],
+        )
+        for group in optimizer.param_groups
+    ]
+
+
+def _skips(optimizer: Optimizer) -> bool:
+    """Whether a gradient scaler has told a fused optimizer to do nothing in this step."""
+    found = getattr(optimizer, "found_inf", None)
+    return found is not None and bool(found)

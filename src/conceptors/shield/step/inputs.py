@@ -1,0 +1,180 @@
+"""Projecting what enters a layer instead of its gradient: `Shield(..., project="inputs")`.
+
+dW = gᵀ x, so dW F = gᵀ (x F): for a batch of fewer rows x than the layer has outputs, projecting
+the rows is less work. A forward hook puts a node of its own into autograd's graph that computes the
+same output and input gradient, and the projected weight gradient.
+
+Steps are then left alone, so this is for plain and momentum SGD without weight decay, and the
+caller promises that gradients are what backward passes made of them: a penalty on the weights, or
+anything else added to `.grad`, is not projected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+from conceptors.shield.blocks import Site, is_sharded
+from conceptors.shield.step.free_space import FreeSpace
+
+
+class FreeRows:
+    """Rows x `[n, width]` of a layer's inputs, and the constant 1 of its bias, times F."""
+
+    def __init__(self, free: FreeSpace, width: int) -> None:
+        self._bias = free.dim > width
+        self._thin = 2 * free.rank < free.dim
+        vectors, values = free.vectors[0], free.values[0]
+        if self._thin:
+            right = -(vectors * values).mT
+            blocks = [vectors[:width], vectors[width:], right[:, :width], right[:, width:]]
+        else:
+            matrix = torch.eye(free.dim).to(vectors) - (vectors * values) @ vectors.mT
+            rows, last = matrix[:width], matrix[width:]
+            blocks = [rows[:, :width], last[:, :width], rows[:, width:], last[:, width:]]
+        self._blocks = [block.contiguous() for block in blocks]
+        self._room: dict[str, Tensor] = {}
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """(rows `[n, width]`, ones `[n]` if there is a bias), in memory used again next time."""
+        inner, last, outer, corner = self._blocks
+        if not self._thin:
+            rows = self._product("rows", last, x, inner)
+            return rows, torch.mv(x, outer[:, 0]) + corner[0, 0] if self._bias else None
+        along = self._product("along", last, x, inner)
+        rows = torch.addmm(x, along, outer, out=self._space("rows", x, outer))
+        return rows, 1 + torch.mv(along, corner[:, 0]) if self._bias else None
+
+    def _product(self, name: str, last: Tensor, x: Tensor, factor: Tensor) -> Tensor:
+        """x @ factor, and the share of the constant 1 if there is a bias."""
+        out = self._space(name, x, factor)
+        found: Tensor = (
+            torch.addmm(last, x, factor, out=out) if self._bias else torch.mm(x, factor, out=out)
+        )
+        return found
+
+    def _space(self, name: str, x: Tensor, factor: Tensor) -> Tensor | None:
+        """`[n, columns of the factor]`, kept for the largest n: new memory is dear on the CPU."""
+        if torch.is_grad_enabled():
+            return None
+        held = self._room.get(name)
+        if held is None or len(held) < len(x):
+            held = self._room[name] = x.new_empty(len(x), factor.shape[-1])
+        return held[: len(x)]
+
+
+class Inlet:
+    """The way into one linear layer."""
+
+    def __init__(self, layer: nn.Linear, free: FreeSpace) -> None:
+        self._layer = layer
+        self._parameters = [p for p in (layer.weight, layer.bias) if p is not None]
+        self._free = FreeRows(free, layer.in_features)
+        self._handle = layer.register_forward_hook(_Hook(self), prepend=True)
+        self._open = True
+
+    def close(self) -> None:
+        """Take the hook off the layer."""
+        self._handle.remove()
+        self._open = False
+
+    def reroute(self, args: Any, output: Any) -> Tensor | None:
+        """The layer's output with the projecting node behind it; None to leave it as it is."""
+        if torch.compiler.is_compiling():  # first, as what follows cannot be compiled
+            raise RuntimeError(
+                'project="inputs" does not go with torch.compile; make the shield without it'
+            )
+        layer = self._layer
+        if not self._open or not _recorded(args, layer, output):
+            return None
+        present = [p for p in (layer.weight, layer.bias) if p is not None]
+        if any(p is not q for p, q in zip(present, self._parameters)):
+            return None  # torch.func.functional_call puts others in their place
+        route: Any = _Projected.apply
+        found: Tensor = route(output.detach(), args[0], layer.weight, layer.bias, self)
+        return found
+
+    def gradients(self, g: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """gᵀ (x F), for weight and bias."""
+        g, x = g.flatten(0, -2), x.flatten(0, -2)
+        rows, ones = self._free(x)
+        return g.mT @ rows, None if ones is None else torch.mv(g.mT, ones)
+
+
+class _Projected(torch.autograd.Function):
+    """y = W x + b, computed already; backward with projected weight gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, x: Tensor, weight: Tensor, bias: Any, inlet: Inlet) -> Tensor:
+        ctx.mark_dirty(y)
+        ctx.save_for_backward(x, weight)
+        ctx.inlet = inlet
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (g,) = grads
+        x, weight = ctx.saved_tensors
+        inward = g @ weight if ctx.needs_input_grad[1] else None
+        return None, inward, *ctx.inlet.gradients(g, x), None
+
+
+class _Hook:
+    """What the layer holds. Copies and pickles of the model get a hook that does nothing."""
+
+    def __init__(self, inlet: Inlet) -> None:
+        self._inlet = inlet
+
+    def __call__(self, layer: nn.Module, args: Any, output: Any) -> Tensor | None:
+        return self._inlet.reroute(args, output)
+
+    def __reduce__(self) -> tuple[Callable[[], Any], tuple[()]]:
+        return _inert, ()
+
+
+def _nothing(*_: Any) -> None:
+    pass
+
+
+def _inert() -> Any:
+    return _nothing
+
+
+def fits(site: Site, active: list[nn.Parameter]) -> bool:
+    """Whether a site is one plain Linear layer in full precision, all of it trained."""
+    if len(site.sources) != 1:
+        return False
+    layer = site.sources[0].layer
+    return (
+        isinstance(layer, nn.Linear)
+        and type(layer).forward is nn.Linear.forward
+        and layer.weight is site.weight
+        and {id(p) for p in active} == {id(p) for p in layer.parameters(recurse=False)}
+        and not any(is_sharded(p.data) for p in active)
+        and {p.dtype for p in active} in ({torch.float32}, {torch.float64})
+        and not (dist.is_available() and dist.is_initialized())  # gradients are of all processes
+    )
+
+
+def _recorded(args: Any, layer: nn.Linear, output: Any) -> bool:
+    """Whether a call is an ordinary product with rows, recorded by autograd."""
+    if len(args) != 1 or not isinstance(args[0], Tensor) or not isinstance(output, Tensor):
+        return False
+    return (
+        args[0].dtype == output.dtype == layer.weight.dtype
+        and all(p.requires_grad for p in layer.parameters(recurse=False))
+        and torch.is_grad_enabled()
+        and output.grad_fn is not None
+        and not _transformed()
+    )
+
+
+def _transformed() -> bool:
+    """Whether torch.func or forward-mode differentiation is at work."""
+    stack = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", None)
+    level = torch.autograd.forward_ad._current_level
+    return level >= 0 or (stack is not None and stack() is not None)

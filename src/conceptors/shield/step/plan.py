@@ -1,0 +1,284 @@
+"""All that has to be done around the steps of one optimizer, until something changes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from conceptors._internal.precision import exactly
+from conceptors.shield.blocks import Site, is_sharded
+from conceptors.shield.step.batched import in_turn, recorded, together
+from conceptors.shield.step.choose import choose, rate
+from conceptors.shield.step.context import Context
+from conceptors.shield.step.factored import Factored
+from conceptors.shield.step.free_space import FreeSpace
+from conceptors.shield.step.gradients import Gradients
+from conceptors.shield.step.inputs import Inlet
+from conceptors.shield.step.memory import Memory, both
+from conceptors.shield.step.passing import Passing
+from conceptors.shield.step.strategy import Strategy, Way
+
+
+@dataclass
+class Block:
+    """A site, or one parameter of it, as an optimizer steps it."""
+
+    name: str
+    active: list[nn.Parameter]
+    way: Way
+    strategy: Strategy | None = None  # None: its inputs are projected
+    inlet: Inlet | None = None
+    lasting: bool = True  # its note may follow from step to step, and its memory is its own
+
+    @property
+    def is_stepped(self) -> bool:
+        """Whether it has gradients of its own to project."""
+        return self.strategy is not None and any(p.grad is not None for p in self.active)
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether its note follows from step to step."""
+        return self.lasting and self.way.corrects
+
+
+@dataclass
+class Work:
+    """What is called around a step, for several blocks at once where they are alike."""
+
+    followed: list[Strategy] = field(default_factory=list)  # noted when weights have changed
+    noted: list[Strategy] = field(default_factory=list)  # before every step
+    project: Callable[[], None] = lambda: None
+    correct: Callable[[], None] = lambda: None
+    scales: list[Tensor] = field(default_factory=list)  # of the pulls, one a device
+    versions: list[int] | None = None  # of all parameters after the last step
+
+
+@dataclass
+class Rest:
+    """What a step does beside projecting: some stay where they are, some are drawn back."""
+
+    frozen: list[nn.Parameter] = field(default_factory=list)
+    decayed: list[tuple[nn.Parameter, Tensor]] = field(default_factory=list)
+    rate: float = 0.0  # 2 λ
+    fastest: float = math.inf  # learning rate up to which plain steps do not overshoot a pull
+
+    def __bool__(self) -> bool:
+        return bool(self.frozen or self.decayed)
+
+    def decay(self, optimizer: Optimizer) -> None:
+        """W ← W - η 2 λ (W - W_previous), apart from the projection (Algorithm 2)."""
+        rates = {id(p): g.get("lr", 1.0) for g in optimizer.param_groups for p in g["params"]}
+        for parameter, anchor in self.decayed:
+            parameter.data.sub_((parameter.data - anchor) * (self.rate * rates[id(parameter)]))
+
+
+@dataclass
+class Plan:
+    """The blocks of one optimizer, and what is done with them."""
+
+    key: object = None  # of the context and the optimizer
+    blocks: list[Block] = field(default_factory=list)
+    gradients: Gradients = field(default_factory=lambda: Gradients({}, []))
+    work: Work = field(default_factory=Work)
+    rest: Rest = field(default_factory=Rest)
+    passing: Passing = field(default_factory=Passing)
+
+    def __bool__(self) -> bool:
+        return bool(self.blocks or self.rest)
+
+    def is_outrun(self, optimizer: Optimizer) -> bool:
+        """Whether learning rates are too large by now for pulls as stiff as they were made."""
+        if self.rest.fastest == math.inf:
+            return False
+        groups = [g for g in optimizer.param_groups if not isinstance(g["lr"], Tensor)]
+        return max(map(rate, groups), default=0.0) > self.rest.fastest
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """All whose gradients are looked at."""
+        return (p for block in self.blocks if block.strategy is not None for p in block.active)
+
+    def note(self) -> None:
+        """Know the weights before a step."""
+        work = self.work
+        known = work.versions == [p._version for p in self.parameters()]
+        stale = work.noted if known else [*work.followed, *work.noted]
+        if stale:
+            with exactly():
+                for strategy in stale:
+                    strategy.note()
+
+    def project(self, scale: Tensor | None) -> None:
+        """Give the optimizer projected gradients; `scale` is of a gradient scaler."""
+        for held in self.work.scales:
+            held.fill_(1.0) if scale is None else held.copy_(scale)
+        due = self.passing.is_due()
+        self.gradients.take(all_of_them=due)
+        if due:
+            with exactly():
+                for block in self.blocks:
+                    if block.strategy is not None and block.is_stepped:
+                        self.passing.see(block.name, block.strategy.passing(block.way.once))
+        self.work.project()
+        self.gradients.give()
+
+    def correct(self) -> None:
+        """Project the step that was made."""
+        self.work.correct()
+        self.work.versions = [p._version for p in self.parameters()]
+
+    def notes(self) -> dict[str, Tensor]:
+        """What a run in the middle of a task needs to go on bit by bit: see `Factored.resume`."""
+        if self.work.versions is None:
+            return {}
+        return {
+            block.name: block.strategy.noted.clone()
+            for block in self.blocks
+            if block.is_followed and isinstance(block.strategy, Factored)
+        }
+
+    def close(self) -> None:
+        """Take all hooks off the layers, and ours off the user's gradients."""
+        self.gradients.give_back(late=True)
+        for block in self.blocks:
+            if block.inlet is not None:
+                block.inlet.close()
+
+
+class Part(NamedTuple):
+    """Parameters of a site that are projected together, in a free space of their own."""
+
+    name: str
+    site: Site
+    own: list[nn.Parameter]
+    free: FreeSpace
+    way: Way
+    crossed: bool  # another site has some of the same numbers
+
+
+def make_plan(optimizer: Optimizer, context: Context, key: object, looked_at: bool = False) -> Plan:
+    """What an optimizer's steps need, as things are now; for `looked_at` see `choose`."""
+    stepped = {id(p): g for g in optimizer.param_groups for p in g["params"]}
+    resumed = context.protected.resumed
+    parts = list(_parts(optimizer, stepped, context, looked_at))
+    plan = Plan(key, gradients=_gradients(parts, stepped), rest=_rest(stepped, context))
+    scales: dict[torch.device, Tensor] = {}
+    for part in parts:
+        block = Block(part.name, part.own, part.way)
+        plan.blocks.append(block)
+        if part.way.make is None:
+            layer: Any = part.site.sources[0].layer
+            block.inlet = Inlet(layer, part.free)
+            continue
+        device = part.own[0].device
+        scale = scales.setdefault(device, torch.ones((), device=device))
+        weights, gradients = both(part.site, part.own, plan.gradients.of)
+        anchor = _anchor(part, weights, context.protected.anchors)
+        block.strategy = part.way.make(part.free, weights, gradients, anchor, scale, part.way)
+        sharded = any(is_sharded(p.data) for p in part.own)
+        block.lasting = not (part.crossed or sharded or context.increment_decay)
+        if block.is_followed and isinstance(block.strategy, Factored) and part.name in resumed:
+            block.strategy.resume(resumed[part.name])
+    plan.work = _arrange(plan.blocks)
+    plan.work.scales = list(scales.values())
+    if any(part.free.stiffness is not None and part.way.stiffest < math.inf for part in parts):
+        plan.rest.fastest = 2 * max(map(rate, optimizer.param_groups))
+    if resumed and all(b.name in resumed for b in plan.blocks if isinstance(b.strategy, Factored)):
+        plan.work.versions = [p._version for p in plan.parameters()]
+    return plan
+
+
+def _parts(
+    optimizer: Optimizer, stepped: Mapping[int, Any], context: Context, looked_at: bool
+) -> Iterator[Part]:
+    """What an optimizer changes of what is claimed; `stepped` are its groups by parameter."""
+    protected, held = context.protected, context.held()
+    for name, site in protected.sites.items():
+        active = [p for p in site.active() if id(p) in held]
+        crossed = any(site.crosses(other) for other in protected.sites.values())
+        # only projections of single parameters commute with those of the other site
+        for own in [[p] for p in active] if crossed else [active]:
+            groups = [stepped[id(p)] for p in own if id(p) in stepped]
+            free = protected.free(name, own) if groups else None
+            if free is not None and free.rank:
+                way = choose(site, own, free, optimizer, groups, context.by_inputs, looked_at)
+                yield Part(name, site, own, free, way, crossed)
+
+
+def _gradients(parts: list[Part], stepped: Mapping[int, Any]) -> Gradients:
+    """Copies of the gradients that are projected."""
+    copies: dict[int, tuple[nn.Parameter, Tensor]] = {}
+    given: dict[tuple[int, ...], list[nn.Parameter]] = {}
+    for part in parts:
+        if part.way.make is None:
+            continue
+        copies |= {id(p): (p, torch.empty_like(part.site.read(p))) for p in part.own}
+        some = [p for p in part.own if id(p) in stepped and part.way.projects]
+        # a step that is left alone is in the free space only as a whole
+        for row in [some] if part.way.once and some else [[p] for p in some]:
+            given[tuple(id(p) for p in row)] = row
+    used = {id(p) for part in parts if part.way.projects for p in part.own}
+    return Gradients(copies, list(given.values()), copies.keys() - used)
+
+
+def _rest(stepped: Mapping[int, Any], context: Context) -> Rest:
+    protected = context.protected
+    rest = Rest(rate=2 * context.increment_decay)
+    if protected.claims:
+        rest.frozen = [p for p in protected.frozen.values() if id(p) in stepped]
+    if context.increment_decay:
+        some = {id(p): p for site in protected.sites.values() for p in site.active()}
+        rest.decayed = [
+            (p, protected.anchors[i])
+            for i, p in some.items()
+            if i in stepped and i in protected.anchors
+        ]
+    return rest
+
+
+def _anchor(part: Part, weights: Memory, anchors: Mapping[int, Tensor]) -> Tensor | None:
+    """W_before `[g, out, d]` of what is pulled back, its columns in the order of the weights'."""
+    if part.free.stiffness is None or any(id(p) not in anchors for p in part.own):
+        return None
+    before = {id(p): part.site.plain(anchors[id(p)].to(p.device, p.dtype)) for p in part.own}
+    order = torch.cat(weights.columns).to(part.own[0].device)
+    return part.site.matrix(part.own, before)[..., order]
+
+
+def _as_one(work: list[Callable[[], None]]) -> list[Callable[[], None]]:
+    return [in_turn(work)] if work else []
+
+
+def _arrange(blocks: list[Block]) -> Work:
+    """Alike blocks together, and on a GPU recorded."""
+    work = Work()
+    projects: dict[torch.device, list[Callable[[], None]]] = {}
+    corrects: dict[torch.device, list[Callable[[], None]]] = {}
+    alike: dict[tuple[torch.device, bool, bool, bool], list[Strategy]] = {}
+    for b in blocks:
+        if b.strategy is not None:
+            kind = (b.active[0].device, b.lasting, b.way.corrects, b.way.projects)
+            alike.setdefault(kind, []).append(b.strategy)
+    for (device, lasting, steps, projects_too), own in alike.items():
+        merged = together(own) if device.type == "cuda" and lasting else own
+        if steps:
+            (work.followed if lasting else work.noted).extend(merged)
+        # without corrections a note serves the pull alone, which is of the weights of now
+        project = [
+            s.project if steps or s.pull is None else in_turn([s.note, s.project])
+            for s in merged
+            if projects_too
+        ]
+        correct = [s.correct for s in merged] if steps else []
+        # pieces are recorded side by side, but what crosses shares memory: one after the other
+        projects.setdefault(device, []).extend(project if lasting else _as_one(project))
+        corrects.setdefault(device, []).extend(correct if lasting else _as_one(correct))
+    static = not any(is_sharded(p.data) for b in blocks for p in b.active)
+    work.project = in_turn([recorded(p, d, static) for d, p in projects.items() if p])
+    work.correct = in_turn([recorded(c, d, static) for d, c in corrects.items() if c])
+    return work
