@@ -47,7 +47,7 @@ def gather(
             rows=rows,
             seed=seed,
             dtype=torch.float64,
-            sketch=lambda _name, _dim: None,
+            sketch=lambda _dim: None,
             progress=False,
             **settings,
         )

@@ -22,7 +22,7 @@ from conceptors.bench.scaling import (
     llama_8b,
     needs,
 )
-from conceptors.shield import shield
+from conceptors.shield import memory
 from conceptors.shield.step import factored
 from conceptors.shield.step.free_space import FreeSpace
 from conceptors.shield.step.memory import both
@@ -137,7 +137,7 @@ def test_numbers_that_make_no_sense(change: dict[str, int], name: str) -> None:
 
 def test_limits_are_those_of_the_shield() -> None:
     assert inspect.signature(Shield).parameters["dense_limit"].default == DENSE_LIMIT
-    assert shield._STOWED == STOWED
+    assert memory._STOWED == STOWED
 
 
 @pytest.mark.parametrize("pulled", [False, True])
@@ -206,7 +206,7 @@ def test_products_and_copies_are_those_of_a_step(once: bool) -> None:
     assert flops[2] == expected.shield_flops == (4 if once else 8) * 40 * 24 * row.rank
     copies = [copy for _, copy in shield._guards[0].plan.gradients.copies.values()]
     assert sum(copy.nbytes for copy in copies) == expected.gradient_bytes
-    assert sum(a.nbytes for a in shield._anchors.values()) == expected.anchor_bytes
+    assert sum(a.nbytes for a in shield._anchors.values.values()) == expected.anchor_bytes
 
 
 # --- the page -------------------------------------------------------------------------------

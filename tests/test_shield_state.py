@@ -90,8 +90,11 @@ def test_a_checkpoint_taken_mid_task_resumes_bit_equal(
     assert other.quota() == shield.quota()
     if options.get("keep_tasks"):
         assert other.forget(0).quota() == shield.forget(0).quota()
-        assert all(torch.equal(c, other._stiffness[n]) for n, c in shield._stiffness.items())
-        assert len(shield._stiffness) == (3 if options["aperture"] == "auto" else 0)
+        assert all(
+            torch.equal(c, other._memory.claimed.stiffness[n])
+            for n, c in shield._memory.claimed.stiffness.items()
+        )
+        assert len(shield._memory.claimed.stiffness) == (3 if options["aperture"] == "auto" else 0)
 
 
 class TiedText(nn.Module):

@@ -21,7 +21,7 @@ from conceptors.algebra.aperture import (
 )
 from conceptors.algebra.conceptor import Conceptor, similarity
 from conceptors.algebra.targets import Auto, Energy, Quota
-from conceptors.shield.shield import Shield, ShieldFullWarning
+from conceptors.shield import Shield, ShieldFullWarning
 from conceptors.streams.correlation import Correlation
 from conceptors.streams.frequent_directions import FrequentDirections
 

@@ -50,7 +50,7 @@ def moments(
             rows=cap,
             seed=seed,
             dtype=torch.float64,
-            sketch=lambda _name, _dim: None,
+            sketch=lambda _dim: None,
             progress=False,
         )
     )

@@ -36,6 +36,11 @@ def pulled(x: Tensor, aperture: Any = "auto", **options: Any) -> tuple[nn.Linear
     return layer, shield
 
 
+def stiffness_of(shield: Shield) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = shield.state_dict()["stiffness"]
+    return found
+
+
 def block(layer: nn.Module) -> Tensor:
     return next(iter(blocks(layer).values()))[0]
 
@@ -105,7 +110,7 @@ def test_the_pull_of_every_kind_of_block(optimizer: str) -> None:
         Q = odds(claimed, least=0.02)
         A = Q @ torch.linalg.inv(Q + torch.eye(claimed.dim))
         halves[name] = root((A + A.mT) / 2)
-        force = shield._stiffness[name][:, None, None] * (start[name] - before[name]) @ Q
+        force = stiffness_of(shield)[name][:, None, None] * (start[name] - before[name]) @ Q
         given[name] = (G + force) @ halves[name]
         assert float(force.norm()) > 1e-6
     set_gradients(twin, given)
@@ -159,7 +164,7 @@ def test_the_pull_of_several_tasks_adds_up() -> None:
     shield.remember(second)
     weights.append(block(layer))
     claimed = shield.conceptors()["Linear"]
-    found = shield._stiffness["Linear"] * claimed.odds_trace()
+    found = stiffness_of(shield)["Linear"] * claimed.odds_trace()
     moments = [second_moment(first), second_moment(second)]
     wanted = sum(0.3 * m.trace() / given_out(w, m) for m, w in zip(moments, weights))
     assert isinstance(wanted, Tensor)
@@ -171,7 +176,7 @@ def test_a_layer_that_gives_out_nothing_is_pulled_all_the_same() -> None:
     layer = nn.Linear(8, 5, bias=False).double()
     nn.init.zeros_(layer.weight)
     shield = Shield(layer, Auto(pull=0.3), rows=None, warn_at_quota=1.0).remember(rows())
-    found = shield._stiffness["Linear"] * shield.conceptors()["Linear"].odds_trace()
+    found = stiffness_of(shield)["Linear"] * shield.conceptors()["Linear"].odds_trace()
     assert float(found) == pytest.approx(0.3 * 1e4 * 3 * 8 / 5, rel=1e-9)
 
 
@@ -191,14 +196,14 @@ def test_the_pull_of_a_forgotten_task_ends(by_state: bool) -> None:
         shield.detach()
         shield = Shield(many, warn_at_quota=1.0, keep_tasks=True)
         shield.load_state_dict(state)
-    before = {name: c.clone() for name, c in shield._stiffness.items()}
+    before = {name: c.clone() for name, c in stiffness_of(shield).items()}
     shield.forget(1)
-    assert shield._stiffness.keys() == other._stiffness.keys() == before.keys()
-    for name, stiffness in other._stiffness.items():
-        torch.testing.assert_close(shield._stiffness[name], stiffness, rtol=1e-9, atol=0)
-    assert any(not torch.equal(before[name], c) for name, c in other._stiffness.items())
+    assert stiffness_of(shield).keys() == stiffness_of(other).keys() == before.keys()
+    for name, stiffness in stiffness_of(other).items():
+        torch.testing.assert_close(stiffness_of(shield)[name], stiffness, rtol=1e-9, atol=0)
+    assert any(not torch.equal(before[name], c) for name, c in stiffness_of(other).items())
     shield.forget(1).forget(0)
-    assert shield._stiffness == {}
+    assert stiffness_of(shield) == {}
     optimizer = shield.guard(torch.optim.SGD(many.parameters(), lr=0.1))
     with torch.no_grad():
         for parameter in many.parameters():
@@ -291,7 +296,7 @@ def test_lbfgs_is_given_the_pull_of_the_weights_it_looks_at() -> None:
 
     optimizer.step(closure)
     claimed = shield.conceptors()["Linear"][0].matrix()
-    stiffness = shield._stiffness["Linear"]
+    stiffness = stiffness_of(shield)["Linear"]
     assert len(seen) > 1
     for weights, given in seen:
         wanted = stiffness * (weights - anchor()) @ claimed
@@ -303,7 +308,7 @@ def test_a_model_moved_to_another_dtype_is_pulled(dtype: torch.dtype) -> None:
     """W_before stays what it was, and goes along."""
     layer, shield = pulled(rows())
     layer.to(dtype)
-    stiffness = shield._stiffness["Linear"]
+    stiffness = stiffness_of(shield)["Linear"]
     rate = float(0.4 / stiffness)  # as large as is steady, to be seen in half precision
     optimizer = shield.guard(torch.optim.SGD(layer.parameters(), lr=rate))
     start = block(layer).double()
@@ -323,7 +328,7 @@ def test_sgd_is_pulled_no_stiffer_than_its_steps_can_follow(
 ) -> None:
     """Half the way back at most in one step: c <= 1 / (2 η), whichever way steps are made."""
     layer, shield = pulled(1e3 * rows(), Auto(pull=1e4))
-    assert float(shield._stiffness["Linear"]) > 1e3
+    assert float(stiffness_of(shield)["Linear"]) > 1e3
     layer.to(dtype)
     optimizer = shield.guard(torch.optim.SGD(layer.parameters(), lr=0.1, momentum=momentum))
     start = block(layer).double()

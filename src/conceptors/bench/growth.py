@@ -16,7 +16,7 @@ from conceptors.bench.floor import least_seconds, ranks
 from conceptors.bench.measure import effort, peak_memory, release, side_by_side
 from conceptors.bench.recipes import Recipe, Trainer
 from conceptors.bench.row import Row, Size, pick
-from conceptors.shield.shield import ShieldFullWarning
+from conceptors.shield.room import ShieldFullWarning
 
 _LAYERS = 4
 

@@ -22,7 +22,7 @@ from conceptors.bench.recipes import Batch, Recipe
 from conceptors.bench.row import Row, Size, aim, pick
 from conceptors.bench.steps import learned
 from conceptors.shield.remember.run import collect as collect_plainly
-from conceptors.shield.shield import ShieldFullWarning
+from conceptors.shield.room import ShieldFullWarning
 
 COLLECT, FACTOR, SENTENCES = 1.3, 2.0, 0.4  # targets: times a forward pass; seconds; seconds
 _POOL = 16  # different batches

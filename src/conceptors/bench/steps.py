@@ -15,7 +15,7 @@ from conceptors.bench.measure import effort, side_by_side
 from conceptors.bench.protection import Protection, drift, leak, outputs
 from conceptors.bench.recipes import Recipe, Trainer
 from conceptors.bench.row import Row, Size
-from conceptors.shield.shield import ShieldFullWarning
+from conceptors.shield.room import ShieldFullWarning
 
 
 def learned(recipe: Recipe) -> nn.Module:

@@ -14,7 +14,7 @@ from conceptors.bench import data, models
 from conceptors.bench.measure import effort, side_by_side
 from conceptors.bench.recipes import Recipe, Trainer
 from conceptors.bench.row import Row, Size, aim, pick
-from conceptors.shield.shield import ShieldFullWarning
+from conceptors.shield.room import ShieldFullWarning
 
 
 def tasks(size: Size, device: torch.device) -> list[Row]:

@@ -1,6 +1,7 @@
 """The shield: a network learns one task after another, and keeps what it has learned."""
 
-from conceptors.shield.shield import Shield, ShieldFullWarning
+from conceptors.shield.room import ShieldFullWarning
+from conceptors.shield.shield import Shield
 from conceptors.shield.state import LoadReport
 
 __all__ = ["LoadReport", "Shield", "ShieldFullWarning"]

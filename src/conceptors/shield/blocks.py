@@ -173,6 +173,33 @@ class Scan:
         return sites, {name: id(p) for name, p in self.frozen.items()}, self.unsupported
 
 
+def survey(
+    model: nn.Module, exclude: Iterable[str], freeze: Iterable[str], unsupported: str
+) -> Scan:
+    """`scan`, with what becomes of parameters that no site covers: "error", "freeze", "ignore".
+
+    Raises:
+        ValueError: there are such parameters and they are errors, or there is no site at all.
+    """
+    found = scan(model, exclude, freeze)
+    if found.unsupported and unsupported == "error":
+        listed = "\n".join(f"  {name} ({why})" for name, why in found.unsupported.items())
+        raise ValueError(
+            f"these trainable parameters cannot be shielded:\n{listed}\nchoose "
+            f"unsupported='freeze' (fixed after the first task) or 'ignore' (may forget), "
+            f"exclude them by name, or register a rule for their layer"
+        )
+    if unsupported == "freeze":
+        parameters = dict(model.named_parameters())
+        found.frozen.update((name, parameters[name]) for name in found.unsupported)
+    if not found.sites:
+        raise ValueError(
+            f"{type(model).__name__} has no trainable parameters that can be shielded; "
+            f"is everything frozen or excluded?"
+        )
+    return found
+
+
 def scan(model: nn.Module, exclude: Iterable[str], freeze: Iterable[str]) -> Scan:
     """Find all sites of a model, and the trainable parameters that no site covers."""
     names = {id(p): name for name, p in model.named_parameters(remove_duplicate=True)}

@@ -15,6 +15,7 @@ from torch import Tensor
 from conceptors._internal import checks, storage
 from conceptors.algebra.conceptor import Conceptor
 from conceptors.algebra.spectrum import Spectrum
+from conceptors.shield.memory import Claims, Memory
 
 if TYPE_CHECKING:
     from conceptors.shield.shield import Shield
@@ -49,17 +50,18 @@ class LoadReport(NamedTuple):
 
 def pack(shield: Shield) -> dict[str, Any]:
     """The state of a shield; see `Shield.state_dict`."""
+    memory = shield._memory
     return {
         "format": FORMAT,
         "version": VERSION,
         "n_tasks": shield.n_tasks,
-        "claimed": {name: _pack(c) for name, c in shield._claimed.items()},
+        "claimed": {name: _pack(c) for name, c in memory.claimed.conceptors.items()},
         "tasks": [
-            {name: _pack(c, own.get(name)) for name, c in task.items()}
-            for task, own in zip(shield._tasks, shield._task_stiffness)
+            {name: _pack(c, task.stiffness.get(name)) for name, c in task.conceptors.items()}
+            for task in memory.tasks
         ],
-        "anchors": {name: anchor.clone() for name, anchor in shield._anchors.items()},
-        "stiffness": {name: value.clone() for name, value in shield._stiffness.items()},
+        "anchors": {name: anchor.clone() for name, anchor in shield._anchors.values.items()},
+        "stiffness": {name: value.clone() for name, value in memory.claimed.stiffness.items()},
         "notes": _notes(shield),
     }
 
@@ -105,19 +107,26 @@ def unpack(
             f"{{old: new}}, or strict=False to load what fits"
         )
     devices = {name: s.parameters[0].device for name, s in shield._scan.sites.items()}
-    shield._claimed = {name: claimed[name].to(devices[name]) for name in loaded}
-    shield._tasks = [
-        {name: c.to(devices[name]) for name, c in task.items() if name in loaded} for task in tasks
-    ]
-    shield._task_stiffness = [{n: t for n, t in task.items() if n in loaded} for task in own]
-    shield.n_tasks = n_tasks
-    shield._stiffness = {n: t for n, t in extra["stiffness"].items() if n in loaded}
+    shield._memory = Memory(
+        Claims(
+            {name: claimed[name].to(devices[name]) for name in loaded},
+            {n: t for n, t in extra["stiffness"].items() if n in loaded},
+        ),
+        [
+            Claims(
+                {name: c.to(devices[name]) for name, c in task.items() if name in loaded},
+                {name: t for name, t in stiffness.items() if name in loaded},
+            )
+            for task, stiffness in zip(tasks, own)
+        ],
+        n_tasks,
+    )
     shield._resumed = {n: t for n, t in extra["notes"].items() if n in loaded}
     parameters = dict(shield.model.named_parameters())
     for name, anchor in anchors.items():
         held = parameters.get(name)
         if held is not None and held.shape == anchor.shape:
-            shield._anchors[name] = anchor.clone()
+            shield._anchors.values[name] = anchor.clone()
     return report
 
 

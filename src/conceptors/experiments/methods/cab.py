@@ -14,7 +14,7 @@ from conceptors.algebra.conceptor import similarity
 from conceptors.experiments.methods.base import Learner, Settings
 from conceptors.experiments.networks import StackedMLP
 from conceptors.experiments.scenarios import Split
-from conceptors.shield.shield import Shield, ShieldFullWarning
+from conceptors.shield import Shield, ShieldFullWarning
 
 _COMPARED = 10  # at most so many tasks are compared with each other
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from conceptors._internal import checks
 from conceptors.layers import Draws, Rule
 from conceptors.shield.blocks import Site
 from conceptors.shield.remember.moments import Moments, Products, SketchedMoments
@@ -32,7 +33,7 @@ def collect(
     rows: int | Literal["auto"] | None,
     seed: int,
     dtype: torch.dtype,
-    sketch: Callable[[str, int], int | None],
+    sketch: Callable[[int], int | None],
     progress: bool,
 ) -> dict[str, Moments | SketchedMoments]:
     """Moments of all sites that rows reached, over the batches.
@@ -47,6 +48,7 @@ def collect(
         ValueError: no batch, no row reached any site, or rows that are not finite.
     """
     feed = feed or feed_first
+    limit = None if limit is None else checks.whole(limit, "limit", 1)
     products = Products()
     moments = {name: _empty(site, dtype, sketch, products) for name, site in sites.items()}
     plan, draws, watch = Plan(rows, seed), Draws(seed), Watch()
@@ -117,13 +119,13 @@ def _together(model: nn.Module, reduced: bool) -> Iterator[None]:
 def _empty(
     site: Site,
     dtype: torch.dtype,
-    sketch: Callable[[str, int], int | None],
+    sketch: Callable[[int], int | None],
     products: Products,
 ) -> Moments | SketchedMoments:
     matrix = site.matrix(site.parameters)
     groups, dim = matrix.shape[0], matrix.shape[-1]
     like = torch.empty(0, dtype=dtype, device=matrix.device)
-    rank = sketch(site.name, dim) if groups == 1 else None
+    rank = sketch(dim) if groups == 1 else None
     if rank is None or rank >= dim:
         met = site.block.layout == "tokens"
         return Moments(groups, dim, len(site.biases), like, products, presence=met)

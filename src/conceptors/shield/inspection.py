@@ -1,0 +1,73 @@
+"""What a shield can be asked."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from conceptors.algebra.conceptor import Conceptor
+from conceptors.shield.blocks import Scan
+from conceptors.shield.explain import Explanation, explain
+from conceptors.shield.memory import Memory
+from conceptors.shield.options import Protection
+from conceptors.shield.step.guards import Guards
+
+
+class Inspection:
+    """Reads what a shield remembers and does, and changes nothing."""
+
+    _scan: Scan
+    _memory: Memory
+    _guards: Guards
+    _protection: Protection
+
+    @property
+    def n_tasks(self) -> int:
+        """How many tasks are remembered."""
+        return self._memory.n_tasks
+
+    def quota(self) -> dict[str, float]:
+        """How full each layer is: the share of its input space claimed so far, in [0, 1]."""
+        return {name: self._memory.quota(name) for name in self._scan.sites}
+
+    def explain(self) -> Explanation:
+        """What is done where: one row a layer, to read as data or to print as a table.
+
+        Rank and quota tell how much is claimed; `passing` is the share of what the recent steps
+        wanted to change that was let through, None before the first step of a later task.
+        """
+        plans = [guard.prepare() for guard in self._guards]
+        free = {
+            name: self._guards.context.protected.free(name, site.active())
+            for name, site in self._scan.sites.items()
+            if site.active()
+        }
+        ranks = {name: 0 if space is None else space.rank for name, space in free.items()}
+        return explain(self._scan, ranks, self.quota(), plans)
+
+    def spectra(self) -> dict[str, Tensor]:
+        """Singular values of A, layer by layer, descending: `[d]`, or `[groups, d]`."""
+        held = self._memory.claimed.conceptors
+        return {name: conceptor.singular_values.squeeze(0) for name, conceptor in held.items()}
+
+    def conceptors(self) -> dict[str, Conceptor]:
+        """A, the space claimed so far, layer by layer (a batch of one conceptor a group)."""
+        return dict(self._memory.claimed.conceptors)
+
+    def tasks(self) -> list[dict[str, Conceptor]]:
+        """Every task's own conceptors, layer by layer, where `keep_tasks` is on; else nothing."""
+        return [dict(task.conceptors) for task in self._memory.tasks]
+
+    def _large(self) -> dict[str, bool]:
+        """Layers with more than two directions, and whether these stay soft by themselves.
+
+        A channel of a norm layer has two, and is full after one task by its nature.
+        """
+        held = self._memory.claimed.conceptors
+        large = [name for name in self._scan.sites if name in held and held[name].dim > 2]
+        return {name: self._protection.is_auto(name) for name in large}
+
+    def __repr__(self) -> str:
+        quota = self.quota()
+        mean = sum(quota.values()) / max(1, len(quota))
+        tasks = f"{self.n_tasks} task{'' if self.n_tasks == 1 else 's'}"
+        return f"Shield({len(quota)} layers, {tasks}, mean quota {mean:.2f})"

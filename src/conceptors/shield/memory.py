@@ -1,0 +1,194 @@
+"""What a shield has remembered: the space claimed so far, and, if wanted, every task's share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from conceptors._internal.host import to_host
+from conceptors.algebra.conceptor import Conceptor
+from conceptors.shield.blocks import Site
+from conceptors.shield.options import Protection
+from conceptors.shield.remember.moments import Moments, SketchedMoments
+from conceptors.shield.step.context import Claim
+
+_LEAST = 0.02  # singular values up to this count as free under an automatic aperture
+_STOWED = 2048  # layers of so many inputs keep their claims off the GPU
+
+
+@dataclass
+class Claims:
+    """Conceptors layer by layer, and how stiffly layers are pulled back.
+
+    Attributes:
+        conceptors: A, or those of one task; a batch of one conceptor per group.
+        stiffness: c `[g]` of the layers that are pulled back, see `FreeSpace.pull`.
+    """
+
+    conceptors: dict[str, Conceptor] = field(default_factory=dict)
+    stiffness: dict[str, Tensor] = field(default_factory=dict)
+
+    def stowed(self) -> Claims:
+        """With large matrices in main memory: a GPU has better use for its own."""
+        return Claims({name: _stowed(c) for name, c in self.conceptors.items()}, self.stiffness)
+
+
+@dataclass
+class Memory:
+    """All tasks together, and one by one where they are kept apart."""
+
+    claimed: Claims = field(default_factory=Claims)
+    tasks: list[Claims] = field(default_factory=list)
+    n_tasks: int = 0
+    _quotas: dict[str, float] = field(default_factory=dict)
+
+    def add(
+        self, task: Claims, sites: Mapping[str, Site], protection: Protection, keep: bool
+    ) -> None:
+        """Remember one more task; `keep` it apart too."""
+        self.claimed = join(self.claimed, task, sites, protection)
+        if keep:
+            self.tasks.append(task.stowed())
+        self.n_tasks += 1
+        self._quotas = {}
+
+    def forget(self, index: int, sites: Mapping[str, Site], protection: Protection) -> None:
+        """All tasks but one, which were kept apart."""
+        self.tasks = [task for i, task in enumerate(self.tasks) if i != index]
+        self.claimed = Claims()
+        for task in self.tasks:
+            self.claimed = join(self.claimed, task, sites, protection)
+        self.n_tasks -= 1
+        self._quotas = {}
+
+    def quota(self, name: str) -> float:
+        """How much of a layer's input space is claimed."""
+        if name not in self.claimed.conceptors:
+            return 0.0
+        if name not in self._quotas:
+            self._quotas[name] = float(self.claimed.conceptors[name].quota.mean())
+        return self._quotas[name]
+
+    def claims(self, sites: Iterable[str], protection: Protection) -> dict[str, Claim]:
+        """What guards are told of the layers with these names."""
+        found = {}
+        for name in sites:
+            conceptor = self.claimed.conceptors.get(name)
+            if conceptor is not None:
+                auto = protection.is_auto(name)
+                found[name] = Claim(
+                    conceptor,
+                    rank=protection.rank_of(conceptor.dim),
+                    least=_LEAST if auto else 0.0,
+                    stiffness=self.claimed.stiffness.get(name) if auto else None,
+                )
+        return found
+
+
+def join(
+    claimed: Claims, task: Claims, sites: Mapping[str, Site], protection: Protection
+) -> Claims:
+    """A ∨ C at every site, and stiffness added up; sketched ones stay within their rank.
+
+    With c such that c Q is the sum of all tasks' stiffness: a mean, weighted by tr Q.
+    """
+    found = Claims(dict(claimed.conceptors), dict(claimed.stiffness))
+    for name, new in task.stiffness.items():
+        old = claimed.stiffness.get(name)
+        if old is None or name not in claimed.conceptors:
+            found.stiffness[name] = new
+            continue
+        before, now = (c.conceptors[name].odds_trace().to(new) for c in (claimed, task))
+        total = (before + now).clamp_min(1e-300)
+        found.stiffness[name] = (old.to(new) * before + new * now) / total
+    for name, conceptor in task.conceptors.items():
+        site = sites.get(name)
+        device = conceptor.device if site is None else site.parameters[0].device
+        both = conceptor.to(device)
+        if name in claimed.conceptors:
+            both = claimed.conceptors[name].to(device) | both
+        limit = protection.sketch_rank(both.dim)
+        if limit is not None and both.is_factored and both.rank > limit:
+            both = both.strongest(limit)
+        found.conceptors[name] = both
+    return found
+
+
+def claims_of_task(
+    moments: dict[str, Moments | SketchedMoments],
+    sites: Mapping[str, Site],
+    protection: Protection,
+    held: Mapping[str, Conceptor],
+) -> Claims:
+    """The conceptors of one task's rows; `moments` is emptied on the way.
+
+    Args:
+        held: what is claimed already, for hard conceptors with a limited rank.
+    """
+    found = Claims()
+    for name in list(moments):  # one at a time: sums and conceptors need not all fit at once
+        own = moments.pop(name)
+        conceptor = _conceptor(name, own, protection, held.get(name))
+        found.conceptors[name] = conceptor
+        pull = protection.pull(name)
+        if pull:
+            odds = conceptor.odds_trace().clamp_min(1e-300)  # [g], of Q = α² R
+            found.stiffness[name] = pull * _weight_of_drift(sites[name], own).to(odds) / odds
+    return found
+
+
+def _conceptor(
+    name: str,
+    moments: Moments | SketchedMoments,
+    protection: Protection,
+    held: Conceptor | None,
+) -> Conceptor:
+    choice, hard = protection.aperture(name), protection.hard
+    if isinstance(choice, float):
+        _check_precision(name, moments, choice)
+        conceptor = moments.conceptor(choice)
+    else:
+        conceptor = moments.conceptor(choice.aperture(moments.eigenvalues(), moments.dim, hard))
+    if not hard:
+        return conceptor
+    limit = protection.rank_of(conceptor.dim)
+    if limit is not None and limit < conceptor.dim:
+        # directions of earlier tasks come first; new ones take what is left
+        taken = 0 if held is None else int((held.singular_values > 0.5).sum(-1).max())
+        conceptor = conceptor.strongest(max(0, limit - taken))
+    return conceptor.harden()
+
+
+def _weight_of_drift(site: Site, moments: Moments | SketchedMoments) -> Tensor:
+    """tr R `[g]` over E|W x|², so that drift is seen in units of what the layer gives out.
+
+    A layer that gives out nothing, as adapters do at first, has a hundredth of usual weights.
+    """
+    whole = {id(p): site.whole(p.data) for p in site.parameters}
+    matrix = site.matrix(site.parameters, whole)  # [g, out, d]
+    inputs, outputs = moments.output_energy(matrix)
+    out, dim = matrix.shape[1:]
+    least = 1e-4 * inputs.sum() * (out / (3 * dim))
+    return inputs / torch.maximum(outputs, least).clamp_min(1e-300)
+
+
+def _check_precision(name: str, moments: Moments | SketchedMoments, alpha: float) -> None:
+    """Singular values mean nothing where aperture² times rounding is not small."""
+    energy = moments.energy()
+    top = float(energy.max())
+    if torch.finfo(energy.dtype).eps * top * alpha**2 > 0.1:
+        raise ValueError(
+            f"{energy.dtype} is too small for aperture {alpha} at layer {name!r}: with "
+            f"activations of this size (mean square norm {top:.3g}), rounding "
+            f"errors count as directions in use; lower the aperture"
+            f"{', or use dtype=torch.float64' if energy.dtype == torch.float32 else ''}"
+        )
+
+
+def _stowed(conceptor: Conceptor) -> Conceptor:
+    if conceptor.dim < _STOWED or conceptor.device.type != "cuda":
+        return conceptor
+    return conceptor._map(lambda tensor, _: to_host(tensor))

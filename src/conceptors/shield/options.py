@@ -1,0 +1,131 @@
+"""The options of a shield: checked, and looked up by a layer's name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch.optim import Optimizer
+
+from conceptors._internal import checks
+from conceptors.algebra.targets import Auto, Energy, Quota
+from conceptors.shield.blocks import matches
+
+Aperture = float | Auto | Quota | Energy
+
+
+@dataclass(frozen=True)
+class Protection:
+    """How much of each layer is protected; for the fields see `Shield`."""
+
+    apertures: Aperture | Mapping[str, Aperture]
+    hard: bool
+    rank: int | float | None
+    dense_limit: int
+
+    def aperture(self, name: str) -> Aperture:
+        """Of the layer with this name."""
+        if not isinstance(self.apertures, Mapping):
+            return self.apertures
+        for pattern, value in self.apertures.items():
+            if matches([name], [pattern]):
+                return value
+        raise ValueError(
+            f"no aperture for layer {name!r}: the patterns {list(self.apertures)} do not fit it; "
+            f"add a default, {{..., '*': 9.0}}"
+        )
+
+    def is_auto(self, name: str) -> bool:
+        """Whether a layer's directions stay soft, and are chosen by its data."""
+        return isinstance(self.aperture(name), Auto) and not self.hard
+
+    def pull(self, name: str) -> float:
+        """How strongly a layer is drawn back; 0 where it is not."""
+        choice = self.aperture(name)
+        return choice.pull if isinstance(choice, Auto) and not self.hard else 0.0
+
+    def rank_of(self, dim: int) -> int | None:
+        """How many directions of a layer with so many inputs are protected at most."""
+        if self.rank is None:
+            return None
+        return max(1, round(self.rank * dim)) if isinstance(self.rank, float) else self.rank
+
+    def sketch_rank(self, dim: int) -> int | None:
+        """How many directions of a layer are kept, where d x d is too much."""
+        if dim <= self.dense_limit:
+            return None
+        return self.rank_of(dim) or max(1, dim // 8)
+
+
+def check_layers(protection: Protection, names: Iterable[str], by_inputs: bool) -> None:
+    """Whether all layers have an aperture, and one that their projection can serve."""
+    for name in names:
+        protection.aperture(name)
+        if by_inputs and protection.pull(name):
+            raise ValueError(
+                f'project="inputs" cannot pull layer {name!r} back, as its automatic aperture '
+                f"wants; give a number, aperture=9.0, or Auto(pull=0)"
+            )
+
+
+def check_apertures(value: Any) -> Aperture | dict[str, Aperture]:
+    """What `Shield` takes as aperture."""
+    if isinstance(value, Mapping):
+        if not value:
+            raise ValueError("aperture is an empty mapping; give {'*': 9.0} or a number")
+        return {str(k): _check_aperture(v) for k, v in value.items()}
+    return _check_aperture(value)
+
+
+def _check_aperture(value: Any) -> Aperture:
+    if isinstance(value, str):
+        if value != "auto":
+            raise ValueError(f'aperture must be "auto", a number, Quota or Energy, got {value!r}')
+        return Auto()
+    if isinstance(value, (Auto, Quota, Energy)):
+        return value
+    return float(checks.aperture(value, torch.Size(()), torch.zeros(1, dtype=torch.float64)))
+
+
+def check_rank(rank: Any) -> int | float | None:
+    """A number of directions, or a share of them."""
+    if rank is None:
+        return None
+    if isinstance(rank, float):
+        return checks.number(rank, "rank (a share of d)", 0.0, 1.0, open_low=True)
+    return checks.whole(rank, "rank", 1)
+
+
+def check_rows(rows: Any) -> int | Literal["auto"] | None:
+    """How many rows of a batch are used."""
+    if rows == "auto":
+        return "auto"
+    return None if rows is None else checks.whole(rows, 'rows (or "auto", or None)', 1)
+
+
+def check_patterns(value: Any, name: str) -> list[str]:
+    """Shell-style patterns of names; one alone will do."""
+    patterns = [value] if isinstance(value, str) else list(value)
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        raise TypeError(f"{name} takes name patterns (strings), got {patterns!r}")
+    return patterns
+
+
+def one_of(value: Any, name: str, allowed: tuple[str, ...]) -> str:
+    """One of some words."""
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {allowed}, got {value!r}")
+    return str(value)
+
+
+def check_projects_inputs(optimizer: Optimizer) -> None:
+    """Whether an optimizer is one for `project="inputs"`."""
+    decays = any(group.get("weight_decay") for group in optimizer.param_groups)
+    if type(optimizer) is not torch.optim.SGD or decays:
+        raise ValueError(
+            f'project="inputs" is for torch.optim.SGD without weight decay, got '
+            f"{type(optimizer).__name__}{' with weight decay' if decays else ''}; make the shield "
+            f'with project="gradients"'
+        )

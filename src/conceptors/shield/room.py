@@ -1,0 +1,51 @@
+"""Telling when there is little room left for further tasks."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+
+_STUCK = 0.05  # share of a step that passes, under which a layer hardly learns
+_STUCK_AUTO = 0.01  # the same with an automatic aperture, whose directions stay soft
+
+
+class ShieldFullWarning(UserWarning):
+    """Some layers have little free space left for further tasks, or let hardly any step pass."""
+
+
+def warn_if_full(quotas: Mapping[str, float], limit: float, known: set[str]) -> set[str]:
+    """About layers whose quotas have passed a limit, once; returns these."""
+    full = {name: q for name, q in quotas.items() if q > limit and name not in known}
+    if full:
+        listed = ", ".join(f"{name} ({quota:.1%})" for name, quota in full.items())
+        warnings.warn(
+            f"little space is left for further tasks in: {listed}. Lower the aperture there, "
+            f"widen the layers, or forget a task",
+            ShieldFullWarning,
+            stacklevel=3,
+        )
+    return set(full)
+
+
+def warn_if_stuck(shares: Mapping[str, float], soft: Mapping[str, bool]) -> None:
+    """After some steps of a task: where hardly anything passes, it is not learned there.
+
+    Args:
+        shares: of the steps that pass, by layer.
+        soft: the layers with more than a few directions, and whether theirs stay soft.
+    """
+    stuck = {
+        name: share
+        for name, share in shares.items()
+        if name in soft and share < (_STUCK_AUTO if soft[name] else _STUCK)
+    }
+    if not stuck:
+        return
+    listed = ", ".join(f"{name} ({share:.1%})" for name, share in stuck.items())
+    warnings.warn(
+        f"hardly anything of this task's steps passes in: {listed}. Earlier tasks use the "
+        f"same directions there: lower the aperture, widen the layers, forget a task, or "
+        f"learn the last layer in closed form; shield.explain() tells more",
+        ShieldFullWarning,
+        stacklevel=2,
+    )
