@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import conceptors.shield.remember.moments
-from conceptors import Conceptor, Shield, recorder
+from conceptors import Conceptor, Shield
 from conceptors.layers import Kept, Moment, Rows
 from conceptors.shield.blocks import scan
+from conceptors.shield.remember import recorder
 from conceptors.shield.remember.moments import Moments, Products, multiplied
 from conceptors.shield.remember.run import collect
 from helpers import generator, normal

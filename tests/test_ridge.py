@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from conceptors import Conceptor, ridge
+from conceptors import Conceptor
+from conceptors.estimators import closed_form
 
 ALPHA, REGULARIZATION = 3.0, 1e-2  # α, λ⁻²
 Task = tuple[Tensor, Tensor]  # X [n, d], Y [n, m]: rows are samples
@@ -56,8 +57,8 @@ def soft_task() -> tuple[Task, Tensor, Tensor]:
     R, K = moments(first)
     start = torch.zeros_like(K)
     eye = torch.eye(len(R), dtype=R.dtype)
-    weights = ridge.increment(R, K, start, eye, REGULARIZATION)
-    return second, weights, ridge.free_space(R, ALPHA)
+    weights = closed_form.increment(R, K, start, eye, REGULARIZATION)
+    return second, weights, closed_form.free_space(R, ALPHA)
 
 
 def hard_free_space(dim: int) -> Tensor:
@@ -74,17 +75,17 @@ def test_increment_is_section_2_2(bias: bool) -> None:
     weights, total = torch.zeros_like(K), torch.zeros_like(R)
     for task, (wanted, claimed) in zip(tasks, report(tasks)):
         R, K = moments(task)
-        free = ridge.free_space(total, ALPHA)
-        weights = weights + ridge.increment(R, K, weights, free, REGULARIZATION)
+        free = closed_form.free_space(total, ALPHA)
+        weights = weights + closed_form.increment(R, K, weights, free, REGULARIZATION)
         total = total + R
         torch.testing.assert_close(weights, wanted, rtol=0, atol=1e-10)
-        after = ridge.free_space(total, ALPHA)
+        after = closed_form.free_space(total, ALPHA)
         torch.testing.assert_close(after, (~claimed).matrix(), rtol=0, atol=1e-10)
 
 
 def test_free_space_of_nothing_is_everything() -> None:
     eye = torch.eye(3, dtype=torch.float64)
-    torch.testing.assert_close(ridge.free_space(0 * eye, 7.0), eye)
+    torch.testing.assert_close(closed_form.free_space(0 * eye, 7.0), eye)
 
 
 def test_free_space_at_a_huge_aperture_is_the_hard_complement() -> None:
@@ -92,14 +93,16 @@ def test_free_space_at_a_huge_aperture_is_the_hard_complement() -> None:
     free = hard_free_space(6)
     occupied = torch.eye(6, dtype=torch.float64) - free
     for aperture in (1e4, 1e9, 1e12):
-        torch.testing.assert_close(ridge.free_space(occupied, aperture), free, rtol=0, atol=1e-7)
+        torch.testing.assert_close(
+            closed_form.free_space(occupied, aperture), free, rtol=0, atol=1e-7
+        )
 
 
 def test_increment_refuses_a_regularization_below_rounding() -> None:
     R = torch.ones(3, 3, dtype=torch.float64)
     K, eye = torch.ones(1, 3, dtype=torch.float64), torch.eye(3, dtype=torch.float64)
     with pytest.raises(ValueError, match=r"regularization 1e-30 is too small .* raise it"):
-        ridge.increment(R, K, torch.zeros_like(K), eye, 1e-30)
+        closed_form.increment(R, K, torch.zeros_like(K), eye, 1e-30)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -110,8 +113,8 @@ def test_simplified_increment_at_equal_penalties_is_joint_ridge(bias: bool) -> N
     weights, total, cross = torch.zeros_like(K), torch.zeros_like(R), torch.zeros_like(K)
     for task in make_tasks(bias=bias) * 2:
         R, K = moments(task)
-        free = ridge.free_space(total, ALPHA)
-        weights = weights + ridge.simplified_increment(R, K, weights, free, ALPHA**-2)
+        free = closed_form.free_space(total, ALPHA)
+        weights = weights + closed_form.simplified_increment(R, K, weights, free, ALPHA**-2)
         total, cross = total + R, cross + K
         joint = cross @ torch.linalg.inv(total + ALPHA**-2 * eye)
         torch.testing.assert_close(weights, joint, rtol=0, atol=1e-10)
@@ -123,9 +126,11 @@ def test_the_gradient_vanishes_at_its_closed_form(exact: bool, hard: bool) -> No
     (X, Y), previous, free = soft_task()
     if hard:
         free = hard_free_space(len(free))
-    solve = ridge.increment if exact else ridge.simplified_increment
+    solve = closed_form.increment if exact else closed_form.simplified_increment
     change = solve(*moments((X, Y)), previous, free, REGULARIZATION)
-    found = ridge.gradient(X, Y, previous + change, previous, free, REGULARIZATION, exact=exact)
+    found = closed_form.gradient(
+        X, Y, previous + change, previous, free, REGULARIZATION, exact=exact
+    )
     torch.testing.assert_close(found, torch.zeros_like(found), rtol=0, atol=1e-10)
 
 
@@ -136,7 +141,7 @@ def test_the_exact_gradient_is_that_of_the_cost() -> None:
     cost = (s @ change.mT - t).square().sum(1).mean() + REGULARIZATION * change.square().sum()
     (wanted,) = torch.autograd.grad(cost, change)
     weights = previous + change.detach()
-    found = ridge.gradient(X, Y, weights, previous, free, REGULARIZATION, exact=True)
+    found = closed_form.gradient(X, Y, weights, previous, free, REGULARIZATION, exact=True)
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
 
 
@@ -147,7 +152,7 @@ def some_increment() -> Tensor:
 def both_gradients(change: Tensor, free: Tensor) -> tuple[Tensor, Tensor]:
     (X, Y), previous, _ = soft_task()
     exact, simplified = (
-        ridge.gradient(X, Y, previous + change, previous, free, REGULARIZATION, exact=exact)
+        closed_form.gradient(X, Y, previous + change, previous, free, REGULARIZATION, exact=exact)
         for exact in (True, False)
     )
     return exact, simplified
@@ -171,13 +176,16 @@ def test_hard_free_space_unites_the_two_gradients_and_solutions() -> None:
     torch.testing.assert_close(simplified, exact, rtol=0, atol=1e-10)
     solved = (*moments((X, Y)), previous, free, REGULARIZATION)
     torch.testing.assert_close(
-        ridge.simplified_increment(*solved), ridge.increment(*solved), rtol=0, atol=1e-10
+        closed_form.simplified_increment(*solved),
+        closed_form.increment(*solved),
+        rtol=0,
+        atol=1e-10,
     )
 
 
 def test_an_increment_leaves_a_hard_claimed_space_alone() -> None:
     (X, Y), previous, soft = soft_task()
     free = hard_free_space(len(soft))
-    change = ridge.increment(*moments((X, Y)), previous, free, REGULARIZATION)
+    change = closed_form.increment(*moments((X, Y)), previous, free, REGULARIZATION)
     claimed = torch.eye(len(free), dtype=free.dtype) - free
     assert float((change @ claimed).norm()) < 1e-10 < float(change.norm())

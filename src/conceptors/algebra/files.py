@@ -10,6 +10,7 @@ import torch
 from conceptors._internal import storage
 from conceptors.algebra import spectrum as spectra
 from conceptors.algebra.conceptor import Conceptor
+from conceptors.algebra.forms import SpectrumForm
 
 FORMAT = "conceptors.Conceptor"
 VERSION = 1
@@ -27,7 +28,7 @@ def save(conceptor: Conceptor, path: str | Path) -> None:
     if not isinstance(conceptor, Conceptor):
         raise TypeError(f"save needs a Conceptor, got {type(conceptor).__name__}")
     vectors, values, rest = conceptor.spectrum
-    tensors = {"vectors": vectors, "odds": conceptor._parts().odds, "values": values}
+    tensors = {"vectors": vectors, "odds": conceptor.form.spectrum().odds, "values": values}
     if conceptor._aperture is not None:
         tensors["aperture"] = conceptor._aperture
     header = {
@@ -81,5 +82,5 @@ def load(path: str | Path) -> Conceptor:
         raise ValueError(
             f"{path} is marked as a conceptor file but its content is not valid: {error}"
         ) from error
-    spectrum = found._parts()._replace(vectors=vectors, odds=odds)
-    return Conceptor._make(found.dtype, spectrum=spectrum, aperture=aperture)
+    spectrum = found.form.spectrum()._replace(vectors=vectors, odds=odds)
+    return Conceptor.from_form(SpectrumForm(spectrum, found.dtype), aperture)

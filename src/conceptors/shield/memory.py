@@ -191,4 +191,4 @@ def _check_precision(name: str, moments: Moments | SketchedMoments, alpha: float
 def _stowed(conceptor: Conceptor) -> Conceptor:
     if conceptor.dim < _STOWED or conceptor.device.type != "cuda":
         return conceptor
-    return conceptor._map(lambda tensor, _: to_host(tensor))
+    return conceptor.mapped(lambda tensor, _: to_host(tensor))

@@ -285,8 +285,6 @@ class Shield(Inspection):
         self._statistics, self._attached = [], False
         release_model(self.model)
 
-    # --- state ----------------------------------------------------------------------------
-
     def state_dict(self) -> dict[str, Any]:
         """Everything remembered, as plain dictionaries, tensors and numbers."""
         return shield_state.pack(self)
@@ -330,8 +328,6 @@ class Shield(Inspection):
             "a Shield belongs to one model and its optimizers and cannot be copied or pickled; "
             "save shield.state_dict(), and load it into Shield(other_model)"
         )
-
-    # --- inside ---------------------------------------------------------------------------
 
     @outside_inference_mode()
     def _claims_of(

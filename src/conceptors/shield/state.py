@@ -14,6 +14,7 @@ from torch import Tensor
 
 from conceptors._internal import checks, storage
 from conceptors.algebra.conceptor import Conceptor
+from conceptors.algebra.forms import OddsForm, SpectrumForm
 from conceptors.algebra.spectrum import Spectrum
 from conceptors.shield.memory import Claims, Memory
 
@@ -176,9 +177,10 @@ def load(path: str | Path) -> dict[str, Any]:
 def _pack(conceptor: Conceptor, stiffness: Tensor | None = None) -> dict[str, Any]:
     """The exact odds matrix where there is one, else the spectrum; and stiffness, if any."""
     more = {} if stiffness is None else {"stiffness": stiffness.clone()}
-    if conceptor._odds is not None:
-        return more | {"odds_matrix": conceptor._odds.clone()}
-    parts = conceptor._parts()
+    form = conceptor.form
+    if isinstance(form, OddsForm):
+        return more | {"odds_matrix": form.matrix.clone()}
+    parts = form.spectrum()
     return more | {
         "vectors": parts.vectors.clone(),
         "odds": parts.odds.clone(),
@@ -193,7 +195,7 @@ def _unpack(name: str, packed: Mapping[str, Any]) -> Conceptor:
             odds = checks.positive_semidefinite(odds.double(), f"odds_matrix of {name}")
             if odds.ndim != 3:
                 raise ValueError(f"shape {list(odds.shape)} is not [groups, d, d]")
-            return Conceptor._make(torch.float64, odds=odds)
+            return Conceptor.from_form(OddsForm(odds, torch.float64))
         vectors, odds = packed["vectors"].double(), packed["odds"].double()
         if bool((odds.isnan() | (odds < 0)).any()):
             raise ValueError("odds are not numbers in [0, inf]")
@@ -202,7 +204,7 @@ def _unpack(name: str, packed: Mapping[str, Any]) -> Conceptor:
         if vectors.ndim != 3:
             raise ValueError(f"shape {list(vectors.shape)} is not [groups, d, r]")
         spectrum = Spectrum(vectors.clone(), odds.clone(), math.inf if rest else 0.0)
-        return Conceptor._make(torch.float64, spectrum=spectrum)
+        return Conceptor.from_form(SpectrumForm(spectrum, torch.float64))
     except (KeyError, AttributeError, TypeError, ValueError) as error:
         raise ValueError(
             f"the state of layer {name!r} is damaged: {error}; nothing was loaded"

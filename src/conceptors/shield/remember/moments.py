@@ -158,7 +158,7 @@ class Moments:
 
     def conceptor(self, aperture: float | Tensor) -> Conceptor:
         """The conceptors `[g]` of the rows, in float64."""
-        return Conceptor._of_correlation(self.correlation().double(), aperture)
+        return Conceptor.from_second_moment(self.correlation().double(), aperture)
 
 
 class SketchedMoments:

@@ -14,8 +14,10 @@ import math
 import torch
 from torch import Tensor
 
+from conceptors.algebra import logic
 from conceptors.algebra import spectrum as spectra
 from conceptors.algebra.conceptor import Conceptor
+from conceptors.algebra.forms import SpectrumForm
 
 
 class FreeSpace:
@@ -40,7 +42,9 @@ class FreeSpace:
         if rank is not None and rank < claimed.dim:
             claimed = claimed.strongest(rank)
         if claimed.spectrum[2]:  # all other directions are claimed: name them
-            claimed = Conceptor._make(claimed.dtype, spectrum=spectra.complete(claimed._parts()))
+            claimed = Conceptor.from_form(
+                SpectrumForm(spectra.complete(claimed.form.spectrum()), claimed.dtype)
+            )
         vectors, values, _ = claimed.spectrum
         least = max(least, torch.finfo(full).eps)  # what is smaller vanishes in rounding
         needed = int((values > least).sum(-1).max()) if values.numel() else 0
@@ -93,7 +97,7 @@ def restrict(claimed: Conceptor, columns: Tensor) -> Conceptor:
     With odds Q of all columns it is the conceptor of the submatrix of Q; directions of infinite
     odds are claimed with their components in those columns.
     """
-    spectrum = claimed._parts()
+    spectrum = claimed.form.spectrum()
     batch = claimed.batch_shape
     items = []
     if spectrum.rest:  # everything outside is claimed: see it as all directions
@@ -106,6 +110,6 @@ def restrict(claimed: Conceptor, columns: Tensor) -> Conceptor:
         kept = left[:, sines > spectra.tolerance(len(columns), rows.dtype)]
         ones = torch.full((kept.shape[1],), torch.inf, dtype=rows.dtype, device=rows.device)
         hard_part = spectra.Spectrum(kept, ones)
-        items.append(spectra.disjoin(soft_part, hard_part) if kept.shape[1] else soft_part)
+        items.append(logic.disjoin(soft_part, hard_part) if kept.shape[1] else soft_part)
     joined = spectra.stack(items, batch) if batch else items[0]
-    return Conceptor._make(claimed.dtype, spectrum=joined)
+    return Conceptor.from_form(SpectrumForm(joined, claimed.dtype))
