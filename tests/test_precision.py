@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from conceptors._internal.precision import exactly, halves, rounded, sharp_product, split, thirds
+from conceptors._internal.precision import (
+    exactly,
+    rounded,
+    sharp_product,
+    split,
+    split_bf16,
+    split_tf32,
+)
 
 
 def test_numbers_split_in_two() -> None:
@@ -18,10 +25,10 @@ def test_numbers_split_in_two() -> None:
     assert torch.equal(high + low, x)
     assert bool((low.abs() <= 2**-10 * x.abs()).all())
     assert torch.equal(rounded(high), high)
-    parts = thirds(x[:, None]).float()
+    parts = split_bf16(x[:, None]).float()
     torch.testing.assert_close(parts.sum(1), x, rtol=2**-22, atol=0)
     weights, factor = torch.randn(8, 50), torch.randn(50, 4)
-    found = sharp_product(weights, halves(factor))
+    found = sharp_product(weights, split_tf32(factor))
     torch.testing.assert_close(found, weights @ factor, rtol=0, atol=1e-5)
     half, none = split(x.bfloat16())
     assert none is None

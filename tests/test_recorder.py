@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import conceptors.shield.remember.moments
 from conceptors import Conceptor, Shield
-from conceptors.layers import Kept, Moment, Rows
+from conceptors.layers import OwnedRows, Rows, SecondMoment
 from conceptors.shield.blocks import scan
 from conceptors.shield.remember import recorder
 from conceptors.shield.remember.moments import Moments, Products, multiplied
@@ -377,11 +377,11 @@ def test_rows_under_autocast_are_those_that_the_layer_multiplies() -> None:
 
 def test_moments_are_the_same_however_the_rows_come() -> None:
     """In large and small pieces, of several weights, dtypes and bias columns."""
-    parts: list[Rows | Moment] = [
+    parts: list[Rows | SecondMoment] = [
         Rows(normal(0, 2, 5000, 3), 2.0),
         Rows(normal(1, 2, 10, 3).float(), 3.0),
-        Kept(normal(2, 2, 4000, 3), 2.0),
-        Kept(normal(3, 2, 700, 3), 2.0),
+        OwnedRows(normal(2, 2, 4000, 3), 2.0),
+        OwnedRows(normal(3, 2, 700, 3), 2.0),
         Rows(normal(4, 2, 0, 3), 1.0),
     ]
     columns = [0, 1, None, 1, 0]

@@ -22,7 +22,7 @@ from conceptors.bench.scaling import (
     llama_8b,
     needs,
 )
-from conceptors.shield import memory
+from conceptors.shield import claims
 from conceptors.shield.step import factored
 from conceptors.shield.step.free_space import FreeSpace
 from conceptors.shield.step.memory import both
@@ -137,7 +137,7 @@ def test_numbers_that_make_no_sense(change: dict[str, int], name: str) -> None:
 
 def test_limits_are_those_of_the_shield() -> None:
     assert inspect.signature(Shield).parameters["dense_limit"].default == DENSE_LIMIT
-    assert memory._STOWED == STOWED
+    assert claims._STOWED == STOWED
 
 
 @pytest.mark.parametrize("pulled", [False, True])

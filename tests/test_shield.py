@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from conceptors import Conceptor, Energy, Quota, Shield, ShieldFullWarning, similarity
-from conceptors.layers import Block, Call, Moment, Rows, Sample, base, register
+from conceptors.layers import Block, Call, Rows, RowsByBlock, Sample, base, register
 
 
 def mlp(width: int = 24, inputs: int = 10) -> Any:
@@ -440,9 +440,7 @@ def test_a_rule_of_ones_own_takes_ten_lines() -> None:
                 )
             ]
 
-        def rows(
-            self, layer: Any, call: Call, sample: Sample
-        ) -> Iterator[tuple[str, Rows | Moment]]:
+        def rows(self, layer: Any, call: Call, sample: Sample) -> RowsByBlock:
             rows, weight = sample(call.args[0])
             yield "", Rows(rows[0].mT[..., None], weight)
 

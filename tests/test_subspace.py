@@ -135,7 +135,7 @@ def test_the_strongest_of_a_conceptor_of_data(dtype: torch.dtype) -> None:
     R = matrix_of(100 * SPECTRA["1/i"]).to(dtype)
     C = Conceptor.from_correlation(R, 3.0)
     with factored() as sizes:
-        thin = C.strongest(30)
+        thin = C.top_k(30)
     assert max(sizes) < 100
     full = Conceptor.from_correlation(R, 3.0)
     wanted = full.singular_values[:30]
@@ -146,7 +146,7 @@ def test_the_strongest_of_a_conceptor_of_data(dtype: torch.dtype) -> None:
     expected = (BASIS[:, :30] * wanted.double()) @ BASIS[:, :30].mT
     assert float((thin.matrix().double() - expected).norm()) < 1e-3
     known = C.singular_values  # whether the spectrum is known makes no difference
-    assert torch.equal(C.strongest(30).matrix(), thin.matrix())
+    assert torch.equal(C.top_k(30).matrix(), thin.matrix())
     assert known.shape == (DIM,)
 
 

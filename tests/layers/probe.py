@@ -8,19 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from conceptors.layers import Call, Draws, Moment, Rows, Sample, find_rule
-from conceptors.shield.blocks import Site, scan
+from conceptors.layers import Call, Draws, Rows, Sample, SecondMoment, find_rule
+from conceptors.shield.blocks import WeightBlock, scan
 from conceptors.shield.remember.run import collect, undisturbed
 from layers.cases import Draw, Inputs, run
 
 
 def captured(
     layer: nn.Module, inputs: Inputs, cap: int | None = None, seed: int = 0
-) -> dict[str, list[Rows | Moment]]:
+) -> dict[str, list[Rows | SecondMoment]]:
     """What the rule of a layer tells about one call."""
     rule = find_rule(layer)
     assert rule is not None
-    found: dict[str, list[Rows | Moment]] = {}
+    found: dict[str, list[Rows | SecondMoment]] = {}
     with undisturbed(layer):
         call = Call(*inputs, run(layer, inputs))
         for name, rows in rule.rows(layer, call, Sample(lambda *_: cap, Draws(seed))):
@@ -28,7 +28,7 @@ def captured(
     return found
 
 
-def joined(parts: list[Rows | Moment]) -> Tensor:
+def joined(parts: list[Rows | SecondMoment]) -> Tensor:
     return torch.cat([part.values for part in parts if isinstance(part, Rows)], 1)
 
 
@@ -62,7 +62,7 @@ def in_some_order(rows: Tensor) -> Tensor:
     return rows.take_along_dim(marks.argsort(-1)[..., None], -2)
 
 
-def sites_of(layer: nn.Module) -> dict[str, Site]:
+def sites_of(layer: nn.Module) -> dict[str, WeightBlock]:
     return scan(layer, (), ()).sites
 
 

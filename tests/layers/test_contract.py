@@ -14,8 +14,8 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_map
 
 from conceptors import Shield
-from conceptors.layers import Moment, Rows, find_rule, registered
-from conceptors.shield.blocks import Site
+from conceptors.layers import Rows, SecondMoment, find_rule, registered
+from conceptors.shield.blocks import WeightBlock
 from conceptors.shield.remember.run import undisturbed
 from layers.cases import CASES, REMARKS, Case, Draw, Inputs, flat, run
 from layers.probe import captured, close, in_some_order, joined, moments, sites_of
@@ -34,7 +34,7 @@ def expected_rows(case: Case, layer: nn.Module, inputs: Inputs) -> dict[str, Ten
         return case.rows(layer, inputs, run(layer, inputs))
 
 
-def with_ones(rows: Tensor, site: Site) -> Tensor:
+def with_ones(rows: Tensor, site: WeightBlock) -> Tensor:
     ones = torch.ones(*rows.shape[:2], len(site.biases), dtype=rows.dtype)
     return torch.cat([rows, ones], -1)
 
@@ -58,7 +58,7 @@ def test_rows_are_those_found_by_hand(case: Case) -> None:
     found, wanted = captured(layer, inputs), expected_rows(case, layer, inputs)
     assert set(found) == set(wanted)
     for name, rows in wanted.items():
-        if isinstance(found[name][0], Moment):
+        if isinstance(found[name][0], SecondMoment):
             continue  # told as second moments only, which are checked below
         assert all(isinstance(part, Rows) and part.weight == 1.0 for part in found[name])
         torch.testing.assert_close(in_some_order(joined(found[name])), in_some_order(rows))
@@ -265,7 +265,7 @@ def test_an_empty_batch_adds_nothing(case: Case) -> None:
     nothing = case.inputs(Draw(0, batch=0))
     if case.rows is not None:
         for parts in captured(layer, nothing).values():
-            assert all(part.weight == 0 for part in parts if isinstance(part, Moment))
+            assert all(part.weight == 0 for part in parts if isinstance(part, SecondMoment))
             assert joined(parts).shape[1] == 0 if isinstance(parts[0], Rows) else True
     found, wanted = moments(layer, [nothing, inputs, nothing]), moments(layer, [inputs])
     for name, moment in wanted.items():

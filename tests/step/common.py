@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from conceptors import Conceptor, Shield
-from conceptors.shield.blocks import Site, scan
+from conceptors.shield.blocks import WeightBlock, scan
 
 
 class Mixed(nn.Module):
@@ -61,7 +61,7 @@ def root(claimed: Tensor) -> Tensor:
     return found
 
 
-def sites(model: nn.Module) -> dict[str, Site]:
+def sites(model: nn.Module) -> dict[str, WeightBlock]:
     return scan(model, (), ()).sites
 
 

@@ -172,7 +172,7 @@ def test_gradients_are_projected_by_backward(rank: int | None, shape: tuple[int,
     for one in (model, bare):
         (one(data(2).view(shape)) - 1).square().mean().backward()
     for name, claimed in shield.conceptors().items():
-        kept = claimed if rank is None else claimed.strongest(rank)
+        kept = claimed if rank is None else claimed.top_k(rank)
         free = torch.eye(claimed.dim).double() - kept.matrix()
         wanted = gradients(bare)[name] @ free
         torch.testing.assert_close(gradients(model)[name], wanted, rtol=0, atol=1e-14)

@@ -230,7 +230,7 @@ def test_a_weight_that_is_embedding_and_matrix(known: int) -> None:
     optimizer, other = shield.guard(make(model.parameters())), make(twin.parameters())
     before = model.words.weight.detach().clone()
     rows = (1 - shield.conceptors()["words"].matrix()[:, 0]).sqrt()
-    columns = root(shield.conceptors()["head"].strongest(4)[0].matrix())
+    columns = root(shield.conceptors()["head"].top_k(4)[0].matrix())
     for one in (model, twin):
         one(tokens).square().sum().backward()
     assert twin.words.weight.grad is not None

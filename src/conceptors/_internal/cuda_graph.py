@@ -17,7 +17,7 @@ _WARM_UP = 3
 _BRANCHES = 4  # small kernels that do not depend on each other share the GPU
 
 
-class Replayed:
+class CudaGraph:
     """Pieces of work that may run in any order; the first calls run as usual (and count)."""
 
     def __init__(self, *pieces: Callable[[], None], device: torch.device | None = None) -> None:

@@ -84,7 +84,7 @@ def split(x: Tensor) -> tuple[Tensor, Tensor | None]:
     return high, x - high
 
 
-def halves(x: Tensor) -> Tensor:
+def split_tf32(x: Tensor) -> Tensor:
     """[high | low] with x = high + low, numbers that TF32 holds."""
     high = rounded(x)
     return torch.cat([high, x - high], -1)
@@ -105,7 +105,7 @@ def sharp_product(x: Tensor, factor: Tensor) -> Tensor:
     return found
 
 
-def thirds(x: Tensor) -> Tensor:
+def split_bf16(x: Tensor) -> Tensor:
     """[high | middle | low] in bfloat16, with 24 bits together."""
     high = x.bfloat16()
     middle = (x - high.float()).bfloat16()

@@ -12,6 +12,7 @@ from torch import Tensor
 from conceptors._internal import checks
 from conceptors.algebra import spectrum as spectra
 from conceptors.algebra.conceptor import Conceptor
+from conceptors.algebra.targets import Quota
 
 
 def aperture_for_quota(correlation: Tensor, quota: float) -> float:
@@ -37,8 +38,7 @@ def aperture_for_quota(correlation: Tensor, quota: float) -> float:
             f"quota {quota:g} cannot be reached: the correlation matrix has rank "
             f"{int((sigma > 0).sum())} of {len(sigma)}, so quotas stay below {reach:g}"
         )
-    found = _bisect(lambda log: float(_values(sigma, log).mean()), quota, _log_range(sigma))
-    return math.exp(found)
+    return float(Quota(quota).aperture(sigma.flip(0), len(sigma), hard=False))
 
 
 def aperture_by_gradient(correlation: Tensor) -> float:
@@ -148,16 +148,6 @@ def _log_range(sigma: Tensor) -> tuple[float, float]:
     """log α from where all s are negligible to where all s of positive σ are nearly 1."""
     positive = sigma[sigma > 0]
     return -0.5 * math.log(float(positive.max())) - 20, -0.5 * math.log(float(positive.min())) + 20
-
-
-def _bisect(rises: Callable[[float], float], goal: float, bracket: tuple[float, float]) -> float:
-    low, high = bracket
-    while high - low > 1e-14 * max(1.0, abs(low), abs(high)):
-        middle = (low + high) / 2
-        if not low < middle < high:
-            break
-        low, high = (middle, high) if rises(middle) < goal else (low, middle)
-    return (low + high) / 2
 
 
 def _golden_section(of: Callable[[float], float], low: float, high: float) -> float:

@@ -233,12 +233,12 @@ class Conceptor(ConceptorBase):
         rank = min(rank, parts.rank)
         return self._with(spectra.truncate(parts._replace(rest=rests[rank]), rank), self._aperture)
 
-    def strongest(self, rank: int) -> Conceptor:
+    def top_k(self, rank: int) -> Conceptor:
         """Only the `rank` largest singular values, all others 0, in factored form.
 
         >>> import torch
         >>> C = Conceptor.from_correlation(torch.diag(torch.tensor([9.0, 1.0, 3.0])), 1.0)
-        >>> C.strongest(2).singular_values
+        >>> C.top_k(2).singular_values
         tensor([0.9000, 0.7500, 0.0000])
         """
         rank = checks.whole(rank, "rank", 0, self.dim)

@@ -72,7 +72,7 @@ class OddsForm:
     def top(self, rank: int) -> Spectrum:
         """The `rank` largest odds alone."""
         if thin(rank, self.matrix.shape[-1]):
-            return spectra.cast(spectra.strongest_of_odds(self.matrix, rank), self.dtype)
+            return spectra.cast(spectra.top_k_of_odds(self.matrix, rank), self.dtype)
         return spectra.truncate(self.spectrum(), rank)
 
     def mapped(self, change: Change, depth: int) -> OddsForm:

@@ -94,7 +94,7 @@ def from_odds_matrix(odds: Tensor) -> Spectrum:
     return Spectrum(vectors, torch.where(values > smallest, values, 0.0))
 
 
-def strongest_of_odds(odds: Tensor, rank: int) -> Spectrum:
+def top_k_of_odds(odds: Tensor, rank: int) -> Spectrum:
     """The `rank` largest odds of Q `[..., d, d]` and their directions; a full eigh if many."""
     if not thin(rank, odds.shape[-1]):
         return truncate(from_odds_matrix(odds), rank)

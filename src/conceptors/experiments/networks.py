@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from conceptors.layers import Block, Call, Moment, Rows, Sample, register
+from conceptors.layers import Block, Call, Rows, RowsByBlock, Sample, register
 
 ACTIVATIONS = {"sigmoid": torch.sigmoid, "relu": torch.relu, "tanh": torch.tanh}
 
@@ -36,7 +35,7 @@ class StackedLinearRule:
         whole = lambda parameter: parameter  # noqa: E731
         return [Block(view=whole, bias_view=whole, layout="stacked", rows_first=False)]
 
-    def rows(self, layer: Any, call: Call, sample: Sample) -> Iterator[tuple[str, Rows | Moment]]:
+    def rows(self, layer: Any, call: Call, sample: Sample) -> RowsByBlock:
         yield "", Rows(call.args[0])
 
 

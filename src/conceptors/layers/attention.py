@@ -6,14 +6,14 @@ computed once more with the identity in its place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from conceptors.layers.base import Block, Call, Moment, Rows, Sample, register
+from conceptors.layers.base import Block, Call, Rows, RowsByBlock, Sample, register
 
 
 @register(nn.MultiheadAttention)
@@ -36,7 +36,7 @@ class MultiheadAttentionRule:
             )
         return [*found, Block("out_proj.weight", "out_proj.bias", name="out")]
 
-    def rows(self, layer: Any, call: Call, sample: Sample) -> Iterator[tuple[str, Rows | Moment]]:
+    def rows(self, layer: Any, call: Call, sample: Sample) -> RowsByBlock:
         names = ("query", "key", "value")
         query, key, value = (call.argument(i, name) for i, name in enumerate(names))
         drawn: dict[int, Rows] = {}  # self-attention has one input three times

@@ -38,17 +38,20 @@ class Rows(NamedTuple):
     weight: float = 1.0
 
 
-class Kept(Rows):
+class OwnedRows(Rows):
     """Rows that nobody else changes, so that they can be kept without a copy."""
 
     __slots__ = ()
 
 
-class Moment(NamedTuple):
+class SecondMoment(NamedTuple):
     """A sum of second moments `[g, d, d]` over `weight` rows, where rows would be wasteful."""
 
     total: Tensor
     weight: float
+
+
+RowsByBlock = Iterator[tuple[str, Rows | SecondMoment]]
 
 
 class Call(NamedTuple):
@@ -144,14 +147,14 @@ class Sample:
     def _take(self, x: Tensor, size: int | None, dtype: torch.dtype) -> Rows:
         if size is None:
             rows = x[None].flatten(0, -2)[None]  # also where d is 0
-            return Rows(rows) if dtype == rows.dtype else Kept(rows.to(dtype))
+            return Rows(rows) if dtype == rows.dtype else OwnedRows(rows.to(dtype))
         count = math.prod(x.shape[:-1])
         if x.is_contiguous():
             chosen = self._draws.indices(count, size, x.device)
             rows = x.view(count, -1).index_select(0, chosen)
         else:
             rows = x[self._draws.places(x.shape[:-1], size, x.device)]
-        return Kept(rows[None].to(dtype), count / size)
+        return OwnedRows(rows[None].to(dtype), count / size)
 
 
 def multiplied_dtype(x: Tensor) -> torch.dtype:
@@ -168,7 +171,7 @@ class Rule(Protocol):
     def blocks(self, layer: Any) -> list[Block]:
         """The blocks of a layer; parameters that no block names count as unsupported."""
 
-    def rows(self, layer: Any, call: Call, sample: Sample) -> Iterator[tuple[str, Rows | Moment]]:
+    def rows(self, layer: Any, call: Call, sample: Sample) -> RowsByBlock:
         """(block name, rows) of one call; a block may come several times."""
 
 

@@ -12,9 +12,9 @@ from torch.nn import functional
 from conceptors.layers.base import (
     Block,
     Call,
-    Kept,
-    Moment,
+    OwnedRows,
     Rows,
+    RowsByBlock,
     Sample,
     multiplied_dtype,
     register,
@@ -36,7 +36,7 @@ class ConvRule:
             )
         ]
 
-    def rows(self, layer: Any, call: Call, sample: Sample) -> Iterator[tuple[str, Rows | Moment]]:
+    def rows(self, layer: Any, call: Call, sample: Sample) -> RowsByBlock:
         x = call.argument(0, "input")
         spatial = len(layer.kernel_size)
         x = x if x.ndim == spatial + 2 else x[None]
@@ -64,7 +64,7 @@ class ConvTransposeRule:
             )
         ]
 
-    def rows(self, layer: Any, call: Call, sample: Sample) -> Iterator[tuple[str, Rows | Moment]]:
+    def rows(self, layer: Any, call: Call, sample: Sample) -> RowsByBlock:
         x = call.argument(0, "input")
         spatial = len(layer.kernel_size)
         x = x if x.ndim == spatial + 2 else x[None]
@@ -82,7 +82,7 @@ class ConvTransposeRule:
         windows = cut(wide, layer.kernel_size, (1,) * spatial, layer.dilation)
         for rows, weight in patches(windows, layer.groups, spatial, sample):
             taps = rows.unflatten(-1, (-1, *layer.kernel_size))  # the kernel runs backwards
-            yield "", Kept(taps.flip(tuple(range(-spatial, 0))).flatten(2), weight)
+            yield "", OwnedRows(taps.flip(tuple(range(-spatial, 0))).flatten(2), weight)
 
 
 def cut(x: Tensor, kernel: Any, stride: Any, dilation: Any) -> Tensor:
@@ -116,7 +116,7 @@ def patches(windows: Tensor, groups: int, spatial: int, sample: Sample) -> Itera
     for start in range(0, size, at_once):
         some = places if size <= at_once else tuple(p[start : start + at_once] for p in places)
         rows = windows[some].to(dtype).reshape(-1, groups, dim)
-        yield Kept(rows.movedim(1, 0), count / size)
+        yield OwnedRows(rows.movedim(1, 0), count / size)
 
 
 def pieces(x: Tensor, depth: int, at_most: int) -> Iterator[Tensor]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from conceptors.layers.base import Block, Call, Moment, Rows, Sample, register
+from conceptors.layers.base import Block, Call, RowsByBlock, Sample, SecondMoment, register
 
 
 @register(nn.Embedding, nn.EmbeddingBag)
@@ -23,7 +22,7 @@ class EmbeddingRule:
         )
         return [block]
 
-    def rows(self, layer: Any, call: Call, sample: Sample) -> Iterator[tuple[str, Rows | Moment]]:
+    def rows(self, layer: Any, call: Call, sample: Sample) -> RowsByBlock:
         tokens = call.argument(0, "input").reshape(-1)
         weights: Tensor | None = None
         if isinstance(layer, nn.EmbeddingBag):
@@ -32,4 +31,4 @@ class EmbeddingRule:
         seen = ones if weights is None else weights.reshape(-1).to(ones).square()
         counts = torch.zeros(layer.num_embeddings, dtype=torch.float64, device=tokens.device)
         counts.index_add_(0, tokens, seen)
-        yield "", Moment(counts[:, None, None], float(len(tokens)))
+        yield "", SecondMoment(counts[:, None, None], float(len(tokens)))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
 
-from conceptors.layers.base import Block, Call, Moment, Rows, Sample, register
+from conceptors.layers.base import Block, Call, RowsByBlock, Sample, register
 
 
 @register(nn.Linear)
@@ -15,5 +14,5 @@ class LinearRule:
     def blocks(self, layer: nn.Linear) -> list[Block]:
         return [Block()]
 
-    def rows(self, layer: Any, call: Call, sample: Sample) -> Iterator[tuple[str, Rows | Moment]]:
+    def rows(self, layer: Any, call: Call, sample: Sample) -> RowsByBlock:
         yield "", sample(call.argument(0, "input"))

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
 
-from conceptors.layers.base import Block, Call, Kept, Moment, Rows, Sample, register
+from conceptors.layers.base import (
+    Block,
+    Call,
+    OwnedRows,
+    Rows,
+    RowsByBlock,
+    Sample,
+    register,
+)
 
 
 def channels(bias: str | None = "bias") -> Block:
@@ -24,7 +31,7 @@ def channels(bias: str | None = "bias") -> Block:
 
 def by_channel(normalised: Tensor, weight: float) -> Rows:
     """Rows `[channels, n, 1]` of normalised `[1, n, channels]`."""
-    return Kept(normalised[0].mT[..., None], weight)
+    return OwnedRows(normalised[0].mT[..., None], weight)
 
 
 @register(nn.LayerNorm, nn.RMSNorm)
@@ -34,7 +41,7 @@ class LayerNormRule:
     def blocks(self, layer: Any) -> list[Block]:
         return [channels(None if isinstance(layer, nn.RMSNorm) else "bias")]
 
-    def rows(self, layer: Any, call: Call, sample: Sample) -> Iterator[tuple[str, Rows | Moment]]:
+    def rows(self, layer: Any, call: Call, sample: Sample) -> RowsByBlock:
         x = call.argument(0, "input").flatten(-len(layer.normalized_shape))
         rows, weight = sample.unrounded(x)
         shape = rows.shape[-1:]
@@ -50,7 +57,7 @@ class GroupNormRule:
     def blocks(self, layer: Any) -> list[Block]:
         return [channels()]
 
-    def rows(self, layer: Any, call: Call, sample: Sample) -> Iterator[tuple[str, Rows | Moment]]:
+    def rows(self, layer: Any, call: Call, sample: Sample) -> RowsByBlock:
         x = call.argument(0, "input")
         normalised = functional.group_norm(x, layer.num_groups, None, None, layer.eps)
         yield "", by_channel(*sample.unrounded(normalised.movedim(1, -1)))
@@ -63,7 +70,7 @@ class BatchNormRule:
     def blocks(self, layer: Any) -> list[Block]:
         return [channels()]
 
-    def rows(self, layer: Any, call: Call, sample: Sample) -> Iterator[tuple[str, Rows | Moment]]:
+    def rows(self, layer: Any, call: Call, sample: Sample) -> RowsByBlock:
         x, mean, var = call.argument(0, "input"), layer.running_mean, layer.running_var
         if mean is None or var is None:  # statistics of the batch
             normalised = functional.batch_norm(x, None, None, None, None, True, 0.0, layer.eps)
@@ -79,7 +86,7 @@ class InstanceNormRule:
     def blocks(self, layer: Any) -> list[Block]:
         return [channels()]
 
-    def rows(self, layer: Any, call: Call, sample: Sample) -> Iterator[tuple[str, Rows | Moment]]:
+    def rows(self, layer: Any, call: Call, sample: Sample) -> RowsByBlock:
         x, mean, var = call.argument(0, "input"), layer.running_mean, layer.running_var
         x = x if x.ndim == call_ndim(layer) else x[None]
         normalised = functional.instance_norm(

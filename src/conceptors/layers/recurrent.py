@@ -5,14 +5,13 @@ Only the last layer's states come out of a call, so the layers are run again one
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
-from conceptors.layers.base import Block, Call, Moment, Rows, Sample, register
+from conceptors.layers.base import Block, Call, RowsByBlock, Sample, register
 
 
 @register(nn.RNN, nn.LSTM, nn.GRU)
@@ -27,7 +26,7 @@ class RecurrentRule:
                 found.append(Block(f"weight_hr{suffix}", None, name="hr" + suffix))
         return found
 
-    def rows(self, layer: Any, call: Call, sample: Sample) -> Iterator[tuple[str, Rows | Moment]]:
+    def rows(self, layer: Any, call: Call, sample: Sample) -> RowsByBlock:
         x, lengths, order = _padded(layer, call.argument(0, "input"))  # [time, batch, d]
         hidden, cell = _initial(layer, call.argument(1, "hx"), x, order)
         valid = torch.arange(len(x), device=x.device)[:, None] < lengths
@@ -56,7 +55,7 @@ class CellRule:
             for part in ("ih", "hh")
         ]
 
-    def rows(self, layer: Any, call: Call, sample: Sample) -> Iterator[tuple[str, Rows | Moment]]:
+    def rows(self, layer: Any, call: Call, sample: Sample) -> RowsByBlock:
         x, hidden = call.argument(0, "input"), call.argument(1, "hx")
         hidden = hidden[0] if isinstance(hidden, tuple) else hidden
         if hidden is None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from conceptors._internal.host import to_host
-from conceptors.shield.blocks import Site, is_sharded
+from conceptors.shield.blocks import WeightBlock, is_sharded
 
 
 @dataclass
@@ -23,7 +23,7 @@ class Anchors:
     near: bool
     values: dict[str, Tensor] = field(default_factory=dict)
 
-    def set(self, model: nn.Module, sites: Iterable[Site], *, new_only: bool) -> None:
+    def set(self, model: nn.Module, sites: Iterable[WeightBlock], *, new_only: bool) -> None:
         """Copy the weights of some sites as they are now; of new parameters, or of all."""
         names = {id(p): name for name, p in model.named_parameters()}
         for parameter in (p for site in sites for p in site.parameters):

@@ -25,7 +25,7 @@ class Source:
 
 
 @dataclass
-class Site:
+class WeightBlock:
     """One matrix [W | b ...] `[g, out, d]` of the model, with one column a bias.
 
     Layers that share a weight share a site; each brings its own bias column.
@@ -47,7 +47,7 @@ class Site:
         """The parameters that may change, and only within the free space."""
         return [p for p in self.parameters if p.requires_grad and id(p) not in self.passive]
 
-    def crosses(self, other: Site) -> bool:
+    def crosses(self, other: WeightBlock) -> bool:
         """Whether another site has some of the same numbers, in another layout."""
         theirs = {id(p) for p in other.parameters}
         return other is not self and any(
@@ -121,18 +121,18 @@ class Site:
             data.copy_(shard_like(value, data))
 
 
-def _first(site: Site, parameter: nn.Parameter) -> int:
+def _first(site: WeightBlock, parameter: nn.Parameter) -> int:
     """Where in a parameter's memory a site's view of it begins."""
     return int(_ghost(site, parameter).storage_offset())
 
 
-def _last(site: Site, parameter: nn.Parameter) -> int:
+def _last(site: WeightBlock, parameter: nn.Parameter) -> int:
     """Where in a parameter's memory a site's view of it ends."""
     view = _ghost(site, parameter)
     return int(view.storage_offset()) + sum((n - 1) * s for n, s in zip(view.shape, view.stride()))
 
 
-def _ghost(site: Site, parameter: nn.Parameter) -> Tensor:
+def _ghost(site: WeightBlock, parameter: nn.Parameter) -> Tensor:
     ghost = torch.empty(parameter.shape, device="meta")
     return site.views({id(parameter): ghost}, [parameter])[0]
 
@@ -153,7 +153,7 @@ def shard_like(value: Tensor, like: Any) -> Tensor:
 class Scan:
     """What a model is made of, as far as the shield is concerned."""
 
-    sites: dict[str, Site]
+    sites: dict[str, WeightBlock]
     frozen: dict[str, nn.Parameter]  # held fixed once a task is remembered
     unsupported: dict[str, str]  # trainable parameter -> why
 
@@ -206,7 +206,7 @@ def scan(model: nn.Module, exclude: Iterable[str], freeze: Iterable[str]) -> Sca
     skipped, fixed = list(exclude), list(freeze)
     claimed: set[int] = set()
     obstacles: dict[int, str] = {}
-    sites: dict[str, Site] = {}
+    sites: dict[str, WeightBlock] = {}
     frozen: dict[str, nn.Parameter] = {}
     for path, layer in model.named_modules():
         rule = find_rule(layer)
@@ -248,12 +248,12 @@ def scan(model: nn.Module, exclude: Iterable[str], freeze: Iterable[str]) -> Sca
 
 
 def _join(
-    sites: dict[str, Site],
+    sites: dict[str, WeightBlock],
     name: str,
     source: Source,
     weight: nn.Parameter | None,
     bias: nn.Parameter | None,
-) -> Site:
+) -> WeightBlock:
     """Add a source to the site that has its weight already, or to a new one."""
     site = next(
         (
@@ -264,7 +264,7 @@ def _join(
         None,
     )
     if site is None:
-        site = sites[name] = Site(name, weight, source.block)
+        site = sites[name] = WeightBlock(name, weight, source.block)
     if bias is not None:
         held = [i for i, b in enumerate(site.biases) if b is bias]
         if not held:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from conceptors.shield.blocks import Scan
-from conceptors.shield.step.plan import Plan
+from conceptors.shield.step.plan import StepPlan
 
 
 class LayerRow(NamedTuple):
@@ -57,7 +57,7 @@ def explain(
     scan: Scan,
     ranks: Mapping[str, int],
     quotas: Mapping[str, float],
-    plans: Iterable[Plan],
+    plans: Iterable[StepPlan],
 ) -> Explanation:
     """A row for every layer, frozen parameter and parameter that cannot be shielded."""
     ways: dict[str, list[str]] = {}

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from conceptors.algebra.conceptor import Conceptor
 from conceptors.shield.blocks import Scan
+from conceptors.shield.claims import Remembered
 from conceptors.shield.explain import Explanation, explain
-from conceptors.shield.memory import Memory
 from conceptors.shield.options import Protection
 from conceptors.shield.step.guards import Guards
 
@@ -16,18 +16,18 @@ class Inspection:
     """Reads what a shield remembers and does, and changes nothing."""
 
     _scan: Scan
-    _memory: Memory
+    _remembered: Remembered
     _guards: Guards
     _protection: Protection
 
     @property
     def n_tasks(self) -> int:
         """How many tasks are remembered."""
-        return self._memory.n_tasks
+        return self._remembered.n_tasks
 
     def quota(self) -> dict[str, float]:
         """How full each layer is: the share of its input space claimed so far, in [0, 1]."""
-        return {name: self._memory.quota(name) for name in self._scan.sites}
+        return {name: self._remembered.quota(name) for name in self._scan.sites}
 
     def explain(self) -> Explanation:
         """What is done where: one row a layer, to read as data or to print as a table.
@@ -46,23 +46,23 @@ class Inspection:
 
     def spectra(self) -> dict[str, Tensor]:
         """Singular values of A, layer by layer, descending: `[d]`, or `[groups, d]`."""
-        held = self._memory.claimed.conceptors
+        held = self._remembered.claimed.conceptors
         return {name: conceptor.singular_values.squeeze(0) for name, conceptor in held.items()}
 
     def conceptors(self) -> dict[str, Conceptor]:
         """A, the space claimed so far, layer by layer (a batch of one conceptor a group)."""
-        return dict(self._memory.claimed.conceptors)
+        return dict(self._remembered.claimed.conceptors)
 
     def tasks(self) -> list[dict[str, Conceptor]]:
         """Every task's own conceptors, layer by layer, where `keep_tasks` is on; else nothing."""
-        return [dict(task.conceptors) for task in self._memory.tasks]
+        return [dict(task.conceptors) for task in self._remembered.tasks]
 
     def _large(self) -> dict[str, bool]:
         """Layers with more than two directions, and whether these stay soft by themselves.
 
         A channel of a norm layer has two, and is full after one task by its nature.
         """
-        held = self._memory.claimed.conceptors
+        held = self._remembered.claimed.conceptors
         large = [name for name in self._scan.sites if name in held and held[name].dim > 2]
         return {name: self._protection.is_auto(name) for name in large}
 

@@ -25,8 +25,8 @@ from conceptors.shield.attach import (
 )
 from conceptors.shield.batchnorm import hold_statistics
 from conceptors.shield.blocks import Scan, survey
+from conceptors.shield.claims import Claims, Remembered, claims_of_task
 from conceptors.shield.inspection import Inspection
-from conceptors.shield.memory import Claims, Memory, claims_of_task
 from conceptors.shield.options import (
     Aperture,
     Protection,
@@ -139,7 +139,7 @@ class Shield(Inspection):
         self.seed = checks.whole(seed, "seed", 0)
         self.model = unwrap(model)
         self._protection = Protection(self.aperture, self.hard, self.rank, self.dense_limit)
-        self._memory = Memory()
+        self._remembered = Remembered()
         self._guards = Guards(self._make_context)
         self._full: set[str] = set()
         self._anchors = Anchors(near=self.increment_decay > 0)
@@ -214,7 +214,7 @@ class Shield(Inspection):
         task = self._claims_of(batches, feed, limit, progress)
         reshard(self.model)
         with outside_inference_mode():
-            self._memory.add(task, self._scan.sites, self._protection, self.keep_tasks)
+            self._remembered.add(task, self._scan.sites, self._protection, self.keep_tasks)
         self._resumed.clear()
         self._set_anchors()
         self._hold_statistics()
@@ -236,7 +236,7 @@ class Shield(Inspection):
 
         A forecast before training on it: the higher, the less free space the new task can use.
         """
-        held = self._memory.claimed.conceptors
+        held = self._remembered.claimed.conceptors
         task = self._claims_of(batches, feed, limit, progress)
         return {
             name: float(similarity(conceptor, held[name].to(conceptor.device)).mean())
@@ -253,11 +253,11 @@ class Shield(Inspection):
             raise ValueError(
                 "forget needs every task's share kept apart: make the shield with keep_tasks=True"
             )
-        index, count = checks.whole(task, "task", 0), len(self._memory.tasks)
+        index, count = checks.whole(task, "task", 0), len(self._remembered.tasks)
         if index >= count:
             raise ValueError(f"task {task} is not remembered; there are {count} tasks")
         with outside_inference_mode():
-            self._memory.forget(index, self._scan.sites, self._protection)
+            self._remembered.forget(index, self._scan.sites, self._protection)
         self._resumed.clear()
         self._claims_changed()
         self._full &= {name for name, quota in self.quota().items() if quota > self.warn_at_quota}
@@ -347,7 +347,7 @@ class Shield(Inspection):
             sketch=self._protection.sketch_rank,
             progress=progress,
         )
-        held = self._memory.claimed.conceptors
+        held = self._remembered.claimed.conceptors
         return claims_of_task(moments, self._scan.sites, self._protection, held)
 
     def _rescan(self) -> Scan:
@@ -367,7 +367,7 @@ class Shield(Inspection):
     def _make_context(self, version: int) -> Context:
         protected = Protected(
             sites=self._scan.sites,
-            claims=self._memory.claims(self._scan.sites, self._protection),
+            claims=self._remembered.claims(self._scan.sites, self._protection),
             frozen=self._scan.frozen if self.n_tasks else {},
             anchors=self._anchors.by_parameter(self.model),
             resumed=dict(self._resumed),
@@ -389,7 +389,7 @@ class Shield(Inspection):
         self.quota()  # from matrices that may still be on the GPU
         self._changed()
         # what the guards need is made; what it was made of may leave the GPU
-        self._memory.claimed = self._memory.claimed.stowed()
+        self._remembered.claimed = self._remembered.claimed.stowed()
 
     def _hold_statistics(self) -> None:
         if self.batchnorm == "freeze" and self.n_tasks and not self._statistics:

@@ -16,7 +16,7 @@ from conceptors._internal import checks, storage
 from conceptors.algebra.conceptor import Conceptor
 from conceptors.algebra.forms import OddsForm, SpectrumForm
 from conceptors.algebra.spectrum import Spectrum
-from conceptors.shield.memory import Claims, Memory
+from conceptors.shield.claims import Claims, Remembered
 
 if TYPE_CHECKING:
     from conceptors.shield.shield import Shield
@@ -51,18 +51,18 @@ class LoadReport(NamedTuple):
 
 def pack(shield: Shield) -> dict[str, Any]:
     """The state of a shield; see `Shield.state_dict`."""
-    memory = shield._memory
+    remembered = shield._remembered
     return {
         "format": FORMAT,
         "version": VERSION,
         "n_tasks": shield.n_tasks,
-        "claimed": {name: _pack(c) for name, c in memory.claimed.conceptors.items()},
+        "claimed": {name: _pack(c) for name, c in remembered.claimed.conceptors.items()},
         "tasks": [
             {name: _pack(c, task.stiffness.get(name)) for name, c in task.conceptors.items()}
-            for task in memory.tasks
+            for task in remembered.tasks
         ],
         "anchors": {name: anchor.clone() for name, anchor in shield._anchors.values.items()},
-        "stiffness": {name: value.clone() for name, value in memory.claimed.stiffness.items()},
+        "stiffness": {name: value.clone() for name, value in remembered.claimed.stiffness.items()},
         "notes": _notes(shield),
     }
 
@@ -108,7 +108,7 @@ def unpack(
             f"{{old: new}}, or strict=False to load what fits"
         )
     devices = {name: s.parameters[0].device for name, s in shield._scan.sites.items()}
-    shield._memory = Memory(
+    shield._remembered = Remembered(
         Claims(
             {name: claimed[name].to(devices[name]) for name in loaded},
             {n: t for n, t in extra["stiffness"].items() if n in loaded},

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from conceptors._internal.cuda_graph import Replayed
+from conceptors._internal.cuda_graph import CudaGraph
 from conceptors._internal.suggest import nearest
 from conceptors.experiments.networks import ACTIVATIONS, AlexNet, StackedMLP
 from conceptors.experiments.scenarios import Scenario, Split
@@ -147,7 +147,7 @@ class Learner:
                 parameter.data.copy_(torch.where(going, parameter, value))
             latest.copy_(losses.detach().mean(1))
 
-        run_step = Replayed(step_once) if self.replayable() else step_once
+        run_step = CudaGraph(step_once) if self.replayable() else step_once
         history: dict[str, list[Any]] = {"step": [], "loss": [], "validation": []}
         self.model.train()
         for step in range(1, total + 1):

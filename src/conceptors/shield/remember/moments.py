@@ -11,7 +11,7 @@ from torch import distributed as dist
 
 from conceptors._internal.precision import exactly, full, tensor_cores
 from conceptors.algebra.conceptor import Conceptor
-from conceptors.layers import Kept, Moment, Rows
+from conceptors.layers import OwnedRows, Rows, SecondMoment
 from conceptors.streams.frequent_directions import FrequentDirections
 
 _ENOUGH = 4096  # rows that are worth a pass over the d x d total
@@ -79,16 +79,16 @@ class Moments:
         self._kept: dict[tuple[float, int | None, torch.dtype], list[Tensor]] = {}
         self._count = 0
 
-    def add(self, rows: Rows | Moment, bias_column: int | None) -> None:
+    def add(self, rows: Rows | SecondMoment, bias_column: int | None) -> None:
         """Add the rows of one call."""
-        self.weight += rows.weight * (1 if isinstance(rows, Moment) else rows.values.shape[1])
-        if isinstance(rows, Moment):
+        self.weight += rows.weight * (1 if isinstance(rows, SecondMoment) else rows.values.shape[1])
+        if isinstance(rows, SecondMoment):
             self.total += rows.total.to(self.total)
             return
         values, enough = rows.values, max(_ENOUGH, self.dim)
         if not values.shape[1]:
             return
-        if not isinstance(rows, Kept):
+        if not isinstance(rows, OwnedRows):
             if values.shape[1] >= enough:
                 with exactly():
                     found = multiplied([values], self.total.dtype)
@@ -176,8 +176,8 @@ class SketchedMoments:
     def weight(self) -> float:
         return self.sketch.weight
 
-    def add(self, rows: Rows | Moment, bias_column: int | None) -> None:
-        if isinstance(rows, Moment):
+    def add(self, rows: Rows | SecondMoment, bias_column: int | None) -> None:
+        if isinstance(rows, SecondMoment):
             raise TypeError("a rule for a wide layer must give rows, not moments")
         samples = with_bias(rows.values, self.biases, bias_column)[0]
         if not bool(samples.isfinite().all()):

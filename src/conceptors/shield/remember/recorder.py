@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from conceptors.layers import Call, Draws, Moment, Rows, Rule, Sample
+from conceptors.layers import Call, Draws, Rows, Rule, Sample, SecondMoment
 from conceptors.shield.remember.moments import Moments, SketchedMoments
 
 _GROUP = 8  # batches at most, of which one is recorded
@@ -41,7 +41,7 @@ def enough(dim: int) -> int:
     return max(16384, 8 * dim)
 
 
-class Plan:
+class SamplingPlan:
     """What is asked for, and which batches are recorded: the same ones by all layers.
 
     `rows`: "auto", or at most so many rows of every batch (None for all).
@@ -96,7 +96,7 @@ class Recorder:
         rule: Rule,
         takers: Mapping[str, list[Taker]],
         outputs: int,
-        plan: Plan,
+        plan: SamplingPlan,
         draws: Draws,
         watch: Watch,
     ) -> None:
@@ -168,10 +168,10 @@ class Recorder:
             if not takers:
                 continue
             self._count(block, rows)
-            if isinstance(rows, Moment):
+            if isinstance(rows, SecondMoment):
                 alone = len(args) == 1 and not kwargs and isinstance(layer, _EMBEDDINGS)
                 self._seen.append(args[0] if alone else None)
-            values = rows.total if isinstance(rows, Moment) else rows.values
+            values = rows.total if isinstance(rows, SecondMoment) else rows.values
             self._watch.note(takers[0].site, self._plan.batch, values)
             counted = rows if scale == 1 else _times(rows, scale)
             for taker in takers:
@@ -182,8 +182,8 @@ class Recorder:
         alone = self._plan.batch == self._first or (self._closed and not self._often)
         return 1 if alone else self._plan.group
 
-    def _count(self, block: str, rows: Rows | Moment) -> None:
-        if isinstance(rows, Moment):
+    def _count(self, block: str, rows: Rows | SecondMoment) -> None:
+        if isinstance(rows, SecondMoment):
             self._closed = True
             if self._plan.batch == self._first:
                 self._often = bool((rows.total > 0).all())
@@ -251,10 +251,10 @@ class Watch:
             )
 
 
-def _times(rows: Rows | Moment, scale: int) -> Rows | Moment:
+def _times(rows: Rows | SecondMoment, scale: int) -> Rows | SecondMoment:
     """The same rows, each counting so many times more."""
-    if isinstance(rows, Moment):
-        return Moment(rows.total * scale, rows.weight * scale)
+    if isinstance(rows, SecondMoment):
+        return SecondMoment(rows.total * scale, rows.weight * scale)
     return rows._replace(weight=rows.weight * scale)
 
 

@@ -13,9 +13,9 @@ from torch import distributed as dist
 
 from conceptors._internal import checks
 from conceptors.layers import Draws, Rule
-from conceptors.shield.blocks import Site
+from conceptors.shield.blocks import WeightBlock
 from conceptors.shield.remember.moments import Moments, Products, SketchedMoments
-from conceptors.shield.remember.recorder import Plan, Recorder, Taker, Watch
+from conceptors.shield.remember.recorder import Recorder, SamplingPlan, Taker, Watch
 
 Feed = Callable[[nn.Module, Any], object]
 
@@ -25,7 +25,7 @@ _CHECK = 64  # batches between waits for the device
 
 def collect(
     model: nn.Module,
-    sites: Mapping[str, Site],
+    sites: Mapping[str, WeightBlock],
     batches: Any,
     *,
     feed: Feed | None,
@@ -51,7 +51,7 @@ def collect(
     limit = None if limit is None else checks.whole(limit, "limit", 1)
     products = Products()
     moments = {name: _empty(site, dtype, sketch, products) for name, site in sites.items()}
-    plan, draws, watch = Plan(rows, seed), Draws(seed), Watch()
+    plan, draws, watch = SamplingPlan(rows, seed), Draws(seed), Watch()
     seen = 0
     reduced = dist.is_available() and dist.is_initialized()
     with _together(model, reduced), undisturbed(model), ExitStack() as hooks:
@@ -117,7 +117,7 @@ def _together(model: nn.Module, reduced: bool) -> Iterator[None]:
 
 
 def _empty(
-    site: Site,
+    site: WeightBlock,
     dtype: torch.dtype,
     sketch: Callable[[int], int | None],
     products: Products,
@@ -187,9 +187,9 @@ def iterate(batches: Any, limit: int | None) -> Iterator[Any]:
 
 
 def _recorders(
-    sites: Mapping[str, Site],
+    sites: Mapping[str, WeightBlock],
     moments: Mapping[str, Moments | SketchedMoments],
-    plan: Plan,
+    plan: SamplingPlan,
     draws: Draws,
     watch: Watch,
 ) -> list[Recorder]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from conceptors._internal.cuda_graph import Replayed
+from conceptors._internal.cuda_graph import CudaGraph
 from conceptors._internal.precision import exactly
 from conceptors.shield.step.elementwise import Small
 from conceptors.shield.step.factored import Directions, Factored
@@ -117,7 +117,7 @@ def recorded(
 ) -> Callable[[], None]:
     """All of the work as one call: on a GPU, if its memory stays where it is, as a replay."""
     if static and device.type == "cuda":
-        return Replayed(*work, device=device)
+        return CudaGraph(*work, device=device)
 
     def run() -> None:
         with exactly():

@@ -28,7 +28,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from conceptors.shield.blocks import Site
+from conceptors.shield.blocks import WeightBlock
 from conceptors.shield.step import inputs
 from conceptors.shield.step.elementwise import make_small, make_tokens
 from conceptors.shield.step.factored import make_factored
@@ -39,7 +39,7 @@ _STEADY = 0.5  # of the distance a plain step may pull weights back
 
 
 def choose(
-    site: Site,
+    site: WeightBlock,
     active: list[nn.Parameter],
     free: FreeSpace,
     optimizer: Optimizer,

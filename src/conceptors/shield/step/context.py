@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from conceptors.algebra.conceptor import Conceptor
-from conceptors.shield.blocks import Site
+from conceptors.shield.blocks import WeightBlock
 from conceptors.shield.step.free_space import FreeSpace, restrict
 
 
@@ -39,7 +39,7 @@ class Claim:
 class Protected:
     """What of a model is protected, and how it was when the task began."""
 
-    sites: Mapping[str, Site] = field(default_factory=dict)
+    sites: Mapping[str, WeightBlock] = field(default_factory=dict)
     claims: Mapping[str, Claim] = field(default_factory=dict)
     frozen: Mapping[str, nn.Parameter] = field(default_factory=dict)
     anchors: Mapping[int, Tensor] = field(default_factory=dict)  # W_before, by a parameter's id

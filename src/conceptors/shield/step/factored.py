@@ -15,7 +15,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from conceptors._internal.precision import full, halves, sharp_product, tensor_cores, thirds, widens
+from conceptors._internal.precision import (
+    full,
+    sharp_product,
+    split_bf16,
+    split_tf32,
+    tensor_cores,
+    widens,
+)
 from conceptors.shield.step.free_space import FreeSpace
 from conceptors.shield.step.memory import Memory
 from conceptors.shield.step.strategy import Pull, Way, claimed
@@ -37,9 +44,9 @@ class Directions:
         self._halves = self._thirds = None
         if pays_to_split(like, vectors.shape[-1]):
             if len(like) == 1 and like.dtype == torch.bfloat16 and widens(like.device):
-                self._thirds = thirds(self.parts[0][0])
+                self._thirds = split_bf16(self.parts[0][0])
             else:
-                self._halves = halves(self.parts[0])
+                self._halves = split_tf32(self.parts[0])
 
     def along(self, blocks: Sequence[Tensor], rough: bool = False) -> Tensor:
         """[W | b ...] U `[g, out, r]`, to float32's precision at least; if `rough`, to TF32's."""

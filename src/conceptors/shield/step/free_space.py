@@ -40,7 +40,7 @@ class FreeSpace:
         """Directions beyond the `rank` strongest, or with values up to `least`, count as free."""
         full = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
         if rank is not None and rank < claimed.dim:
-            claimed = claimed.strongest(rank)
+            claimed = claimed.top_k(rank)
         if claimed.spectrum[2]:  # all other directions are claimed: name them
             claimed = Conceptor.from_form(
                 SpectrumForm(spectra.complete(claimed.form.spectrum()), claimed.dtype)

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from conceptors._internal.precision import exactly
 from conceptors.shield.step.context import Context
-from conceptors.shield.step.plan import Plan, make_plan
+from conceptors.shield.step.plan import StepPlan, make_plan
 
 Hook = Callable[[], None]
 
@@ -37,7 +37,7 @@ class Guard:
         self._optimizer = weakref.ref(optimizer)
         self._context = context
         self.between = between
-        self.plan = Plan()
+        self.plan = StepPlan()
         self._frozen: list[tuple[nn.Parameter, Tensor]] = []
         self._handles = [
             optimizer.register_step_pre_hook(self._before),
@@ -58,7 +58,7 @@ class Guard:
         optimizer = self._optimizer()
         return [] if optimizer is None else [p for g in optimizer.param_groups for p in g["params"]]
 
-    def prepare(self) -> Plan:
+    def prepare(self) -> StepPlan:
         """Be ready before the first forward pass of a task, not at its first step."""
         optimizer, context = self._optimizer(), self._context()
         looked_at = self.between is not None
@@ -67,7 +67,7 @@ class Guard:
             return self.plan
         self.plan.close()
         if optimizer is None:
-            self.plan = Plan(key)
+            self.plan = StepPlan(key)
             return self.plan
         with exactly():
             self.plan = make_plan(optimizer, context, key, looked_at)
@@ -80,7 +80,7 @@ class Guard:
         optimizer = self._optimizer()
         state = {} if optimizer is None else optimizer.state
         for block in self.plan.blocks:
-            for parameter in block.active if block.inlet is not None else ():
+            for parameter in block.active if block.input_projection is not None else ():
                 momentum = state.get(parameter, {}).get("momentum_buffer")
                 if momentum is not None:
                     momentum.zero_()

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from conceptors.shield.blocks import Site, is_sharded
+from conceptors.shield.blocks import WeightBlock, is_sharded
 from conceptors.shield.step.free_space import FreeSpace
 
 
@@ -67,7 +67,7 @@ class FreeRows:
         return held[: len(x)]
 
 
-class Inlet:
+class InputProjection:
     """The way into one linear layer."""
 
     def __init__(self, layer: nn.Linear, free: FreeSpace) -> None:
@@ -109,10 +109,12 @@ class _Projected(torch.autograd.Function):
     """y = W x + b, computed already; backward with projected weight gradients."""
 
     @staticmethod
-    def forward(ctx: Any, y: Tensor, x: Tensor, weight: Tensor, bias: Any, inlet: Inlet) -> Tensor:
+    def forward(
+        ctx: Any, y: Tensor, x: Tensor, weight: Tensor, bias: Any, input_projection: InputProjection
+    ) -> Tensor:
         ctx.mark_dirty(y)
         ctx.save_for_backward(x, weight)
-        ctx.inlet = inlet
+        ctx.input_projection = input_projection
         return y
 
     @staticmethod
@@ -120,14 +122,14 @@ class _Projected(torch.autograd.Function):
         (g,) = grads
         x, weight = ctx.saved_tensors
         inward = g @ weight if ctx.needs_input_grad[1] else None
-        return None, inward, *ctx.inlet.gradients(g, x), None
+        return None, inward, *ctx.input_projection.gradients(g, x), None
 
 
 class _Hook:
     """What the layer holds. Copies and pickles of the model get a hook that does nothing."""
 
-    def __init__(self, inlet: Inlet) -> None:
-        self._inlet = inlet
+    def __init__(self, input_projection: InputProjection) -> None:
+        self._inlet = input_projection
 
     def __call__(self, layer: nn.Module, args: Any, output: Any) -> Tensor | None:
         return self._inlet.reroute(args, output)
@@ -144,7 +146,7 @@ def _inert() -> Any:
     return _nothing
 
 
-def fits(site: Site, active: list[nn.Parameter]) -> bool:
+def fits(site: WeightBlock, active: list[nn.Parameter]) -> bool:
     """Whether a site is one plain Linear layer in full precision, all of it trained."""
     if len(site.sources) != 1:
         return False

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from conceptors.shield.blocks import Site, is_sharded
+from conceptors.shield.blocks import WeightBlock, is_sharded
 
 Get = Callable[[nn.Parameter], Tensor]
 Put = Callable[[nn.Parameter, Tensor], object]
@@ -39,7 +39,7 @@ class Copied(Memory):
 
     is_copy = True
 
-    def __init__(self, site: Site, active: list[nn.Parameter], get: Get, put: Put) -> None:
+    def __init__(self, site: WeightBlock, active: list[nn.Parameter], get: Get, put: Put) -> None:
         self._site, self._active, self._get, self._put = site, active, get, put
         block = self._now().clone()
         super().__init__([block], [torch.arange(block.shape[-1])])
@@ -63,7 +63,10 @@ class Copied(Memory):
 
 
 def memory_of(
-    site: Site, active: list[nn.Parameter], get: Get, put: Put = lambda parameter, tensor: None
+    site: WeightBlock,
+    active: list[nn.Parameter],
+    get: Get,
+    put: Put = lambda parameter, tensor: None,
 ) -> Memory:
     """Memory of some parameters of a site.
 
@@ -82,7 +85,7 @@ def memory_of(
     return Memory(blocks, columns)
 
 
-def both(site: Site, active: list[nn.Parameter], gradient: Get) -> tuple[Memory, Memory]:
+def both(site: WeightBlock, active: list[nn.Parameter], gradient: Get) -> tuple[Memory, Memory]:
     """Weights and gradients of a site, with their columns in one order."""
     weights = memory_of(site, active, site.read, site.write)
     gradients = memory_of(site, active, gradient)

@@ -12,29 +12,31 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from conceptors._internal.precision import exactly
-from conceptors.shield.blocks import Site, is_sharded
+from conceptors.shield.blocks import WeightBlock, is_sharded
 from conceptors.shield.step.batched import in_turn, recorded, together
 from conceptors.shield.step.choose import choose, rate
 from conceptors.shield.step.context import Context
 from conceptors.shield.step.factored import Factored
 from conceptors.shield.step.free_space import FreeSpace
 from conceptors.shield.step.gradients import Gradients
-from conceptors.shield.step.inputs import Inlet
+from conceptors.shield.step.inputs import InputProjection
 from conceptors.shield.step.memory import Memory, both
 from conceptors.shield.step.passing import Passing
 from conceptors.shield.step.strategy import Strategy, Way
 
 
 @dataclass
-class Block:
+class SteppedBlock:
     """A site, or one parameter of it, as an optimizer steps it."""
 
     name: str
     active: list[nn.Parameter]
     way: Way
     strategy: Strategy | None = None  # None: its inputs are projected
-    inlet: Inlet | None = None
-    lasting: bool = True  # its note may follow from step to step, and its memory is its own
+    input_projection: InputProjection | None = None
+    snapshot_survives_step: bool = (
+        True  # its note may follow from step to step, and its memory is its own
+    )
 
     @property
     def is_stepped(self) -> bool:
@@ -44,7 +46,7 @@ class Block:
     @property
     def is_followed(self) -> bool:
         """Whether its note follows from step to step."""
-        return self.lasting and self.way.corrects
+        return self.snapshot_survives_step and self.way.corrects
 
 
 @dataclass
@@ -79,11 +81,11 @@ class Rest:
 
 
 @dataclass
-class Plan:
+class StepPlan:
     """The blocks of one optimizer, and what is done with them."""
 
     key: object = None  # of the context and the optimizer
-    blocks: list[Block] = field(default_factory=list)
+    blocks: list[SteppedBlock] = field(default_factory=list)
     gradients: Gradients = field(default_factory=lambda: Gradients({}, []))
     work: Work = field(default_factory=Work)
     rest: Rest = field(default_factory=Rest)
@@ -146,34 +148,36 @@ class Plan:
         """Take all hooks off the layers, and ours off the user's gradients."""
         self.gradients.give_back(late=True)
         for block in self.blocks:
-            if block.inlet is not None:
-                block.inlet.close()
+            if block.input_projection is not None:
+                block.input_projection.close()
 
 
 class Part(NamedTuple):
     """Parameters of a site that are projected together, in a free space of their own."""
 
     name: str
-    site: Site
+    site: WeightBlock
     own: list[nn.Parameter]
     free: FreeSpace
     way: Way
     crossed: bool  # another site has some of the same numbers
 
 
-def make_plan(optimizer: Optimizer, context: Context, key: object, looked_at: bool = False) -> Plan:
+def make_plan(
+    optimizer: Optimizer, context: Context, key: object, looked_at: bool = False
+) -> StepPlan:
     """What an optimizer's steps need, as things are now; for `looked_at` see `choose`."""
     stepped = {id(p): g for g in optimizer.param_groups for p in g["params"]}
     resumed = context.protected.resumed
     parts = list(_parts(optimizer, stepped, context, looked_at))
-    plan = Plan(key, gradients=_gradients(parts, stepped), rest=_rest(stepped, context))
+    plan = StepPlan(key, gradients=_gradients(parts, stepped), rest=_rest(stepped, context))
     scales: dict[torch.device, Tensor] = {}
     for part in parts:
-        block = Block(part.name, part.own, part.way)
+        block = SteppedBlock(part.name, part.own, part.way)
         plan.blocks.append(block)
         if part.way.make is None:
             layer: Any = part.site.sources[0].layer
-            block.inlet = Inlet(layer, part.free)
+            block.input_projection = InputProjection(layer, part.free)
             continue
         device = part.own[0].device
         scale = scales.setdefault(device, torch.ones((), device=device))
@@ -181,7 +185,7 @@ def make_plan(optimizer: Optimizer, context: Context, key: object, looked_at: bo
         anchor = _anchor(part, weights, context.protected.anchors)
         block.strategy = part.way.make(part.free, weights, gradients, anchor, scale, part.way)
         sharded = any(is_sharded(p.data) for p in part.own)
-        block.lasting = not (part.crossed or sharded or context.increment_decay)
+        block.snapshot_survives_step = not (part.crossed or sharded or context.increment_decay)
         if block.is_followed and isinstance(block.strategy, Factored) and part.name in resumed:
             block.strategy.resume(resumed[part.name])
     plan.work = _arrange(plan.blocks)
@@ -254,7 +258,7 @@ def _as_one(work: list[Callable[[], None]]) -> list[Callable[[], None]]:
     return [in_turn(work)] if work else []
 
 
-def _arrange(blocks: list[Block]) -> Work:
+def _arrange(blocks: list[SteppedBlock]) -> Work:
     """Alike blocks together, and on a GPU recorded."""
     work = Work()
     projects: dict[torch.device, list[Callable[[], None]]] = {}
@@ -262,7 +266,7 @@ def _arrange(blocks: list[Block]) -> Work:
     alike: dict[tuple[torch.device, bool, bool, bool], list[Strategy]] = {}
     for b in blocks:
         if b.strategy is not None:
-            kind = (b.active[0].device, b.lasting, b.way.corrects, b.way.projects)
+            kind = (b.active[0].device, b.snapshot_survives_step, b.way.corrects, b.way.projects)
             alike.setdefault(kind, []).append(b.strategy)
     for (device, lasting, steps, projects_too), own in alike.items():
         merged = together(own) if device.type == "cuda" and lasting else own

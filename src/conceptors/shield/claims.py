@@ -10,7 +10,7 @@ from torch import Tensor
 
 from conceptors._internal.host import to_host
 from conceptors.algebra.conceptor import Conceptor
-from conceptors.shield.blocks import Site
+from conceptors.shield.blocks import WeightBlock
 from conceptors.shield.options import Protection
 from conceptors.shield.remember.moments import Moments, SketchedMoments
 from conceptors.shield.step.context import Claim
@@ -37,7 +37,7 @@ class Claims:
 
 
 @dataclass
-class Memory:
+class Remembered:
     """All tasks together, and one by one where they are kept apart."""
 
     claimed: Claims = field(default_factory=Claims)
@@ -46,7 +46,7 @@ class Memory:
     _quotas: dict[str, float] = field(default_factory=dict)
 
     def add(
-        self, task: Claims, sites: Mapping[str, Site], protection: Protection, keep: bool
+        self, task: Claims, sites: Mapping[str, WeightBlock], protection: Protection, keep: bool
     ) -> None:
         """Remember one more task; `keep` it apart too."""
         self.claimed = join(self.claimed, task, sites, protection)
@@ -55,7 +55,7 @@ class Memory:
         self.n_tasks += 1
         self._quotas = {}
 
-    def forget(self, index: int, sites: Mapping[str, Site], protection: Protection) -> None:
+    def forget(self, index: int, sites: Mapping[str, WeightBlock], protection: Protection) -> None:
         """All tasks but one, which were kept apart."""
         self.tasks = [task for i, task in enumerate(self.tasks) if i != index]
         self.claimed = Claims()
@@ -89,7 +89,7 @@ class Memory:
 
 
 def join(
-    claimed: Claims, task: Claims, sites: Mapping[str, Site], protection: Protection
+    claimed: Claims, task: Claims, sites: Mapping[str, WeightBlock], protection: Protection
 ) -> Claims:
     """A ∨ C at every site, and stiffness added up; sketched ones stay within their rank.
 
@@ -112,14 +112,14 @@ def join(
             both = claimed.conceptors[name].to(device) | both
         limit = protection.sketch_rank(both.dim)
         if limit is not None and both.is_factored and both.rank > limit:
-            both = both.strongest(limit)
+            both = both.top_k(limit)
         found.conceptors[name] = both
     return found
 
 
 def claims_of_task(
     moments: dict[str, Moments | SketchedMoments],
-    sites: Mapping[str, Site],
+    sites: Mapping[str, WeightBlock],
     protection: Protection,
     held: Mapping[str, Conceptor],
 ) -> Claims:
@@ -158,11 +158,11 @@ def _conceptor(
     if limit is not None and limit < conceptor.dim:
         # directions of earlier tasks come first; new ones take what is left
         taken = 0 if held is None else int((held.singular_values > 0.5).sum(-1).max())
-        conceptor = conceptor.strongest(max(0, limit - taken))
+        conceptor = conceptor.top_k(max(0, limit - taken))
     return conceptor.harden()
 
 
-def _weight_of_drift(site: Site, moments: Moments | SketchedMoments) -> Tensor:
+def _weight_of_drift(site: WeightBlock, moments: Moments | SketchedMoments) -> Tensor:
     """tr R `[g]` over E|W x|², so that drift is seen in units of what the layer gives out.
 
     A layer that gives out nothing, as adapters do at first, has a hundredth of usual weights.
