@@ -82,7 +82,7 @@ def aperture_by_validation(
     folds: int = 5,
     seed: int = 0,
 ) -> ApertureChoice:
-    """The aperture of the best mean score on held-out rows (the report's way).
+    """The aperture of the best mean score on held-out rows (the paper's way).
 
     Args:
         states: rows `[n, d]`; shuffled with `seed` and cut into `folds` parts.

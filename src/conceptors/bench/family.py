@@ -22,7 +22,7 @@ _TRUSTED = 2  # earlier tasks of TRGP
 
 
 def family(size: Size, device: torch.device) -> list[Row]:
-    """A row a rival: how many times our added time it adds. BatchNorm is frozen everywhere."""
+    """One row per rival: how many times our added time it adds. BatchNorm is frozen everywhere."""
     recipe = recipes.resnet18(size, device, whole=True)
     first = learned(recipe)
     shield_model = copy.deepcopy(first)

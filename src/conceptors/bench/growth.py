@@ -22,7 +22,7 @@ _LAYERS = 4
 
 
 def growth(size: Size, device: torch.device) -> list[Row]:
-    """Four square Linear layers, AdamW: a row a point of each curve."""
+    """Four square Linear layers, AdamW: one row per point of each curve."""
     cuda = device.type == "cuda"
     middle: dict[str, Any] = {
         "width": pick(size, 8, 1024 if cuda else 256, 1024),

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 
 def mlp(inputs: int = 784, hidden: int = 800, classes: int = 10) -> nn.Sequential:
-    """The report's network: one hidden layer of sigmoid units."""
+    """The paper's network: one hidden layer of sigmoid units."""
     return nn.Sequential(nn.Linear(inputs, hidden), nn.Sigmoid(), nn.Linear(hidden, classes))
 
 

@@ -67,7 +67,7 @@ Function = Callable[..., list[Row]]  # of a size and a device
 @dataclass(frozen=True)
 class Benchmark:
     """A benchmark by name. `devices` says where it is worth running by default; one that `keeps`
-    parts of its work takes the folder of results as `folder`, and goes on from there.
+    parts of its work takes the folder of results as `folder`, and resumes from there.
     """
 
     name: str

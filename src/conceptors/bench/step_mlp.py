@@ -1,4 +1,4 @@
-"""step-mlp: the report's network on digits 5 to 9 after 0 to 4, plain SGD, on the CPU."""
+"""step-mlp: the paper's network on digits 5 to 9 after 0 to 4, plain SGD, on the CPU."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def step_mlp(size: Size, device: torch.device) -> list[Row]:
             remembered=max(1, pick(size, 200, 6000, 30_000) // count),
             steps=pick(size, 5, 200, 500),
         )
-        for hard in (True, False):  # as the report has it for disjoint MNIST, and soft
+        for hard in (True, False):  # as the paper has it for disjoint MNIST, and soft
             found += step_rows(
                 "step-mlp",
                 replace(recipe, hard=hard),

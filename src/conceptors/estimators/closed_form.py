@@ -1,4 +1,4 @@
-"""Incremental ridge regression by conceptors (section 2.2 of the report), on second moments.
+"""Incremental ridge regression by conceptors (section 2.2 of the paper), on second moments.
 
 With R = E[x xᵀ] and K = E[y xᵀ] of the new task, W the weights so far and F = ¬A the space that
 earlier tasks left free, T = Y - W X and S = F X have S Sᵀ/n = F R F and T Sᵀ/n = (K - W R) F.
@@ -57,7 +57,7 @@ def increment(
 def simplified_increment(
     correlation: Tensor, cross: Tensor, weights: Tensor, free: Tensor, regularization: float
 ) -> Tensor:
-    """W_inc = (K - W R) F (R F + λ⁻² I)⁻¹: where the report's simplified gradient vanishes.
+    """W_inc = (K - W R) F (R F + λ⁻² I)⁻¹: where the paper's simplified gradient vanishes.
 
     The simplification drops W_inc A x from the error. Its fixed point therefore fits W x itself
     to y, not W_inc F x to y - W x; both agree where F is a hard projector.

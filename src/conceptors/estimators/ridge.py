@@ -208,7 +208,7 @@ class _ClosedForm(ConceptorLinear):
 
 
 class ConceptorRidge(ConceptorRegressor, _ClosedForm):
-    """Ridge regression that learns tasks one after another (section 2.2 of the report).
+    """Ridge regression that learns tasks one after another (section 2.2 of the paper).
 
     Each call of `partial_fit` is one task. It changes the weights only in the space that earlier
     tasks left free: with A the OR of their conceptors and F = ¬A,
@@ -222,11 +222,11 @@ class ConceptorRidge(ConceptorRegressor, _ClosedForm):
         regularization: λ⁻² > 0, the ridge penalty on the change of the weights.
         solution: "exact" is section 2.2 as printed. It fits W_inc F b but predicts with W_inc b, so
             that where F is soft a new task does disturb old ones: at these defaults, digits 0-4
-            fall from 99 to 53 % when 5-9 are learned. "simplified" is where the report's
+            fall from 99 to 53 % when 5-9 are learned. "simplified" is where the paper's
             simplified gradient (section 3.1) vanishes, W_inc = (K - W R) F (R F + λ⁻² I)⁻¹; it
             fits W b itself (99 to 96 % there). At regularization = aperture⁻², as in the
             defaults, it equals ridge regression on all tasks at once, tasks counting equally.
-        fit_intercept: add a constant unit to the inputs (the report's bias unit).
+        fit_intercept: add a constant unit to the inputs (the paper's bias unit).
         warn_at_quota: from this `quota_` on, `partial_fit` gives a `MemoryFullWarning`.
 
     Attributes:

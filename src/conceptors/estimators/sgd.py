@@ -21,13 +21,13 @@ except ImportError:
 
 
 class ConceptorSGDRegressor(ConceptorRegressor):
-    """Conceptor-aided SGD (section 3.1 of the report): `ConceptorRidge` by mini-batches.
+    """Conceptor-aided SGD (section 3.1 of the paper): `ConceptorRidge` by mini-batches.
 
     Each call of `partial_fit` is one task: `epochs` passes over its data with
 
         W ← W - η (2 E[e sᵀ] + 2 λ⁻² (W - W_previous)),    s = F b,
 
-    where e = W b - y (`gradient="simplified"`, the report's rule) or W_inc s - t
+    where e = W b - y (`gradient="simplified"`, the paper's rule) or W_inc s - t
     (`gradient="exact"`, which converges to the closed form of `ConceptorRidge`).
 
     Parameters:

@@ -16,7 +16,7 @@ class LayerRow(NamedTuple):
         layer: its name.
         done: what happens to its steps, in words.
         rank: directions that are claimed at all.
-        dim: directions there are, one a bias included.
+        dim: directions there are, including one per bias.
         quota: the share of the space that is claimed, in [0, 1].
         passing: the share of recent steps that was let through, None if unknown.
     """

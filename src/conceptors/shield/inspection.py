@@ -30,7 +30,7 @@ class Inspection:
         return {name: self._remembered.quota(name) for name in self._scan.sites}
 
     def explain(self) -> Explanation:
-        """What is done where: one row a layer, to read as data or to print as a table.
+        """What is done where: one row per layer, to read as data or to print as a table.
 
         Rank and quota tell how much is claimed; `passing` is the share of what the recent steps
         wanted to change that was let through, None before the first step of a later task.

@@ -92,11 +92,11 @@ class Correlation:
         return Conceptor.from_correlation(self.matrix(), aperture)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on later."""
+        """Everything needed to resume later."""
         return {"sum": self.sum.clone(), "weight": self.weight, "count": self.count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state of the same dimension."""
+        """Resume from a saved state of the same dimension."""
         if not isinstance(state, dict) or not {"sum", "weight", "count"} <= state.keys():
             raise ValueError(
                 "the state of a correlation is a dict of sum, weight and count, got "

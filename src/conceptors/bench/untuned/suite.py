@@ -1,7 +1,7 @@
 """The untuned suite: sequences x optimizers x {plain, shield, best of a grid, joint}, by seeds.
 
 Every run of training is a cell. Cells run side by side in processes, and with a folder each one is
-on disk when it ends, so that a suite that was stopped goes on where it was.
+on disk when it ends, so that a suite that was stopped resumes where it was.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def untuned(
     only: Iterable[str] = (),
     grid: bool | None = None,
 ) -> list[Row]:
-    """A row a sequence and optimizer: plain, `Shield(model)`; joint and grid in the notes.
+    """One row per sequence and optimizer: plain, `Shield(model)`; joint and grid in the notes.
 
     Args:
         only: names, or parts of names, of sequences; by default those that fit the size.

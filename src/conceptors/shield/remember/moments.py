@@ -181,7 +181,7 @@ class SketchedMoments:
             raise TypeError("a rule for a wide layer must give rows, not moments")
         samples = with_bias(rows.values, self.biases, bias_column)[0]
         if not bool(samples.isfinite().all()):
-            return  # whoever collects will find out, and say where
+            return  # the caller checks for this, and names the layer and the batch
         weights = torch.full((len(samples),), rows.weight, dtype=torch.float64)
         self.sketch.update(_real(samples), weights.to(samples.device))
 

@@ -114,7 +114,7 @@ class Recorder:
         self._forms: set[object] = set()  # of these parts
 
     def begin(self, batch: Any) -> bool:
-        """Be there for this batch, or not; returns whether the model has to be run for that."""
+        """Prepare for a batch; returns whether the model has to run on it."""
         self._seen = []
         every = self._closed and not self._often
         if self._first is None or self._plan.recorded or every:

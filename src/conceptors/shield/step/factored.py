@@ -28,7 +28,7 @@ from conceptors.shield.step.memory import Memory
 from conceptors.shield.step.strategy import Pull, Way, claimed
 
 _TILE = 16
-_WIDE, _LARGE = 96, 1e8  # rank and operations from which on splitting numbers in two pays
+_WIDE, _LARGE = 96, 1e8  # splitting numbers in two pays from this rank and this many operations
 
 
 class Directions:
@@ -100,7 +100,7 @@ class Factored:
         self.noted.copy_(self.directions.along(self.weights.load()))
 
     def resume(self, noted: Tensor) -> bool:
-        """Go on with an earlier note, which knows of earlier rounding, if it fits the weights."""
+        """Resume an earlier note, which knows of earlier rounding, if it fits the weights."""
         if noted.shape != self.noted.shape:
             return False
         kind = self.weights.blocks[0].dtype

@@ -57,7 +57,7 @@ class Work:
     noted: list[Strategy] = field(default_factory=list)  # before every step
     project: Callable[[], None] = lambda: None
     correct: Callable[[], None] = lambda: None
-    scales: list[Tensor] = field(default_factory=list)  # of the pulls, one a device
+    scales: list[Tensor] = field(default_factory=list)  # of the pulls, one per device
     versions: list[int] | None = None  # of all parameters after the last step
 
 
@@ -135,7 +135,7 @@ class StepPlan:
         self.work.versions = [p._version for p in self.parameters()]
 
     def notes(self) -> dict[str, Tensor]:
-        """What a run in the middle of a task needs to go on bit by bit: see `Factored.resume`."""
+        """What a run in the middle of a task needs to resume bit for bit: see `Factored.resume`."""
         if self.work.versions is None:
             return {}
         return {
