@@ -34,7 +34,7 @@ def seeds(size: Size, device: torch.device) -> list[Row]:
         apart, single = _timed("disjoint-mnist", alone, 1, size, device)
         with patch.object(Learner, "replayable", lambda self: False):
             launched, _ = _timed("disjoint-mnist", 1, 1, size, device)
-    what = f"disjoint MNIST, the paper's CAB{_short(size, device)}, {count} seeds at once"
+    what = f"disjoint MNIST, report's CAB{_short(size, device)}, {count} seeds at once"
     found = [
         Row(
             "seeds",
@@ -73,7 +73,7 @@ def permuted(size: Size, device: torch.device) -> list[Row]:
     return [
         Row(
             "permuted",
-            f"permuted MNIST, the paper's CAB{_short(size, device)}: all tasks, {count} seeds at once",
+            f"permuted MNIST, report's CAB{_short(size, device)}: all tasks, {count} seeds at once",
             ours=seconds,
             target=aim(30.0, size, device),
             notes={"accuracy": [r["final_accuracy"] for r in results["runs"]]},
