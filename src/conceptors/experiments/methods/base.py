@@ -99,7 +99,7 @@ class Learner:
         def finish() -> None:
             if s.gradient == "unit":
                 to_unit_length(self.model)
-            self.quiet(active)
+            self.hold_finished_seeds(active)
 
         self.guarded(optimizer, finish)
 
@@ -158,7 +158,7 @@ class Learner:
         """Whether a step is the same work every time, so that a GPU can replay a recording."""
         return self.replay and self.device.type == "cuda" and isinstance(self.model, StackedMLP)
 
-    def quiet(self, active: Tensor) -> None:
+    def hold_finished_seeds(self, active: Tensor) -> None:
         """Seeds that have reached their goal stand still."""
         if self.settings.stop_above <= 0:
             return

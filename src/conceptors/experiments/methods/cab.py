@@ -71,7 +71,7 @@ class Cab(Learner):
 
     def end_task(self, number: int) -> None:
         self.shield.remember(self._batches(self.scenario.tasks[number].train, number))
-        self._note()
+        self._record_quotas()
 
     def _batches(self, split: Split, number: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Samples for the conceptors, drawn by each seed for itself, as many for every seed."""
@@ -85,7 +85,7 @@ class Cab(Learner):
         for places in torch.stack(drawn).to(self.device).split(1000, dim=1):
             yield split.take(places)
 
-    def _note(self) -> None:
+    def _record_quotas(self) -> None:
         """Quotas, spectra and the tasks' similarity at the input, for the results."""
         for number, (name, conceptor) in enumerate(self.shield.conceptors().items()):
             label = name

@@ -169,7 +169,7 @@ def _permuted(arrays: Arrays, seeds: list[int], options: dict[str, Any]) -> Scen
     tasks = []
     for k in range(options["tasks"]):
         train, validation, test = (
-            Split.of(images, labels, _everything(images, seeds), orders[:, k : k + 1])
+            Split.of(images, labels, _all_members(images, seeds), orders[:, k : k + 1])
             for images, labels in parts
         )
         name = "original" if k == 0 else f"permutation {k}"
@@ -187,7 +187,7 @@ def _rotated(arrays: Arrays, seeds: list[int], options: dict[str, Any]) -> Scena
         x = _turned(arrays.train_x, angle).flatten(1)
         test_x = _turned(arrays.test_x, angle).flatten(1)
         parts = [(x[held:], y[held:]), (x[:held], y[:held]), (test_x, test_y)]
-        train, validation, test = (Split.of(i, j, _everything(i, seeds)) for i, j in parts)
+        train, validation, test = (Split.of(i, j, _all_members(i, seeds)) for i, j in parts)
         tasks.append(Task(f"turned {angle:.0f}°", train, validation, test))
     return Scenario(options["name"], tasks, seeds, 10, (784,), False, options)
 
@@ -208,7 +208,7 @@ def _turned(images: Tensor, angle: float) -> Tensor:
     return torch.cat(found)
 
 
-def _everything(images: Tensor, seeds: list[int]) -> list[Tensor]:
+def _all_members(images: Tensor, seeds: list[int]) -> list[Tensor]:
     return [torch.arange(len(images)) for _ in seeds]
 
 
