@@ -24,7 +24,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(READY) ## the main job: plain training forgets, conceptors do not (disjoint MNIST, one seed)
-	$(BIN)/conceptors run disjoint-mnist --method sgd --method cab --preset report --device cpu \
+	$(BIN)/conceptors run disjoint-mnist --method sgd --method cab --preset paper --device cpu \
 		--set check_every=250 --out out/demo
 	$(BIN)/conceptors report out/demo
 	@echo "Open out/demo/index.html in a browser."

@@ -1,4 +1,4 @@
-"""What the report's silent settings contribute: one of them changed at a time.
+"""What the paper's silent settings contribute: one of them changed at a time.
 
     python experiments/ablation.py --device cuda --seeds 10 --out results/ablation
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from conceptors._internal.storage import write_atomically
+from conceptors.experiments.events import quiet
 from conceptors.experiments.runner import Experiment, run
 
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
@@ -20,8 +21,8 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "as in the authors' code": {},
         "soft conceptors": {"hard": False},
         "gradients summed, not normalised": {"gradient": "sum"},
-        "gradients averaged (the report's text)": {"gradient": "mean"},
-        "soft, averaged (the report's text alone)": {"gradient": "mean", "hard": False},
+        "gradients averaged (the paper's text)": {"gradient": "mean"},
+        "soft, averaged (the paper's text alone)": {"gradient": "mean", "hard": False},
         "R from all samples": {"samples": 0},
         "no decay of the increment": {"increment_decay": 0.0},
         "no early stop": {"stop_above": 0.0, "stop_above_later": 0.0},
@@ -50,25 +51,25 @@ def main() -> None:
                 scenario,
                 ["cab"],
                 list(range(options.seeds)),
-                preset="report",
+                preset="paper",
                 settings={"cab": settings},
                 device=options.device,
             )
-            results = run(experiment, options.out / f"{scenario}-{i}", progress=lambda text: None)
-            final = results["runs"][0]["accuracy"][-1]
-            last = [sum(r["accuracy"][-1][k] for r in results["runs"]) for k in range(len(final))]
+            results = run(experiment, options.out / f"{scenario}-{i}", progress=quiet)
+            final = results.runs[0].accuracy[-1]
+            last = [sum(r.accuracy[-1][k] for r in results.runs) for k in range(len(final))]
             rows.append(
                 {
                     "variant": name,
                     "settings": settings,
-                    **results["summary"]["cab"],
+                    **results.summary["cab"],
                     "first_task": round(last[0] / options.seeds, 2),
                     "last_task": round(last[-1] / options.seeds, 2),
                 }
             )
             row = rows[-1]
             print(f"{scenario}: {name:<42} {row['mean']:.2f} ± {row['std']:.2f}", flush=True)
-            table = {"rows": rows, "environment": results["environment"]}
+            table = {"rows": rows, "environment": results.environment}
             data = json.dumps(table, indent=1, ensure_ascii=False).encode()
             write_atomically(options.out / f"{scenario}.json", data)
 

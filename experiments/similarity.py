@@ -15,7 +15,7 @@ import torch
 
 from conceptors import Conceptor, similarity
 from conceptors._internal.storage import write_atomically
-from conceptors.experiments.runner import environment
+from conceptors.experiments.machine import environment
 from conceptors.experiments.scenarios.data import load
 
 APERTURES = (4.0, 9.0)

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from conceptors.experiments.events import quiet
 from conceptors.experiments.runner import Experiment
 from conceptors.experiments.tune import validation_accuracy
 
@@ -87,7 +88,7 @@ def main() -> None:
                 stacked=options.seeds,
             )
             started = time.perf_counter()
-            score = validation_accuracy(experiment, method, print)
+            score = validation_accuracy(experiment, method, quiet)
             row = {"settings": settings, "validation": round(score, 3)}
             done.append(row)
             with path.open("a") as file:

@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import nn
 
-import conceptors.shield.shield
 from conceptors import Shield
 from conceptors.bench import (
     BENCHMARKS,
@@ -25,13 +24,14 @@ from conceptors.bench import (
     floor,
     models,
     read,
+    recipes,
     run_suite,
 )
 from conceptors.bench.ceilings import Ceilings, measure_ceilings
 from conceptors.bench.measure import Timing, peak_memory, side_by_side
 from conceptors.bench.plot import plot_growth
 from conceptors.bench.protection import drift, leak, outputs
-from conceptors.bench.remember import collection_timed
+from conceptors.bench.remember import collection_time
 from conceptors.bench.row import Benchmark, UnfitError
 from conceptors.bench.table import table
 from conceptors.cli import main
@@ -251,15 +251,13 @@ def test_peak_memory_counts_what_was_built() -> None:
     assert 3 * 4000 <= peak_memory(build, CPU) < 3.1 * 4000
 
 
-def test_the_collection_is_timed_and_left_alone_afterwards() -> None:
-    before = vars(conceptors.shield.shield)["collect"]
-    shield = Shield(nn.Linear(4, 2), warn_at_quota=1.0)
-    with collection_timed(CPU) as spent:
-        shield.remember(torch.randn(8, 4))
-        shield.remember(torch.randn(8, 4))
-    assert len(spent) == 2
-    assert all(s > 0 for s in spent)
-    assert vars(conceptors.shield.shield)["collect"] is before
+def test_the_collection_is_timed_and_leaves_no_trace() -> None:
+    recipe = recipes.resnet18("tiny", CPU)
+    model = recipe.build()
+    before = copy.deepcopy(model.state_dict())
+    assert collection_time(recipe, model, [recipe.batch(0)]) > 0
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
 
 
 def test_ceilings_are_measured_once() -> None:

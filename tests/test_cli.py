@@ -13,7 +13,7 @@ import pytest
 
 from conceptors import __version__
 from conceptors.cli import main
-from conceptors.experiments.methods import METHODS
+from conceptors.experiments.methods import METHODS, explain_settings
 from conceptors.experiments.scenarios import SCENARIOS
 from conceptors.experiments.scenarios.data import DataUnavailableError
 from tasks import blobs
@@ -67,11 +67,15 @@ def test_as_a_module() -> None:
 def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     out = capsys.readouterr().out
-    assert all(name in out for name in [*SCENARIOS, *METHODS, "report", "best"])
+    assert all(name in out for name in [*SCENARIOS, *METHODS, "paper", "best"])
     assert main(["list", "--method", "cab"]) == 0
     out = capsys.readouterr().out
-    assert "aperture" in out
-    assert "increment_decay" in out
+    assert re.search(r"^  aperture +9\.0 +float +of the conceptors", out, re.MULTILINE)
+    assert re.search(r"^  first_anchor +initial +initial\|zero +what", out, re.MULTILINE)
+    for method in METHODS.values():
+        assert all(
+            re.search(r"\S {2,}\S.* {2}\S", s) for s in explain_settings(method.settings_type)
+        )
     assert main(["list", "--method", "cba"]) == 2
     assert "did you mean 'cab'" in capsys.readouterr().err
 
@@ -84,9 +88,22 @@ def test_data(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
     assert main(["data", "mnits"]) == 2
     assert "did you mean 'mnist'" in capsys.readouterr().err
     asked: list[str] = []
-    monkeypatch.setattr("conceptors.cli.fetch", asked.append)
+    monkeypatch.setattr("conceptors.cli.commands.fetch", asked.append)
     assert main(["data", "mnist", "cifar100"]) == 0
     assert asked == ["mnist", "cifar100"]
+
+
+def test_data_says_where_the_files_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "own" / "mnist"
+    own.mkdir(parents=True)
+    (own / "train-images-idx3-ubyte.gz").write_bytes(b"")
+    monkeypatch.setenv("CONCEPTORS_DATA", str(tmp_path / "own"))
+    assert main(["data"]) == 0
+    out = capsys.readouterr().out
+    assert f"1 of 4 files here: {own}" in out
+    assert f"cache: {tmp_path / 'cache'}" in out
 
 
 # --- run and report ----------------------------------------------------------------------
@@ -103,7 +120,9 @@ def test_run_and_report(
     assert re.search(r"^sgd +\d+\.\d\d ± \d+\.\d\d +2 ", said.out, re.MULTILINE)
     assert re.search(r"^ewc +\d+\.\d\d ± \d+\.\d\d +2 ", said.out, re.MULTILINE)
     assert f"conceptors report '{folder}'" in said.out
-    assert "ewc, seed 6, task 2/2: mean test accuracy" in said.err  # progress
+    after = r"^ewc seed 6 task 2/2: this task \d+\.\d %, all so far \d+\.\d %$"
+    assert re.search(after, said.err, re.MULTILINE)
+    assert re.search(r"^ewc seed 6 task 1/2: .*, about \d+ s left$", said.err, re.MULTILINE)
     assert "step " not in said.err  # only on a terminal
     found = results(folder)
     assert found["command"].startswith("conceptors run disjoint-mnist --device cpu")
@@ -125,10 +144,15 @@ def test_run_and_report(
     assert "without the projected images: no mnist here" in capsys.readouterr().err
 
 
-def test_the_table_shows_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--method", "ewc", "--preset", "report", "--out", str(tmp_path), "--quiet"]
-    assert main([*RUN, *words]) == 0
-    assert "52.72 ± 1.36 (Lee et al. 2017, cited)" in capsys.readouterr().out
+def test_the_table_shows_the_paper(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--method", "ewc", "--method", "cab", "--out", str(tmp_path), "--quiet"]
+    assert main([*RUN, *words, "--preset", "paper"]) == 0
+    said = capsys.readouterr()
+    assert "52.72 ± 1.36 (Lee et al. 2017, cited)" in said.out
+    assert "94.91 ± 0.30 (paper)" in said.out
+    assert said.err == ""
+    assert main([*RUN, *words, "--preset", "report"]) == 0  # the old name
+    assert capsys.readouterr().err == "note: the preset 'report' is now called 'paper'\n"
 
 
 def test_scenario_options(tmp_path: Path) -> None:
@@ -145,8 +169,9 @@ def test_progress_on_a_terminal(
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     assert main([*RUN, "--method", "sgd", "--out", str(tmp_path)]) == 0
     said = capsys.readouterr().err
-    assert "\r\x1b[Ksgd, seed 0, task 1/2: step 8/8" in said
-    assert said.endswith("\r\x1b[K")
+    assert "\r\x1b[Ksgd seed 0 task 1/2: step 8/8" in said
+    assert "\r\x1b[Ksgd seed 0 task 2/2: this task" in said
+    assert said.endswith("%\n\r\x1b[K")
 
 
 @pytest.mark.parametrize(
@@ -154,7 +179,7 @@ def test_progress_on_a_terminal(
     [
         (["run", "disjont-mnist", "--method", "sgd"], "did you mean 'disjoint-mnist'"),
         ([*RUN, "--method", "cba"], "did you mean 'cab'"),
-        ([*RUN, "--method", "sgd", "--preset", "reprt"], "did you mean 'report'"),
+        ([*RUN, "--method", "sgd", "--preset", "papr"], "did you mean 'paper'"),
         ([*RUN, "--method", "sgd", "--set", "rate"], "--set takes NAME=VALUE"),
         ([*RUN, "--method", "sgd", "--set", "=3"], "--set takes NAME=VALUE"),
         ([*RUN, "--method", "sgd", "--set", "rat=3"], "did you mean 'rate'"),
@@ -163,6 +188,11 @@ def test_progress_on_a_terminal(
         ([*RUN, "--method", "sgd", "--set", "rate=fast"], "rate='fast' is not a float"),
         ([*RUN, "--method", "sgd", "--tasks", "3"], "cannot be shared evenly by 3"),
         ([*RUN, "--method", "sgd", "--device", "cuda:77"], "this machine has: cpu"),
+        (
+            [*RUN, "--method", "sgd", "--device", "gpu"],
+            "'gpu' cannot be used; did you mean 'cuda'?",
+        ),
+        ([*RUN, "--method", "sgd", "--import", "no.py"], "there is no file 'no.py'"),
         ([*RUN, "--method", "sgd", "--stacked", "-1"], "stacked must be at least 0"),
     ],
 )
@@ -173,6 +203,7 @@ def test_a_bad_request_ends_with_2(
     said = capsys.readouterr().err
     assert message in said
     assert "Traceback" not in said
+    assert said.count("\n") == 1
     assert not (tmp_path / "out" / "results.json").exists()
 
 
@@ -207,15 +238,94 @@ def test_unusable_folders_end_with_2(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().err.count("conceptors: ") == 4
 
 
-def test_an_interruption_says_how_to_go_on(
+def test_an_interruption_says_how_to_resume(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("conceptors.cli.run", stop)
+    monkeypatch.setattr("conceptors.cli.commands.run", stop)
     assert main([*RUN, "--method", "sgd", "--out", str(tmp_path)]) == 130
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "the same command resumes" in capsys.readouterr().err
+
+
+INTERRUPTED = """
+import os, signal, sys
+
+class AtTorch:
+    def find_spec(self, name, path, target=None):
+        if name == "torch":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, AtTorch())
+from conceptors.cli import main
+sys.exit(main(["run", "disjoint-mnist", "--method", "sgd", "--out", "never"]))
+"""
+
+
+def test_an_interruption_while_torch_is_loaded() -> None:
+    command = [sys.executable, "-c", INTERRUPTED]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 130
+    assert "Traceback" not in done.stderr
+    assert "stopped" in done.stderr
+
+
+def test_help_does_not_load_torch() -> None:
+    code = "import sys, conceptors.cli.words as w; w.parser(); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_report_of_nothing_names_what_there_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", "nosuch"]) == 2
+    assert "make one with: conceptors run" in capsys.readouterr().err
+    (tmp_path / "such").mkdir()
+    (tmp_path / "such" / "results.json").touch()
+    assert main(["report", "nosuch"]) == 2
+    said = capsys.readouterr().err
+    assert said == "conceptors: no results.json in 'nosuch'; did you mean 'such'? There are: such\n"
+
+
+# --- a method of one's own ---------------------------------------------------------------
+
+OWN = """from dataclasses import dataclass
+from conceptors.methods import Learner, Settings, add, setting
+
+@dataclass(frozen=True)
+class SlowSettings(Settings):
+    factor: float = setting(0.01, "of the gradients of later tasks")
+
+@add
+class Slow(Learner):
+    name, about, settings_type = "slow", "learns later tasks slowly", SlowSettings
+
+    def gradients(self, number):
+        for parameter in self.model.parameters():
+            if number and parameter.grad is not None:
+                parameter.grad *= self.settings.factor
+"""
+
+
+def test_a_method_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    own = ["--import", str(tmp_path / "own.py"), "--method", "slow"]
+    try:
+        assert main(["list", *own]) == 0
+        assert re.search("factor +0.01 +float +of the gradients", capsys.readouterr().out)
+        words = ["--method", "sgd", "--set", "slow.factor=0", "--quiet", "--out"]
+        assert main([*RUN, *own, *words, str(tmp_path / "out")]) == 0
+        rows = results(tmp_path / "out")["runs"]
+        slow = next(row for row in rows if row["method"] == "slow")
+        assert slow["config"]["factor"] == 0.0
+        assert slow["accuracy"][0] == slow["accuracy"][1]  # the second task changed nothing
+    finally:
+        METHODS.pop("slow", None)
+    (tmp_path / "bad.py").write_text("x = 1\nx.y\n")
+    assert main(["list", "--import", str(tmp_path / "bad.py")]) == 2
+    assert "bad.py, line 2: AttributeError" in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -262,7 +372,7 @@ def trials(folder: Path) -> list[Any]:
     return found
 
 
-def test_tuning_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tuning_is_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("optuna")
     words = [*TUNE, "--out", str(tmp_path), "--vary", "batch=4:16", "--vary", "loss=bce,mse"]
     assert main([*words, "--trials", "2"]) == 0

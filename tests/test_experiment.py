@@ -17,11 +17,14 @@ from typing import Any
 import pytest
 import torch
 
-from conceptors.experiments.runner import Experiment, ExperimentError, measures, run, summarise
+from conceptors.experiments.events import Event, quiet
+from conceptors.experiments.results import Results, Run, measures, summarise
+from conceptors.experiments.runner import Experiment, ExperimentError, run
 from conceptors.report import read_results
 from tasks import blobs
 
 FAST: dict[str, Any] = {"hidden": "8", "steps": 20, "batch": 16, "check_every": 10}
+COMMITTED = Path(__file__).parents[1] / "results"
 TWO = Experiment("disjoint-mnist", ["sgd", "ewc"], [0, 1], settings={"*": FAST})
 
 
@@ -31,7 +34,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def quietly(experiment: Experiment, folder: Path) -> dict[str, Any]:
-    return run(experiment, folder, progress=lambda text: None)
+    return run(experiment, folder, progress=quiet).to_json()
 
 
 def timeless(results: dict[str, Any]) -> dict[str, Any]:
@@ -55,8 +58,8 @@ def test_the_results_have_all_parts(tmp_path: Path) -> None:
     methods = ["sgd", "cab"]
     own = {"*": FAST, "cab": {"aperture": 4.0, "steps": 5}}
     wanted = replace(TWO, methods=methods, settings=own, command="conceptors run ...")
-    said: list[str] = []
-    results = run(wanted, tmp_path / "new" / "folder", progress=said.append)
+    said: list[Event] = []
+    results = run(wanted, tmp_path / "new" / "folder", progress=said.append).to_json()
     assert held(tmp_path / "new" / "folder") == results
     assert read_results(tmp_path / "new" / "folder" / "results.json")  # fit for the report
     assert results["schema"] == 1
@@ -83,15 +86,22 @@ def test_the_results_have_all_parts(tmp_path: Path) -> None:
     assert {"conceptors", "python", "torch", "numpy", "device", "threads"} <= set(
         results["environment"]
     )
-    assert any("cab, seed 1, task 2/2: mean test accuracy" in text for text in said)
+    tasks = [event for event in said if event.kind == "task"]
+    assert [(e.method, e.seeds, e.task) for e in tasks[-2:]] == [("cab", (1,), 1), ("cab", (1,), 2)]
+    assert tasks[-1].accuracy == results["runs"][3]["accuracy"][1][1]
+    assert tasks[-1].accuracy_so_far == pytest.approx(results["runs"][3]["final_accuracy"])
+    assert (tasks[3].share, tasks[-1].share) == (0.5, 1.0)
+    steps = [event for event in said if event.kind == "step"]
+    assert {(e.step, e.steps) for e in steps if e.method == "sgd"} == {(10, 20), (20, 20)}
+    assert all(0 <= (e.validation or 0.0) <= 100 for e in steps)
     assert results["summary"]["sgd"]["forgetting"] > 10  # it was there, and it is gone
 
 
 def test_a_preset_brings_reference_and_deviations(tmp_path: Path) -> None:
     small = {"hidden": "6", "steps": 4}
-    wanted = replace(TWO, methods=["sgd"], seeds=[0], preset="report", settings={"*": small})
+    wanted = replace(TWO, methods=["sgd"], seeds=[0], preset="paper", settings={"*": small})
     results = quietly(wanted, tmp_path)
-    assert results["preset"] == "report"
+    assert results["preset"] == "paper"
     assert results["reference"]["cab"]["mean"] == 94.91
     assert results["deviations"]
     assert results["runs"][0]["config"]["gradient"] == "unit"
@@ -117,7 +127,7 @@ def test_stacked_seeds_give_the_same_results(tmp_path: Path) -> None:
             assert ours == pytest.approx(theirs, abs=2.01)  # a test image
 
 
-# --- going on ----------------------------------------------------------------------------
+# --- resuming ----------------------------------------------------------------------------
 
 PROGRAM = """
 import sys, torch
@@ -130,12 +140,12 @@ from tasks import blobs
 from test_experiment import KILLED
 images.load = blobs
 print("ready", flush=True)
-run(KILLED, Path(sys.argv[2]), progress=lambda text: print(text, flush=True))
+run(KILLED, Path(sys.argv[2]), progress=lambda event: print(event, flush=True))
 """
 KILLED = replace(TWO, seeds=[0, 1, 2], settings={"*": {**FAST, "steps": 60, "check_every": 2}})
 
 
-def test_a_killed_run_goes_on_to_the_same_results(tmp_path: Path) -> None:
+def test_a_killed_run_resumes_to_the_same_results(tmp_path: Path) -> None:
     """kill -9 at random moments; then the same command until it is done."""
     chance = random.Random()
     command = [sys.executable, "-c", PROGRAM, str(Path(__file__).parent), str(tmp_path / "killed")]
@@ -162,8 +172,8 @@ def test_finished_seeds_are_not_run_again(tmp_path: Path) -> None:
     class StoppedError(Exception):
         pass
 
-    def stop(text: str) -> None:
-        if text.startswith("ewc, seed 1"):
+    def stop(event: Event) -> None:
+        if (event.method, event.seeds) == ("ewc", (1,)):
             raise StoppedError
 
     with pytest.raises(StoppedError):
@@ -171,12 +181,13 @@ def test_finished_seeds_are_not_run_again(tmp_path: Path) -> None:
     assert [(r["method"], r["seed"]) for r in held(tmp_path)["runs"]] == [
         *(("sgd", 0), ("sgd", 1), ("ewc", 0))
     ]
-    said: list[str] = []
-    results = run(TWO, tmp_path, progress=said.append)
-    assert all(text.startswith("ewc, seed 1") for text in said)
+    said: list[Event] = []
+    results = run(TWO, tmp_path, progress=said.append).to_json()
+    assert {(event.method, event.seeds) for event in said} == {("ewc", (1,))}
+    assert said[-1].share == 1.0
     assert timeless(results) == timeless(quietly(TWO, tmp_path / "other"))
     said.clear()
-    again = run(TWO, tmp_path, progress=said.append)
+    again = run(TWO, tmp_path, progress=said.append).to_json()
     assert not said
     assert timeless(again) == timeless(results)
 
@@ -189,7 +200,7 @@ def test_seeds_and_methods_can_be_added(tmp_path: Path) -> None:
 
 
 def test_a_second_run_in_the_folder_is_refused(tmp_path: Path) -> None:
-    def second(text: str) -> None:
+    def second(event: Event) -> None:
         with pytest.raises(ExperimentError, match="another run is writing"):
             quietly(TWO, tmp_path)
 
@@ -227,7 +238,7 @@ def test_a_changed_configuration_is_refused(
 )
 def test_a_damaged_file_is_left_untouched(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "results.json").write_bytes(content)
-    with pytest.raises(ExperimentError, match="damaged or not ours"):
+    with pytest.raises(ExperimentError, match=r"is not .*move it away, or choose another --out"):
         quietly(TWO, tmp_path)
     assert (tmp_path / "results.json").read_bytes() == content
 
@@ -241,8 +252,41 @@ def test_runs_that_do_not_belong_are_refused(damage: str, tmp_path: Path) -> Non
     else:
         del results["runs"][0]["final_accuracy"]
     (tmp_path / "results.json").write_text(json.dumps(results))
-    with pytest.raises(ExperimentError, match="damaged or not ours"):
+    with pytest.raises(ExperimentError, match=r"is not a results file .*move it away"):
         quietly(one, tmp_path)
+
+
+def test_results_without_settings_cannot_be_resumed(tmp_path: Path) -> None:
+    one = replace(TWO, methods=["sgd"], seeds=[0], settings={"*": {**FAST, "steps": 2}})
+    results = quietly(one, tmp_path)
+    del results["identity"]
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    with pytest.raises(ExperimentError, match="does not say with which settings it was made"):
+        quietly(one, tmp_path)
+
+
+def test_a_newer_file_is_left_to_a_newer_version(tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text('{"schema": 2}')
+    with pytest.raises(ValueError, match="schema is 2; this version reads schema 1: a newer"):
+        Results.read(tmp_path / "results.json")
+
+
+@pytest.mark.parametrize("path", sorted(COMMITTED.glob("*/results.json")), ids=str)
+def test_committed_results_are_read_and_written_as_they_are(path: Path, tmp_path: Path) -> None:
+    Results.read(path).write(tmp_path / "results.json")
+    assert held(tmp_path) == held(path.parent)
+
+
+def test_the_old_name_of_a_preset_is_resumed(tmp_path: Path) -> None:
+    small = {"*": {"hidden": "6", "steps": 4}}
+    one = replace(TWO, methods=["sgd"], seeds=[0], preset="report", settings=small)
+    results = quietly(one, tmp_path)
+    results["identity"]["preset"] = results["preset"] = "report"  # as earlier versions wrote it
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    said: list[Event] = []
+    again = run(replace(one, preset="paper"), tmp_path, progress=said.append)
+    assert not said
+    assert again.preset == "paper"
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
@@ -286,7 +330,7 @@ def test_a_full_disk_leaves_the_old_results(
         ({"seeds": []}, "seeds must be different"),
         ({"seeds": [1, 1]}, "seeds must be different"),
         ({"preset": "bst"}, "did you mean 'best'"),
-        ({"scenario": "rotated-mnist", "preset": "report"}, "has no settings for scenario"),
+        ({"scenario": "rotated-mnist", "preset": "paper"}, "has no settings for scenario"),
         ({"settings": {"sgd": {"rat": 1}}}, "did you mean 'rate'"),
         ({"settings": {"*": {"rat": 1}}}, "did you mean 'rate'"),
         ({"settings": {"sdg": {"rate": 1}}}, "unknown method 'sdg'; did you mean 'sgd'"),
@@ -328,9 +372,8 @@ def test_measures_by_hand() -> None:
 
 
 def test_the_summary_by_hand() -> None:
-    def row(method: str, final: float, forgetting: float, seconds: float) -> dict[str, Any]:
-        moved = {"forgetting": forgetting, "backward_transfer": -forgetting}
-        return {"method": method, "final_accuracy": final, "seconds": seconds, **moved}
+    def row(method: str, final: float, forgetting: float, seconds: float) -> Run:
+        return Run(method, 0, [[final]], final, forgetting, -forgetting, seconds, {})
 
     found = summarise([row("b", 1.0, 3.0, 2.0), row("a", 5.0, 0.0, 1.0), row("b", 4.0, 5.0, 4.0)])
     assert list(found) == ["b", "a"]
@@ -343,6 +386,8 @@ def test_the_summary_by_hand() -> None:
         "seconds": 3.0,
     }
     assert (found["a"]["std"], found["a"]["n"]) == (0.0, 1)
+    undefined = Run("c", 0, [[1.0]], 1.0, None, None, 1.0, {})
+    assert summarise([undefined])["c"]["forgetting"] is None
 
 
 def test_a_run_that_diverged_is_still_strict_json(tmp_path: Path) -> None:

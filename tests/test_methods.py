@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from conceptors.experiments.events import quiet
 from conceptors.experiments.methods import METHODS, Learner, add, parse_settings
 from conceptors.experiments.methods import fisher as fisher_module
 from conceptors.experiments.methods.base import Stream
@@ -36,7 +37,7 @@ def double() -> Iterator[None]:
 def learner(method: str, seeds: list[int], *, tasks: int = 2, n: int = 60, **settings: Any) -> Any:
     kind = METHODS[method]
     parsed = parse_settings(kind.settings_type, {**TINY, **settings})
-    return kind(small(seeds, tasks=tasks, n=n), parsed, CPU, lambda text: None)
+    return kind(small(seeds, tasks=tasks, n=n), parsed, CPU, quiet)
 
 
 def weights(model: Any) -> list[Tensor]:
@@ -304,7 +305,7 @@ def test_imm_transfers() -> None:
 @pytest.mark.parametrize("hard", [True, False])
 def test_a_cab_step_is_algorithm_2_with_the_authors_details(hard: bool) -> None:
     """Project, then scale each neuron's gradient to length 1, then the increment's decay."""
-    given = preset("report", "disjoint-mnist").settings("cab")
+    given = preset("paper", "disjoint-mnist").settings("cab")
     aperture = 0.7 if hard else 0.6  # six inputs only: some directions are to stay free
     own = {"hidden": "5", "steps": 4, "batch": 12, "stop_above": 0.0, "stop_above_later": 0.0}
     found = learner("cab", [3], tasks=3, **{**given, **own, "aperture": aperture, "hard": hard})
@@ -395,7 +396,7 @@ def colour(method: str, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Any
     monkeypatch.setattr("conceptors.experiments.scenarios.images.load", partial(blobs, train=220))
     kind = METHODS[method]
     parsed = parse_settings(kind.settings_type, {"steps": 1, "batch": 8, **settings})
-    return kind(build("split-cifar100", [0], tasks=2), parsed, CPU, lambda text: None)
+    return kind(build("split-cifar100", [0], tasks=2), parsed, CPU, quiet)
 
 
 @pytest.mark.parametrize(
@@ -526,10 +527,10 @@ def test_a_method_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert add(Slow) is Slow  # again: the same one
     common = {"hidden": "8", "steps": 40, "batch": 16}
     wanted = Experiment("disjoint-mnist", ["sgd", "slow"], [0], settings={"*": common})
-    results = run(wanted, tmp_path, progress=lambda text: None)
-    summary = results["summary"]
+    results = run(wanted, tmp_path, progress=quiet)
+    summary = results.summary
     assert summary["slow"]["forgetting"] < summary["sgd"]["forgetting"]
     with pytest.raises(ValueError, match="there is a method 'slow' already"):
         add(type("Other", (Learner,), {"name": "slow"}))
     with pytest.raises(ExperimentError, match="did you mean 'slow'"):
-        run(Experiment("disjoint-mnist", ["slw"], [0]), tmp_path, progress=lambda text: None)
+        run(Experiment("disjoint-mnist", ["slw"], [0]), tmp_path, progress=quiet)

@@ -189,3 +189,9 @@ def test_a_limit_keeps_the_first_images() -> None:
     assert task.train.counts == (99,)  # a tenth more for validation
     assert task.validation.counts == (11,)
     assert task.test.counts == (100,)
+
+
+def test_scenarios_say_whether_seeds_can_be_stacked() -> None:
+    assert build("permuted-mnist", [0], tasks=2).stackable
+    assert not build("disjoint-mnist", [0], class_order="seed").stackable  # unequal sizes
+    assert not build("split-cifar100", [0]).stackable  # AlexNet

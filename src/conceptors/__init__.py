@@ -13,19 +13,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from conceptors.algebra.aperture import (
-    ApertureChoice,
-    aperture_by_gradient,
-    aperture_by_validation,
-    aperture_for_quota,
-)
-from conceptors.algebra.conceptor import Conceptor, similarity
-from conceptors.algebra.targets import Auto, Energy, Quota
-from conceptors.shield import Shield, ShieldFullWarning
-from conceptors.streams.correlation import Correlation
-from conceptors.streams.frequent_directions import FrequentDirections
-
 if TYPE_CHECKING:
+    from conceptors.algebra.aperture import (
+        ApertureChoice,
+        aperture_by_gradient,
+        aperture_by_validation,
+        aperture_for_quota,
+    )
+    from conceptors.algebra.conceptor import Conceptor, similarity
+    from conceptors.algebra.targets import Auto, Energy, Quota
     from conceptors.estimators.evidence import ConceptorClassifier
     from conceptors.estimators.ridge import (
         ConceptorRidge,
@@ -33,16 +29,32 @@ if TYPE_CHECKING:
         MemoryFullWarning,
     )
     from conceptors.estimators.sgd import ConceptorSGDRegressor
+    from conceptors.shield import Shield, ShieldFullWarning
+    from conceptors.streams.correlation import Correlation
+    from conceptors.streams.frequent_directions import FrequentDirections
 
 __version__ = "0.1.0"
 
-# Loaded on first use, because they need scikit-learn, which is optional.
-_ESTIMATORS = {
-    "ConceptorClassifier": "evidence",
-    "ConceptorRidge": "ridge",
-    "ConceptorRidgeClassifier": "ridge",
-    "ConceptorSGDRegressor": "sgd",
-    "MemoryFullWarning": "ridge",
+# Loaded on first use: torch takes seconds, scikit-learn for the estimators is optional.
+_HOMES = {
+    "ApertureChoice": "algebra.aperture",
+    "Auto": "algebra.targets",
+    "Conceptor": "algebra.conceptor",
+    "ConceptorClassifier": "estimators.evidence",
+    "ConceptorRidge": "estimators.ridge",
+    "ConceptorRidgeClassifier": "estimators.ridge",
+    "ConceptorSGDRegressor": "estimators.sgd",
+    "Correlation": "streams.correlation",
+    "Energy": "algebra.targets",
+    "FrequentDirections": "streams.frequent_directions",
+    "MemoryFullWarning": "estimators.ridge",
+    "Quota": "algebra.targets",
+    "Shield": "shield.shield",
+    "ShieldFullWarning": "shield.room",
+    "aperture_by_gradient": "algebra.aperture",
+    "aperture_by_validation": "algebra.aperture",
+    "aperture_for_quota": "algebra.aperture",
+    "similarity": "algebra.conceptor",
 }
 
 __all__ = [
@@ -69,9 +81,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ESTIMATORS:
-        return getattr(import_module(f"conceptors.estimators.{_ESTIMATORS[name]}"), name)
-    raise AttributeError(f"module 'conceptors' has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'conceptors' has no attribute {name!r}")
+    found = getattr(import_module(f"conceptors.{_HOMES[name]}"), name)
+    globals()[name] = found  # the next time, without coming here
+    return found
 
 
 def __dir__() -> list[str]:

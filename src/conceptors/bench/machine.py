@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from conceptors.experiments.runner import environment
+from conceptors.experiments.machine import environment
 
 
 def machine(device: torch.device) -> dict[str, Any]:

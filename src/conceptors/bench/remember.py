@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from statistics import median
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import nn
 
-import conceptors.shield.shield as shield_module
 from conceptors import Shield
 from conceptors.bench import recipes
 from conceptors.bench.measure import release, timed
 from conceptors.bench.recipes import Batch, Recipe
 from conceptors.bench.row import Row, Size, aim, pick
 from conceptors.bench.steps import learned
-from conceptors.shield.remember.run import collect as collect_plainly
+from conceptors.shield.blocks import scan
+from conceptors.shield.options import Protection
+from conceptors.shield.remember.run import collect
 from conceptors.shield.room import ShieldFullWarning
 
 COLLECT, FACTOR, SENTENCES = 1.3, 2.0, 0.4  # targets: times a forward pass; seconds; seconds
@@ -84,9 +82,8 @@ def _remember(what: str, recipe: Recipe, size: Size, most: int) -> list[Row]:
     collecting, factoring, passing = [], [], []
     for _ in range(pick(size, 1, 2, 3)):
         passing.append(timed(forward, device))
-        collected, whole = _split(recipe, model, batches)
-        collecting.append(collected)
-        factoring.append(whole - collected)
+        collecting.append(collection_time(recipe, model, batches))
+        factoring.append(_remember_time(recipe, model, batches) - collecting[-1])
     ratio = median(collecting) / median(passing)
     error = _sampling_error(recipe, model, pool[: pick(size, 1, 1, 2)])
     release(device)
@@ -111,27 +108,34 @@ def _remember(what: str, recipe: Recipe, size: Size, most: int) -> list[Row]:
     ]
 
 
-def _split(recipe: Recipe, model: nn.Module, batches: list[Batch]) -> tuple[float, float]:
-    """Seconds of the collection, and of the whole of `remember`."""
+def _remember_time(recipe: Recipe, model: nn.Module, batches: list[Batch]) -> float:
+    """Seconds of the whole of `remember`."""
     shield: list[Shield] = []
-    with collection_timed(recipe.device) as spent:
-        whole = timed(lambda: shield.append(_shield(recipe, model, batches)), recipe.device)
+    spent = timed(lambda: shield.append(_shield(recipe, model, batches)), recipe.device)
     shield[0].detach()
-    return sum(spent), whole
+    return spent
 
 
-@contextmanager
-def collection_timed(device: torch.device) -> Iterator[list[float]]:
-    """Inside, the seconds of every collection of second moments are appended to the list."""
-    spent: list[float] = []
-
-    def collect(*args: Any, **kwargs: Any) -> Any:
-        found: list[Any] = []
-        spent.append(timed(lambda: found.append(collect_plainly(*args, **kwargs)), device))
-        return found[0]
-
-    with patch.object(shield_module, "collect", collect):
-        yield spent
+def collection_time(recipe: Recipe, model: nn.Module, batches: list[Batch]) -> float:
+    """Seconds of the first part of `remember`: second moments of what enters every layer."""
+    shield = Shield(model, aperture=recipe.aperture, rank=recipe.rank)
+    protection = Protection(shield.aperture, shield.hard, shield.rank, shield.dense_limit)
+    pass_over = partial(
+        collect,
+        model,
+        scan(model, shield.exclude, shield.freeze).sites,
+        batches,
+        feed=recipe.feed,
+        limit=None,
+        rows=shield.rows,
+        seed=shield.seed,
+        dtype=shield.dtype,
+        sketch=protection.sketch_rank,
+        progress=False,
+    )
+    spent = timed(pass_over, recipe.device)
+    shield.detach()
+    return spent
 
 
 def _shield(recipe: Recipe, model: nn.Module, batches: list[Batch], **options: Any) -> Shield:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 
 from conceptors.bench.data import digits
 from conceptors.bench.measure import timed
 from conceptors.bench.row import Row, Size, UnfitError, aim, pick
-from conceptors.experiments.methods import Learner
+from conceptors.experiments.events import quiet
+from conceptors.experiments.results import Results
 from conceptors.experiments.runner import Experiment, run
 from conceptors.experiments.scenarios.data import Arrays, DataUnavailableError
 
@@ -28,13 +26,11 @@ def seeds(size: Size, device: torch.device) -> list[Row]:
     cuda = device.type == "cuda"
     count = pick(size, 2, 10 if cuda else 4, 10)
     alone = count if cuda and size == "full" else 2
-    with _data(size):
-        _timed("disjoint-mnist", 1, 1, size, device, few=True)  # warm up
-        together, stacked = _timed("disjoint-mnist", count, count, size, device)
-        apart, single = _timed("disjoint-mnist", alone, 1, size, device)
-        with patch.object(Learner, "replayable", lambda self: False):
-            launched, _ = _timed("disjoint-mnist", 1, 1, size, device)
-    what = f"disjoint MNIST, report's CAB{_short(size, device)}, {count} seeds at once"
+    _timed("disjoint-mnist", 1, 1, size, device, few=True)  # warm up
+    together, stacked = _timed("disjoint-mnist", count, count, size, device)
+    apart, single = _timed("disjoint-mnist", alone, 1, size, device)
+    launched, _ = _timed("disjoint-mnist", 1, 1, size, device, replay=False)
+    what = f"disjoint MNIST, paper's CAB{_short(size, device)}, {count} seeds at once"
     found = [
         Row(
             "seeds",
@@ -43,7 +39,7 @@ def seeds(size: Size, device: torch.device) -> list[Row]:
             target=aim(10.0, size, device),
             notes={
                 "largest_difference_of_accuracy_percent": _difference(stacked, single),
-                "accuracy": [r["final_accuracy"] for r in stacked["runs"]],
+                "accuracy": [r.final_accuracy for r in stacked.runs],
             },
         )
     ]
@@ -67,41 +63,49 @@ def seeds(size: Size, device: torch.device) -> list[Row]:
 def permuted(size: Size, device: torch.device) -> list[Row]:
     """Ten tasks of permuted MNIST, ten seeds."""
     count = pick(size, 2, 10 if device.type == "cuda" else 1, 10)
-    with _data(size):
-        _timed("disjoint-mnist", 1, 1, size, device, few=True)  # warm up
-        seconds, results = _timed("permuted-mnist", count, count, size, device)
+    _timed("disjoint-mnist", 1, 1, size, device, few=True)  # warm up
+    seconds, results = _timed("permuted-mnist", count, count, size, device)
     return [
         Row(
             "permuted",
-            f"permuted MNIST, report's CAB{_short(size, device)}: all tasks, {count} seeds at once",
+            f"permuted MNIST, paper's CAB{_short(size, device)}: all tasks, {count} seeds at once",
             ours=seconds,
             target=aim(30.0, size, device),
-            notes={"accuracy": [r["final_accuracy"] for r in results["runs"]]},
+            notes={"accuracy": [r.final_accuracy for r in results.runs]},
         )
     ]
 
 
 def _timed(
-    scenario: str, count: int, stacked: int, size: Size, device: torch.device, few: bool = False
-) -> tuple[float, dict[str, Any]]:
+    scenario: str,
+    count: int,
+    stacked: int,
+    size: Size,
+    device: torch.device,
+    *,
+    few: bool = False,
+    replay: bool = True,
+) -> tuple[float, Results]:
     """Seconds and results of a run that starts from nothing."""
     shorter = {"steps": pick(size, 4, 300, 300), "check_every": pick(size, 2, 100, 100)}
-    small = {"hidden": "8", "batch": 8} if size == "tiny" else {}
+    small: dict[str, Any] = {"hidden": "8", "batch": 8} if size == "tiny" else {}
     experiment = Experiment(
         scenario,
         ["cab"],
         list(range(count)),
-        preset="report",
+        preset="paper",
         options={"tasks": 2} if size == "tiny" and scenario == "permuted-mnist" else {},
         settings={"*": {**shorter, **small}} if few or _short(size, device) else {},
         device=str(device),
         stacked=stacked,
+        replay=replay,
+        arrays=_made_up() if size == "tiny" else None,
     )
-    results: list[dict[str, Any]] = []
+    results: list[Results] = []
     with tempfile.TemporaryDirectory() as folder:
 
         def go() -> None:
-            results.append(run(experiment, Path(folder), progress=lambda text: None))
+            results.append(run(experiment, Path(folder), progress=quiet))
 
         try:
             seconds = timed(go, device)
@@ -115,25 +119,19 @@ def _short(size: Size, device: torch.device) -> str:
     return "" if size == "full" or (size == "quick" and device.type == "cuda") else ", few steps"
 
 
-def _difference(stacked: dict[str, Any], single: dict[str, Any]) -> float:
+def _difference(stacked: Results, single: Results) -> float:
     """Largest difference of any accuracy that both runs have, in percent."""
-    both = zip(stacked["runs"], single["runs"])
+    both = zip(stacked.runs, single.runs)
     return max(
         abs(float(a) - float(b))
         for one, other in both
-        for ours, theirs in zip(one["accuracy"], other["accuracy"])
+        for ours, theirs in zip(one.accuracy, other.accuracy)
         for a, b in zip(ours, theirs)
     )
 
 
-@contextmanager
-def _data(size: Size) -> Iterator[None]:
-    """MNIST; at tiny size made-up digits in its place."""
-    if size != "tiny":
-        yield
-        return
+def _made_up() -> Arrays:
+    """Digits in the form of MNIST."""
     _, x, y = digits("tiny")
     x = (255 * x).byte().view(-1, 28, 28)
-    made_up = Arrays(x[:200], y[:200].byte(), x[200:], y[200:].byte())
-    with patch("conceptors.experiments.scenarios.images.load", lambda name, **_: made_up):
-        yield
+    return Arrays(x[:200], y[:200].byte(), x[200:], y[200:].byte())

@@ -21,7 +21,7 @@ from conceptors.bench.measure import release
 from conceptors.bench.registry import BENCHMARKS
 from conceptors.bench.row import SIZES, Row, Size, UnfitError, finite
 from conceptors.bench.table import table
-from conceptors.experiments.runner import readable
+from conceptors.experiments.results import readable
 
 SCHEMA = 1
 

@@ -1,18 +1,92 @@
-"""Reading `results.json`: every part is checked, so that drawing never has to.
-
-An error says where in the file the first wrong thing is (`runs[2].accuracy[0][1]`) and what was
-expected there.
-"""
+"""`results.json`: what a run writes, and what resuming, tuning and the report read."""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterator
+import re
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from conceptors._internal.storage import write_atomically
+from conceptors.experiments.checks import check_form, cut
+
 SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Run:
+    """A method that learned all tasks with one seed."""
+
+    method: str
+    seed: int
+    accuracy: list[list[float]]  # percent: a row after each task, a column a task
+    final_accuracy: float
+    forgetting: float | None  # None: undefined
+    backward_transfer: float | None
+    seconds: float
+    config: dict[str, Any]  # the method's settings
+    extras: dict[str, Any] = field(default_factory=dict)  # history, quota, spectra and the like
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> Run:
+        own: dict[str, Any] = {name: found.get(name) for name in _OWN}
+        own["config"] = own["config"] or {}
+        return cls(**own, extras={name: found[name] for name in found if name not in own})
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _OWN} | self.extras
+
+
+_OWN = [entry.name for entry in fields(Run) if entry.name != "extras"]
+
+
+@dataclass
+class Results:
+    """All runs of an experiment, with what is needed to resume and to show them."""
+
+    scenario: str
+    title: str | None = None
+    preset: str | None = None
+    command: str | None = None
+    identity: dict[str, Any] | None = None  # what must be the same to resume
+    task_names: list[str] = field(default_factory=list)
+    deviations: list[str] = field(default_factory=list)
+    reference: dict[str, dict[str, Any]] = field(default_factory=dict)
+    runs: list[Run] = field(default_factory=list)
+    summary: dict[str, dict[str, Any]] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, found: Any) -> Results:
+        """Checked results; ValueError saying where the form is wrong."""
+        given = {entry.name: check_results(found).get(entry.name) for entry in fields(cls)}
+        kept = {name: value for name, value in given.items() if value is not None}
+        return cls(**{**kept, "runs": [Run.from_json(run) for run in kept["runs"]]})
+
+    @classmethod
+    def read(cls, path: Path) -> Results:
+        """As `read_results`."""
+        return cls.from_json(read_results(path))
+
+    def to_json(self) -> dict[str, Any]:
+        plain = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        return {"schema": SCHEMA, **plain, "runs": [run.to_json() for run in self.runs]}
+
+    def write(self, path: Path) -> None:
+        """Write the file, whole or not at all."""
+        write_atomically(path, readable(self.to_json()).encode())
+
+    def add(self, runs: Iterable[Run], methods: list[str]) -> None:
+        """Take runs in, in the order of the methods and seeds, and summarise again."""
+        order = {name: i for i, name in enumerate(methods)}
+        self.runs = sorted([*self.runs, *runs], key=lambda run: (order[run.method], run.seed))
+        self.summary = summarise(self.runs)
+
+    def seeds_of(self, method: str) -> set[int]:
+        return {run.seed for run in self.runs if run.method == method}
 
 
 def read_results(path: Path | str) -> dict[str, Any]:
@@ -28,7 +102,7 @@ def read_results(path: Path | str) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise ValueError(
             f"{path} is not JSON ({error.msg} at line {error.lineno}, column {error.colno}); "
-            f"it may have been cut short: run the experiment again with the same command"
+            f"it may have been cut short: move it away and run the experiment again"
         ) from None
     except RecursionError:
         raise ValueError(f"{path} is nested too deeply to be a results file") from None
@@ -40,174 +114,72 @@ def read_results(path: Path | str) -> dict[str, Any]:
 
 def check_results(results: Any) -> dict[str, Any]:
     """`results` itself if it has the form of a results file, else ValueError saying where not."""
-    _kind(results, dict, "the file")
-    if results.get("schema") != SCHEMA:
-        found = repr(results["schema"]) if "schema" in results else "missing"
-        raise ValueError(f"schema is {_cut(found)}; this version reads schema {SCHEMA}")
-    _kind(_part(results, "scenario", ""), str, "scenario")
-    for name in ("title", "command", "preset"):
-        if results.get(name) is not None:
-            _kind(results[name], str, name)
-    runs = _kind(_part(results, "runs", ""), list, "runs")
-    if not runs:
-        raise ValueError("runs is empty: no run has finished yet")
-    names = results.get("task_names")
-    tasks = len(_texts(names, "task_names")) if names is not None else 0
-    pairs: set[tuple[str, int]] = set()
-    for k, run in enumerate(runs):
-        where = f"runs[{k}]"
-        found_tasks = _check_run(run, where)
-        tasks = tasks or found_tasks  # without names, the first run decides
-        if found_tasks != tasks:
-            raise ValueError(
-                f"{where}.accuracy is of {found_tasks} tasks where "
-                f"{'task_names' if names else 'runs[0]'} has {tasks}"
-            )
-        pair = (run["method"], run["seed"])
-        if pair in pairs:
-            raise ValueError(f"{where} is a second run of {_cut(pair[0])!r} with seed {pair[1]}")
-        pairs.add(pair)
-    _check_summary(results, {method for method, _ in pairs})
-    _kind(_part(results, "environment", ""), dict, "environment")
-    if results.get("deviations") is not None:
-        _texts(results["deviations"], "deviations")
-    for method, entry in _entries(results.get("reference"), "reference"):
-        where = f"reference[{_cut(method)!r}]"
-        _number(_part(entry, "mean", where), f"{where}.mean")
-        _number(entry.get("std"), f"{where}.std", optional=True)
-        _kind(entry.get("source", ""), str, f"{where}.source")
-    checked: dict[str, Any] = results
-    return checked
-
-
-def _check_summary(results: dict[str, Any], methods: set[str]) -> None:
-    """A row for every method that ran, and for no other."""
-    summary = _kind(_part(results, "summary", ""), dict, "summary")
-    for method, entry in _entries(summary, "summary"):
-        where = f"summary[{_cut(method)!r}]"
-        if method not in methods:
-            raise ValueError(f"{where} has no run")
-        _number(_part(entry, "mean", where), f"{where}.mean")
-        for name in ("std", "n", "seconds"):
-            _number(entry.get(name), f"{where}.{name}", optional=True)
-        for name in ("forgetting", "backward_transfer"):  # undefined for a single task
-            _number(entry.get(name), f"{where}.{name}", optional=True, finite=False)
-    for method in methods - set(summary):
-        raise ValueError(f"summary lacks the method {_cut(method)!r}, which has runs")
-
-
-def _check_run(run: Any, where: str) -> int:
-    """One run; returns how many tasks it is of."""
-    _kind(run, dict, where)
-    _kind(_part(run, "method", where), str, f"{where}.method")
-    seed = _part(run, "seed", where)
-    if not isinstance(seed, int) or isinstance(seed, bool):
-        raise ValueError(f"{where}.seed must be a whole number, got {_cut(repr(seed))}")
-    found = _check_accuracy(_part(run, "accuracy", where), f"{where}.accuracy")
-    _number(_part(run, "final_accuracy", where), f"{where}.final_accuracy", 0.0, 100.0)
-    _number(_part(run, "seconds", where), f"{where}.seconds", 0.0)
-    for name in ("forgetting", "backward_transfer"):
-        _number(run.get(name), f"{where}.{name}", optional=True, finite=False)
-    _kind(run.get("config") or {}, dict, f"{where}.config")
-    _check_layers(run, where)
-    if run.get("similarity") is not None:
-        rows = _rows(run["similarity"], f"{where}.similarity", 0.0, 1.0)
-        if any(len(row) != len(rows) for row in rows):
-            raise ValueError(f"{where}.similarity must be square, a row and a column a task")
-    return found
-
-
-def _check_accuracy(given: Any, where: str) -> int:
-    """Rows of percents: one after each task, or a single one after all of them together."""
-    rows = _rows(given, where, 0.0, 100.0)
-    found = max(len(row) for row in rows)
-    if len(rows) not in (1, found):
+    if not isinstance(results, dict):
+        raise ValueError(f"the file must be an object, got {cut(repr(results))}")
+    found = results.get("schema")
+    if found != SCHEMA:
+        newer = isinstance(found, int) and found > SCHEMA
         raise ValueError(
-            f"{where} has {len(rows)} rows of up to {found} columns; expected {found} rows, "
-            f"one after each task"
+            f"schema is {cut(repr(found)) if 'schema' in results else 'missing'}; this version "
+            f"reads schema {SCHEMA}{': a newer conceptors wrote it, upgrade' if newer else ''}"
         )
-    for i, row in enumerate(rows):
-        if len(row) < i + 1:
-            raise ValueError(
-                f"{where}[{i}] has {len(row)} values; after {i + 1} tasks at least {i + 1} are "
-                f"needed"
-            )
-    return found
+    check_form(results)
+    return results
 
 
-def _check_layers(run: dict[str, Any], where: str) -> None:
-    """Quotas: a number a task; spectra: a list a task."""
-    for layer, values in _layers(run.get("quota"), f"{where}.quota"):
-        at = f"{where}.quota[{_cut(layer)!r}]"
-        for k, value in enumerate(_kind(values, list, at)):
-            _number(value, f"{at}[{k}]", 0.0, 1.0)
-    for layer, values in _layers(run.get("spectra"), f"{where}.spectra"):
-        _rows(values, f"{where}.spectra[{_cut(layer)!r}]", 0.0, 1.0)
+def readable(content: Any) -> str:
+    """JSON with a line a value, but lists of numbers on one line."""
+    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
+    return re.sub(r"\[\s+([-+\d.eE,\s]+?)\s+\]", lambda m: f"[{' '.join(m[1].split())}]", text)
 
 
-def _rows(given: Any, where: str, low: float, high: float) -> list[list[float]]:
-    """Lists of numbers, none of them empty."""
-    rows: list[list[float]] = _kind(given, list, where)
-    if not rows:
-        raise ValueError(f"{where} is empty")
-    for i, row in enumerate(rows):
-        if not _kind(row, list, f"{where}[{i}]"):
-            raise ValueError(f"{where}[{i}] is empty")
-        for j, value in enumerate(row):
-            _number(value, f"{where}[{i}][{j}]", low, high)
-    return rows
+# --- numbers -----------------------------------------------------------------------------
 
 
-def _layers(given: Any, where: str) -> Iterator[tuple[str, Any]]:
-    yield from _kind({} if given is None else given, dict, where).items()
+def measures(accuracy: list[list[float]], sizes: list[int] | None = None) -> dict[str, float]:
+    """Final accuracy over all test samples, mean forgetting, and backward transfer, in percent.
+
+    `sizes` are the numbers of test samples of the tasks (equal if not given).
+
+    Forgetting: how far the best accuracy a task ever had, after it was learned, is above the last
+    one, mean over all but the last task. Backward transfer: last accuracy minus that right after
+    learning the task.
+
+    >>> measures([[90.0, 5.0], [80.0, 70.0]])
+    {'final_accuracy': 75.0, 'forgetting': 10.0, 'backward_transfer': -10.0}
+    """
+    last = accuracy[-1]
+    count = len(last)
+    sizes = sizes or [1] * count
+    final = sum(a * n for a, n in zip(last, sizes)) / sum(sizes)
+    old = range(count - 1)
+    best = [max(accuracy[i][j] for i in range(j, count)) - last[j] for j in old]
+    moved = [last[j] - accuracy[j][j] for j in old]
+    return {
+        "final_accuracy": round(final, 4),
+        "forgetting": round(sum(best) / max(1, count - 1), 4),
+        "backward_transfer": round(sum(moved) / max(1, count - 1), 4),
+    }
 
 
-def _entries(given: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    for name, entry in _layers(given, where):
-        yield name, _kind(entry, dict, f"{where}[{_cut(name)!r}]")
+def summarise(runs: list[Run]) -> dict[str, dict[str, Any]]:
+    """Mean and standard deviation over seeds, a row a method."""
+    summary: dict[str, dict[str, Any]] = {}
+    for method in dict.fromkeys(run.method for run in runs):
+        own = [run for run in runs if run.method == method]
+        final = [run.final_accuracy for run in own]
+        summary[method] = {
+            "mean": round(statistics.mean(final), 4),
+            "std": round(statistics.stdev(final), 4) if len(final) > 1 else 0.0,
+            "n": len(final),
+            "forgetting": _mean([run.forgetting for run in own]),
+            "backward_transfer": _mean([run.backward_transfer for run in own]),
+            "seconds": round(statistics.mean(run.seconds for run in own), 3),
+        }
+    return summary
 
 
-def _texts(given: Any, where: str) -> list[str]:
-    for k, text in enumerate(_kind(given, list, where)):
-        _kind(text, str, f"{where}[{k}]")
-    return list(given)
-
-
-def _part(owner: dict[str, Any], name: str, where: str) -> Any:
-    if name not in owner:
-        raise ValueError(f"{where + '.' if where else ''}{name} is missing")
-    return owner[name]
-
-
-_WORDS: dict[Any, str] = {dict: "an object", list: "a list", str: "a text"}
-
-
-def _kind(value: Any, kind: type[Any], where: str) -> Any:
-    if not isinstance(value, kind):
-        raise ValueError(f"{where} must be {_WORDS[kind]}, got {_cut(repr(value))}")
-    return value
-
-
-def _number(
-    value: Any,
-    where: str,
-    low: float = -math.inf,
-    high: float = math.inf,
-    *,
-    optional: bool = False,
-    finite: bool = True,
-) -> None:
-    if optional and value is None:
-        return
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        raise ValueError(f"{where} must be a number, got {_cut(repr(value))}")
-    if not finite:
-        return
-    slack = 1e-4 * high if math.isfinite(high) else 0.0  # rounding in single precision
-    if not math.isfinite(value) or not low - slack <= value <= high + slack:
-        span = f" in [{low:g}, {high:g}]" if high < math.inf else ""
-        raise ValueError(f"{where} must be a finite number{span}, got {_cut(repr(value))}")
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= 60 else text[:57] + "..."
+def _mean(values: list[float | None]) -> float | None:
+    """None where no value is defined."""
+    known = [value for value in values if value is not None]
+    return round(statistics.mean(known), 4) if known else None

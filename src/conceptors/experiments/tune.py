@@ -1,6 +1,6 @@
 """Choosing settings on validation data: never on test data.
 
-Trials go into an optuna study in the folder, so that a search can be stopped and go on, and
+Trials go into an optuna study in the folder, so that a search can be stopped and resumed, and
 several processes can work on it at once.
 """
 
@@ -17,9 +17,9 @@ from typing import Any, get_type_hints
 import torch
 
 from conceptors._internal.suggest import nearest
+from conceptors.experiments.events import Event, Progress
+from conceptors.experiments.experiment import Experiment, ExperimentError
 from conceptors.experiments.methods import METHODS, parse_settings
-from conceptors.experiments.runner import Experiment, ExperimentError, _check, _device, _groups
-from conceptors.experiments.scenarios import build
 
 
 def tune(
@@ -29,7 +29,7 @@ def tune(
     spaces: list[str],
     trials: int,
     minutes: float | None,
-    progress: Callable[[str], None],
+    progress: Progress,
 ) -> dict[str, Any]:
     """The best settings of one method: `{"value": accuracy, "params": {...}}`.
 
@@ -43,7 +43,7 @@ def tune(
         raise ImportError("tuning needs optuna: pip install 'conceptors[tune]'") from None
     if len(experiment.methods) != 1:
         raise ExperimentError(f"tune takes one method at a time, got {experiment.methods}")
-    _check(experiment)
+    experiment.check()
     (method,) = experiment.methods
     types = get_type_hints(METHODS[method].settings_type)
     ranges = [parse_range(text, types) for text in spaces]
@@ -68,7 +68,13 @@ def tune(
         settings = {**experiment.settings}
         settings[method] = {**settings.get(method, {}), **chosen}
         score = validation_accuracy(replace(experiment, settings=settings), method, progress)
-        progress(f"trial {trial.number}: {score:.2f} % with {chosen}")
+        words = ", ".join(f"{name}={value}" for name, value in chosen.items())
+        number, seeds = trial.number + 1, tuple(experiment.seeds)
+        progress(
+            Event(
+                "trial", method, seeds, step=number, steps=trials, validation=score, settings=words
+            )
+        )
         return score
 
     def enough(held: Any, trial: Any) -> None:
@@ -81,20 +87,16 @@ def tune(
     return {"value": study.best_value, "params": study.best_params}
 
 
-def validation_accuracy(
-    experiment: Experiment, method: str, progress: Callable[[str], None]
-) -> float:
+def validation_accuracy(experiment: Experiment, method: str, progress: Progress) -> float:
     """Accuracy on all tasks' validation samples after learning all tasks, mean over seeds."""
-    device = _device(experiment.device)
+    device = experiment.check()
     scores: list[float] = []
-    for seeds in _groups(experiment, experiment.seeds, device):
-        scenario = build(experiment.scenario, seeds, **experiment.options, progress=False).to(
-            device
-        )
+    for seeds in experiment.groups(experiment.seeds, device):
+        scenario = experiment.build(seeds, device)
         kind = METHODS[method]
         settings = parse_settings(kind.settings_type, experiment.config(method))
         torch.manual_seed(seeds[0])
-        learner = kind(scenario, settings, device, lambda text: None)
+        learner = kind(scenario, settings, device, progress)
         for number in range(len(scenario.tasks)):
             learner.learn(number)
         with learner.weights_for_test():

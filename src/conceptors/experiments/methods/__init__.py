@@ -1,11 +1,18 @@
 """Methods by name; `add` makes one's own known."""
 
-from conceptors.experiments.methods.base import Learner, Settings, parse_settings
+from conceptors.experiments.methods.base import Learner
 from conceptors.experiments.methods.cab import Cab
 from conceptors.experiments.methods.conceptor_ridge import ConceptorRidgeMethod
 from conceptors.experiments.methods.ewc import Ewc
 from conceptors.experiments.methods.imm import Imm
 from conceptors.experiments.methods.joint import Joint
+from conceptors.experiments.methods.own import import_methods
+from conceptors.experiments.methods.settings import (
+    Settings,
+    explain_settings,
+    parse_settings,
+    setting,
+)
 
 METHODS: dict[str, type[Learner]] = {}
 
@@ -21,4 +28,13 @@ def add(method: type[Learner]) -> type[Learner]:
 for _method in (Learner, Joint, Cab, Ewc, Imm, ConceptorRidgeMethod):
     add(_method)
 
-__all__ = ["METHODS", "Learner", "Settings", "add", "parse_settings"]
+__all__ = [
+    "METHODS",
+    "Learner",
+    "Settings",
+    "add",
+    "explain_settings",
+    "import_methods",
+    "parse_settings",
+    "setting",
+]

@@ -10,48 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, get_type_hints
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from conceptors._internal.cuda_graph import CudaGraph
-from conceptors._internal.suggest import nearest
-from conceptors.experiments.networks import ACTIVATIONS, AlexNet, StackedMLP
+from conceptors.experiments.events import Event, Progress
+from conceptors.experiments.methods.settings import Settings
+from conceptors.experiments.networks import AlexNet, StackedMLP
 from conceptors.experiments.scenarios import Scenario, Split
-
-Report = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a network is trained; every field is an option of the command line."""
-
-    hidden: str = "800"  # neurons of the hidden layers, like 800 or 100,100
-    activation: str = "relu"  # sigmoid, relu or tanh
-    loss: str = "bce"  # bce or mse (both on sigmoid outputs), softmax
-    init: str = "uniform"  # uniform (scale / sqrt of fan-in) or truncated (normal of sd scale)
-    scale: float = 1.7  # of the initial weights
-    epochs: float = 10.0  # over a task's share of the data
-    steps: int = 0  # steps a task, instead of epochs
-    batch: int = 64
-    rate: float = 0.1  # learning rate
-    later_rate: float = 0.0  # learning rate from the second task on, 0 for the same
-    momentum: float = 0.0
-    decay: float = 0.0  # weight decay
-    gradient: str = (
-        "mean"  # mean or sum over the batch, or unit (sum, then each neuron's to length 1)
-    )
-    stop_above: float = 0.0  # stop a task early at this validation accuracy in percent
-    stop_above_later: float = 0.0  # the same from the second task on, if lower
-    check_every: int = 1000  # steps between validation checks
-    validation: int = 1000  # images for those checks
-
-    @property
-    def sizes(self) -> list[int]:
-        return [int(part) for part in str(self.hidden).split(",") if part]
 
 
 class Learner:
@@ -60,14 +29,15 @@ class Learner:
     name: ClassVar[str] = "sgd"
     about: ClassVar[str] = "plain training, forgets"
     settings_type: ClassVar[type[Settings]] = Settings
+    replay = True  # whether to use a recording where that is possible
 
     def __init__(
-        self, scenario: Scenario, settings: Settings, device: torch.device, report: Report
+        self, scenario: Scenario, settings: Settings, device: torch.device, progress: Progress
     ) -> None:
         self.scenario = scenario
         self.settings: Any = settings
         self.device = device
-        self.report = report
+        self.progress = progress
         self.seeds = scenario.seeds
         self.model = build_network(scenario, settings).to(device)
         self.extras: list[dict[str, Any]] = [{} for _ in self.seeds]  # into the results
@@ -129,7 +99,7 @@ class Learner:
         def finish() -> None:
             if s.gradient == "unit":
                 to_unit_length(self.model)
-            self.quiet(active)
+            self.hold_finished_seeds(active)
 
         self.guarded(optimizer, finish)
 
@@ -158,7 +128,7 @@ class Learner:
                 history["step"].append(step)
                 history["loss"].append(latest.tolist())
                 history["validation"].append(found.tolist())
-                self.report(f"step {step}/{total}, validation {float(found.mean()):.2f} %")
+                self.progress(self._steps_done(number, step, total, float(found.mean())))
                 checks = [n + int(on) for n, on in zip(checks, active.tolist())]
                 active *= (found <= self.threshold(number)).to(active)
                 if not bool(active.any()):
@@ -178,11 +148,17 @@ class Learner:
             for i in range(len(self.seeds))
         ]
 
+    def _steps_done(self, number: int, step: int, steps: int, validation: float) -> Event:
+        tasks = len(self.scenario.tasks)
+        return Event(
+            "step", self.name, tuple(self.seeds), number + 1, tasks, step, steps, validation
+        )
+
     def replayable(self) -> bool:
         """Whether a step is the same work every time, so that a GPU can replay a recording."""
-        return self.device.type == "cuda" and isinstance(self.model, StackedMLP)
+        return self.replay and self.device.type == "cuda" and isinstance(self.model, StackedMLP)
 
-    def quiet(self, active: Tensor) -> None:
+    def hold_finished_seeds(self, active: Tensor) -> None:
         """Seeds that have reached their goal stand still."""
         if self.settings.stop_above <= 0:
             return
@@ -309,67 +285,7 @@ def to_unit_length(model: nn.Module) -> None:
 
 def build_network(scenario: Scenario, settings: Settings) -> nn.Module:
     """The network for a scenario: fully connected, or AlexNet for images in colour."""
-    if settings.activation not in ACTIVATIONS:
-        raise ValueError(
-            f"unknown activation {settings.activation!r}{nearest(settings.activation, ACTIVATIONS)}"
-        )
     if len(scenario.inputs) == 3:
         return AlexNet(scenario.classes, scenario.seeds)
     sizes = [math.prod(scenario.inputs), *settings.sizes, scenario.classes]
     return StackedMLP(sizes, settings.activation, settings.init, settings.scale, scenario.seeds)
-
-
-def parse_settings(kind: type[Settings], values: dict[str, Any]) -> Settings:
-    """Settings from names and values (also strings), checked.
-
-    Raises:
-        ValueError: unknown name (nearest ones suggested) or a value of the wrong type.
-    """
-    types = get_type_hints(kind)
-    names = [f.name for f in fields(kind)]
-    parsed: dict[str, Any] = {}
-    for name, value in values.items():
-        if name not in names:
-            raise ValueError(f"unknown setting {name!r}{nearest(name, names)}")
-        parsed[name] = _parse(name, value, types[name])
-    made = kind(**parsed)
-    _check(made)
-    return made
-
-
-def _parse(name: str, value: Any, wanted: type) -> Any:
-    try:
-        if wanted is bool and isinstance(value, str):
-            return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[
-                value.lower()
-            ]
-        if wanted is int and isinstance(value, float) and not value.is_integer():
-            raise ValueError
-        return wanted(value)
-    except (KeyError, TypeError, ValueError):
-        raise ValueError(f"{name}={value!r} is not a {wanted.__name__}") from None
-
-
-def _check(settings: Settings) -> None:
-    choices = {
-        "activation": tuple(ACTIVATIONS),
-        "loss": ("bce", "mse", "softmax"),
-        "init": ("uniform", "truncated"),
-        "gradient": ("mean", "sum", "unit"),
-    }
-    for name, allowed in choices.items():
-        if getattr(settings, name) not in allowed:
-            raise ValueError(f"{name} must be one of {allowed}, got {getattr(settings, name)!r}")
-    try:
-        sizes = settings.sizes
-    except ValueError:
-        raise ValueError(f"hidden={settings.hidden!r} is not like 800 or 100,100") from None
-    at_least_one = {
-        name: getattr(settings, name) for name in ("batch", "check_every", "validation")
-    }
-    for name, value in {"hidden": min(sizes, default=1), **at_least_one}.items():
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
-    for name, value in asdict(settings).items():
-        if isinstance(value, (int, float)) and not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"{name} must be a finite number >= 0, got {value}")

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from conceptors.algebra.conceptor import similarity
-from conceptors.experiments.methods.base import Learner, Settings
+from conceptors.experiments.methods.base import Learner
+from conceptors.experiments.methods.settings import Settings, setting
 from conceptors.experiments.networks import StackedMLP
 from conceptors.experiments.scenarios import Split
 from conceptors.shield import Shield, ShieldFullWarning
@@ -21,12 +22,14 @@ _COMPARED = 10  # at most so many tasks are compared with each other
 
 @dataclass(frozen=True)
 class CabSettings(Settings):
-    aperture: float = 9.0  # of all layers
-    input_aperture: float = 0.0  # of the first layer, 0 for the same
-    hard: bool = False  # hard conceptors
-    increment_decay: float = 0.0  # λ of Algorithm 2
-    first_anchor: str = "initial"  # what the first task decays towards: initial weights or zero
-    samples: int = 0  # images a task for the conceptors, 0 for all
+    aperture: float = setting(9.0, "of the conceptors of all layers: larger protects more")
+    input_aperture: float = setting(0.0, "aperture of the first layer, 0 for the same")
+    hard: bool = setting(False, "hard conceptors: a direction is protected wholly or not at all")
+    increment_decay: float = setting(0.0, "λ of Algorithm 2: pull towards the last task's weights")
+    first_anchor: str = setting(
+        "initial", "what that pull is towards in the first task", choices=("initial", "zero")
+    )
+    samples: int = setting(0, "images a task for the conceptors, 0 for all")
 
 
 class Cab(Learner):
@@ -39,8 +42,6 @@ class Cab(Learner):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         s = self.settings
-        if s.first_anchor not in ("initial", "zero"):
-            raise ValueError(f"first_anchor must be 'initial' or 'zero', got {s.first_anchor!r}")
         first = next(name for name, m in self.model.named_modules() if hasattr(m, "weight"))
         apertures = {first: s.input_aperture or s.aperture, "*": s.aperture}
         self.shield = Shield(
@@ -70,7 +71,7 @@ class Cab(Learner):
 
     def end_task(self, number: int) -> None:
         self.shield.remember(self._batches(self.scenario.tasks[number].train, number))
-        self._note()
+        self._record_quotas()
 
     def _batches(self, split: Split, number: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Samples for the conceptors, drawn by each seed for itself, as many for every seed."""
@@ -84,7 +85,7 @@ class Cab(Learner):
         for places in torch.stack(drawn).to(self.device).split(1000, dim=1):
             yield split.take(places)
 
-    def _note(self) -> None:
+    def _record_quotas(self) -> None:
         """Quotas, spectra and the tasks' similarity at the input, for the results."""
         for number, (name, conceptor) in enumerate(self.shield.conceptors().items()):
             label = name

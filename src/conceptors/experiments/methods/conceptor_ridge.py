@@ -9,20 +9,23 @@ import torch
 from torch import Tensor
 
 from conceptors.estimators import closed_form
-from conceptors.experiments.methods.base import Learner, Settings
+from conceptors.experiments.methods.base import Learner
+from conceptors.experiments.methods.settings import Settings, setting
 
 
 @dataclass(frozen=True)
 class RidgeSettings(Settings):
-    features: int = 2000  # random hidden neurons
-    spread: float = 1.0  # of their weights
-    aperture: float = 10.0
-    regularization: float = 1e-2
-    solution: str = "simplified"  # exact (section 2.2) or simplified
+    features: int = setting(2000, "random hidden neurons")
+    spread: float = setting(1.0, "size of their weights")
+    aperture: float = setting(10.0, "of the conceptors: larger protects more")
+    regularization: float = setting(1e-2, "of the ridge regression")
+    solution: str = setting(
+        "simplified", "exact: as in section 2.2 of the paper", choices=("exact", "simplified")
+    )
 
 
 class ConceptorRidgeMethod(Learner):
-    """Random, fixed hidden neurons; section 2.2 of the report on top of them. No gradients."""
+    """Random, fixed hidden neurons; section 2.2 of the paper on top of them. No gradients."""
 
     name: ClassVar[str] = "conceptor-ridge"
     about: ClassVar[str] = "incremental ridge regression by conceptors on random features"
@@ -31,8 +34,6 @@ class ConceptorRidgeMethod(Learner):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         s = self.settings
-        if s.solution not in ("exact", "simplified"):
-            raise ValueError(f"solution must be 'exact' or 'simplified', got {s.solution!r}")
         if len(self.scenario.inputs) == 3:
             raise ValueError("conceptor-ridge works on flat inputs, not on colour images")
         inputs = self.scenario.inputs[0]

@@ -7,17 +7,18 @@ from typing import Any, ClassVar
 
 import torch
 
-from conceptors.experiments.methods.base import Learner, Settings
+from conceptors.experiments.methods.base import Learner
 from conceptors.experiments.methods.fisher import LABELS, fisher
+from conceptors.experiments.methods.settings import Settings, setting
 
 
 @dataclass(frozen=True)
 class EwcSettings(Settings):
-    strength: float = 15.0  # weight of the Fisher penalty
-    labels: str = "all"  # where the Fisher's labels come from: all, sample, pred or true
-    online: bool = False  # one running Fisher, anchored at the last task
-    fade: float = 1.0  # how much of the running Fisher stays (online)
-    fisher_samples: int = 1000  # samples a task for the Fisher
+    strength: float = setting(15.0, "weight of the Fisher penalty")
+    labels: str = setting("all", "where the Fisher's labels come from", LABELS)
+    online: bool = setting(False, "one running Fisher, anchored at the last task")
+    fade: float = setting(1.0, "how much of the running Fisher stays (online)")
+    fisher_samples: int = setting(1000, "images a task for the Fisher")
 
 
 class Ewc(Learner):
@@ -32,8 +33,6 @@ class Ewc(Learner):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        if self.settings.labels not in LABELS:
-            raise ValueError(f"labels must be one of {LABELS}, got {self.settings.labels!r}")
         self.fishers = [torch.zeros_like(p) for p in self.model.parameters()]
         self.pulls = [torch.zeros_like(p) for p in self.model.parameters()]
 

@@ -11,20 +11,25 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from conceptors.experiments.methods.base import Learner, Settings
+from conceptors.experiments.methods.base import Learner
 from conceptors.experiments.methods.fisher import LABELS, fisher
+from conceptors.experiments.methods.settings import Settings, setting
 from conceptors.experiments.networks import StackedMLP
 
 
 @dataclass(frozen=True)
 class ImmSettings(Settings):
-    mode: str = "mode"  # mean: average of the tasks' weights; mode: weighted by their Fisher
-    share: float = 0.5  # weight of the last task; earlier ones share the rest
-    l2: float = 0.0  # L2-transfer: pull towards the last task's weights
-    drop: float = 0.0  # drop-transfer: chance that a neuron uses the last task's weights
-    restart: bool = False  # start every task from the initial weights (no weight-transfer)
-    labels: str = "true"  # of the Fisher: all, sample, pred or true
-    fisher_samples: int = 1000
+    mode: str = setting(
+        "mode",
+        "mean: average of the tasks' weights; mode: weighted by their Fisher",
+        choices=("mean", "mode"),
+    )
+    share: float = setting(0.5, "weight of the last task; earlier ones share the rest")
+    l2: float = setting(0.0, "L2-transfer: pull towards the last task's weights")
+    drop: float = setting(0.0, "drop-transfer: chance that a neuron uses the last task's weights")
+    restart: bool = setting(False, "begin every task at the initial weights: no weight-transfer")
+    labels: str = setting("true", "where the Fisher's labels come from", LABELS)
+    fisher_samples: int = setting(1000, "images a task for the Fisher")
 
 
 class Imm(Learner):
@@ -41,12 +46,8 @@ class Imm(Learner):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         s = self.settings
-        if s.mode not in ("mean", "mode"):
-            raise ValueError(f"mode must be 'mean' or 'mode', got {s.mode!r}")
         if not 0 < s.share <= 1 or not 0 <= s.drop < 1:
             raise ValueError(f"share must be in ]0, 1] and drop in [0, 1[, got {s.share}, {s.drop}")
-        if s.labels not in LABELS:
-            raise ValueError(f"labels must be one of {LABELS}, got {s.labels!r}")
         self.initial = [p.detach().clone() for p in self.model.parameters()]
         self.previous: list[Tensor] = []
         self.merged: list[Tensor] = []

@@ -98,18 +98,11 @@ class Scenario:
     inputs: tuple[int, ...]  # shape of one sample
     heads: bool = False  # a head a task: the task is known when testing
     options: dict[str, Any] = field(default_factory=dict)
+    stackable: bool = True  # whether several seeds can be learned as one stacked network
 
     def to(self, device: torch.device) -> Scenario:
         moved: dict[int, Tensor] = {}
-        return Scenario(
-            self.name,
-            [task.to(device, moved) for task in self.tasks],
-            self.seeds,
-            self.classes,
-            self.inputs,
-            self.heads,
-            self.options,
-        )
+        return replace(self, tasks=[task.to(device, moved) for task in self.tasks])
 
 
 def union(splits: list[Split]) -> Split:

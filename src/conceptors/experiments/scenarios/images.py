@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,17 +14,22 @@ from conceptors._internal.suggest import nearest
 from conceptors.experiments.scenarios.base import Scenario, Split, Task
 from conceptors.experiments.scenarios.data import Arrays, load
 
-VALIDATION = 5_000  # the first training images, as in the report's own code
+VALIDATION = 5_000  # the first training images, as in the paper's own code
 
 
 @dataclass(frozen=True)
-class Kind:
+class ScenarioKind:
     """A scenario that can be built by name."""
 
     make: Callable[[Arrays, list[int], dict[str, Any]], Scenario]
     data: str
     tasks: int
     about: str
+    stacked_network: bool = True  # its network can be stacked
+
+    def stackable(self, class_order: str) -> bool:
+        """Whether seeds can be learned at once; not if their tasks are of different sizes."""
+        return self.stacked_network and class_order == "fixed"
 
 
 def build(
@@ -36,6 +41,7 @@ def build(
     class_order: str = "fixed",
     limit: int | None = None,
     progress: bool = True,
+    arrays: Arrays | None = None,
 ) -> Scenario:
     """A scenario for some seeds.
 
@@ -44,6 +50,8 @@ def build(
         heads: a head a task (split-cifar100; by default yes).
         class_order: "fixed" (0, 1, 2, ...) or "seed" (shuffled by each seed).
         limit: use only so many images of each set, for quick trials.
+        progress: show downloads.
+        arrays: data of that form to use instead of the scenario's own.
 
     Raises:
         ValueError: unknown name or impossible options.
@@ -58,7 +66,8 @@ def build(
         raise ValueError(f"tasks must be at least 1, got {count}")
     if class_order not in ("fixed", "seed"):
         raise ValueError(f"class_order must be 'fixed' or 'seed', got {class_order!r}")
-    arrays = load(kind.data, progress=progress)
+    if arrays is None:
+        arrays = load(kind.data, progress=progress)
     if limit is not None:
         arrays = Arrays(
             arrays.train_x[: limit + limit // 10],
@@ -74,7 +83,7 @@ def build(
                 f"task {task.name!r} has no training, validation or test images with "
                 f"limit={limit}; use more images or fewer tasks"
             )
-    return made
+    return replace(made, stackable=kind.stackable(class_order))
 
 
 def _generator(seed: int, purpose: int) -> torch.Generator:
@@ -139,7 +148,7 @@ def _class_orders(classes: int, seeds: list[int], options: dict[str, Any]) -> Te
 
 
 def _permuted(arrays: Arrays, seeds: list[int], options: dict[str, Any]) -> Scenario:
-    """Task 1 is unpermuted, as in the report."""
+    """Task 1 is unpermuted, as in the paper."""
     orders = torch.stack(
         [
             torch.stack(
@@ -160,7 +169,7 @@ def _permuted(arrays: Arrays, seeds: list[int], options: dict[str, Any]) -> Scen
     tasks = []
     for k in range(options["tasks"]):
         train, validation, test = (
-            Split.of(images, labels, _everything(images, seeds), orders[:, k : k + 1])
+            Split.of(images, labels, _all_members(images, seeds), orders[:, k : k + 1])
             for images, labels in parts
         )
         name = "original" if k == 0 else f"permutation {k}"
@@ -178,7 +187,7 @@ def _rotated(arrays: Arrays, seeds: list[int], options: dict[str, Any]) -> Scena
         x = _turned(arrays.train_x, angle).flatten(1)
         test_x = _turned(arrays.test_x, angle).flatten(1)
         parts = [(x[held:], y[held:]), (x[:held], y[:held]), (test_x, test_y)]
-        train, validation, test = (Split.of(i, j, _everything(i, seeds)) for i, j in parts)
+        train, validation, test = (Split.of(i, j, _all_members(i, seeds)) for i, j in parts)
         tasks.append(Task(f"turned {angle:.0f}°", train, validation, test))
     return Scenario(options["name"], tasks, seeds, 10, (784,), False, options)
 
@@ -199,16 +208,26 @@ def _turned(images: Tensor, angle: float) -> Tensor:
     return torch.cat(found)
 
 
-def _everything(images: Tensor, seeds: list[int]) -> list[Tensor]:
+def _all_members(images: Tensor, seeds: list[int]) -> list[Tensor]:
     return [torch.arange(len(images)) for _ in seeds]
 
 
 SCENARIOS = {
-    "disjoint-mnist": Kind(_disjoint, "mnist", 2, "ten digits in groups, one ten-way output"),
-    "permuted-mnist": Kind(_permuted, "mnist", 10, "all digits, pixels shuffled in every task"),
-    "rotated-mnist": Kind(_rotated, "mnist", 10, "all digits, turned further in every task"),
-    "disjoint-fashion": Kind(_disjoint, "fashion-mnist", 2, "ten garments in groups"),
-    "permuted-fashion": Kind(_permuted, "fashion-mnist", 10, "all garments, pixels shuffled"),
-    "rotated-fashion": Kind(_rotated, "fashion-mnist", 10, "all garments, turned"),
-    "split-cifar100": Kind(_split_cifar, "cifar100", 10, "a hundred classes in groups, heads"),
+    "disjoint-mnist": ScenarioKind(
+        _disjoint, "mnist", 2, "ten digits in groups, one ten-way output"
+    ),
+    "permuted-mnist": ScenarioKind(
+        _permuted, "mnist", 10, "all digits, pixels shuffled in every task"
+    ),
+    "rotated-mnist": ScenarioKind(
+        _rotated, "mnist", 10, "all digits, turned further in every task"
+    ),
+    "disjoint-fashion": ScenarioKind(_disjoint, "fashion-mnist", 2, "ten garments in groups"),
+    "permuted-fashion": ScenarioKind(
+        _permuted, "fashion-mnist", 10, "all garments, pixels shuffled"
+    ),
+    "rotated-fashion": ScenarioKind(_rotated, "fashion-mnist", 10, "all garments, turned"),
+    "split-cifar100": ScenarioKind(
+        _split_cifar, "cifar100", 10, "a hundred classes in groups, heads", stacked_network=False
+    ),
 }

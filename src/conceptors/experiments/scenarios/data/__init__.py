@@ -6,6 +6,7 @@ from conceptors.experiments.scenarios.data.fetch import (
     cache_folder,
     fetch,
     locate,
+    where,
 )
 from conceptors.experiments.scenarios.data.read import Arrays, load
 
@@ -19,4 +20,5 @@ __all__ = [
     "fetch",
     "load",
     "locate",
+    "where",
 ]

@@ -62,6 +62,14 @@ def locate(name: str) -> dict[str, Path | None]:
     return {file.name: _cached(data, file) for file in data.files}
 
 
+def where(name: str) -> dict[str, Path | None]:
+    """For every file of a data set where it is: in the cache, or else in CONCEPTORS_DATA."""
+    folder = Path(os.environ.get("CONCEPTORS_DATA") or os.devnull).expanduser() / name
+    return {
+        file: path or next(iter(_pieces(folder, file)), None) for file, path in locate(name).items()
+    }
+
+
 def fetch(name: str, *, progress: bool = True) -> dict[str, Path]:
     """Verified files of a data set in the cache, got from the first source that has them."""
     data = _known(name)

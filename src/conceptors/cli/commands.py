@@ -1,0 +1,245 @@
+"""What every command does."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from conceptors._internal.suggest import nearest
+from conceptors.cli.progress import ProgressLine
+from conceptors.experiments.experiment import Experiment, ExperimentError
+from conceptors.experiments.methods import METHODS, explain_settings, import_methods
+from conceptors.experiments.presets import PRESETS, RENAMED, current_name
+from conceptors.experiments.results import Results
+from conceptors.experiments.runner import run
+from conceptors.experiments.scenarios import SCENARIOS
+from conceptors.experiments.scenarios.data import (
+    CATALOGUE,
+    DataUnavailableError,
+    cache_folder,
+    fetch,
+    where,
+)
+
+
+def act(options: argparse.Namespace) -> int:
+    """Do what was asked for; 0 if all went well, 2 for a request that must be changed."""
+    try:
+        for file in getattr(options, "imports", []):
+            import_methods(file)
+        return _ACTIONS[options.command](options)
+    except (DataUnavailableError, ValueError, ImportError, OSError) as error:
+        print(f"conceptors: {error}", file=sys.stderr)
+        return 2
+
+
+# --- commands ----------------------------------------------------------------------------
+
+
+def _run(options: argparse.Namespace) -> int:
+    experiment = _experiment(options)
+    folder = Path(options.out)
+    line = ProgressLine(options.quiet)
+    log = _tensorboard(options.tensorboard)
+    results = run(experiment, folder, progress=line.show, log=log)
+    line.end()
+    print(table(results))
+    print(f"\nresults: {folder / 'results.json'}")
+    print(f"page:    conceptors report {shlex.quote(str(folder))}")
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from conceptors.report import read_results, write_figures, write_page
+    from conceptors.report.seen import pictures
+
+    folder = Path(options.folder)
+    if not (folder / "results.json").is_file():
+        raise ValueError(f"no results.json in {str(folder)!r}{_other_results(folder)}")
+    results = read_results(folder / "results.json")
+    figures = write_figures(results, folder / "figures")
+    try:
+        shown = pictures(results, folder / "figures")
+    except DataUnavailableError as error:
+        print(f"without the projected images: {error}", file=sys.stderr)
+        shown = []
+    page = write_page(results, folder / "index.html", shown)
+    print(f"page: {page}\n{len(figures)} figures in {folder / 'figures'}")
+    return 0
+
+
+def _other_results(folder: Path) -> str:
+    """Folders with results nearby, nearest name first."""
+    files = [*folder.parent.glob("*/results.json"), *Path().glob("*/*/results.json")]
+    if not files:
+        return "; make one with: conceptors run SCENARIO --method METHOD --out DIR"
+    return nearest(str(folder), {str(file.parent) for file in files})
+
+
+def _list(options: argparse.Namespace) -> int:
+    if options.method:
+        if options.method not in METHODS:
+            raise ValueError(f"unknown method {options.method!r}{nearest(options.method, METHODS)}")
+        method = METHODS[options.method]
+        print(f"{options.method}: {method.about}\n\nsettings (--set {options.method}.NAME=VALUE)")
+        for line in explain_settings(method.settings_type):
+            print(f"  {line}")
+        return 0
+    print("scenarios")
+    for name, kind in SCENARIOS.items():
+        print(f"  {name:<18} {kind.tasks:>3} tasks  {kind.about}")
+    print("\nmethods")
+    for name, method in METHODS.items():
+        print(f"  {name:<18} {method.about}")
+    print("\npresets")
+    for name, presets in PRESETS.items():
+        print(f"  {name:<18} for {', '.join(presets)}")
+    print("\nsettings of a method: conceptors list --method NAME")
+    return 0
+
+
+def _data(options: argparse.Namespace) -> int:
+    for name in options.name or []:
+        fetch(name)
+    print(f"cache: {cache_folder()}")
+    for name in CATALOGUE:
+        files = where(name)
+        found = [path for path in files.values() if path is not None]
+        state = "here" if len(found) == len(files) else f"{len(found)} of {len(files)} files here"
+        folders = ", ".join(dict.fromkeys(str(path.parent) for path in found))
+        print(f"  {name:<14} {state}{': ' + folders if folders else ''}")
+    if not options.name:
+        print("fetch with: conceptors data NAME")
+    return 0
+
+
+def _tune(options: argparse.Namespace) -> int:
+    from conceptors.experiments.tune import tune
+
+    line = ProgressLine(options.quiet)
+    best = tune(
+        _experiment(options),
+        Path(options.out),
+        spaces=options.vary,
+        trials=options.trials,
+        minutes=options.minutes,
+        progress=line.show,
+    )
+    line.end()
+    print("\nbest on validation data:")
+    print(f"  accuracy {best['value']:.2f} %")
+    for name, value in best["params"].items():
+        print(
+            f"  --set {name}={value:g}" if isinstance(value, float) else f"  --set {name}={value}"
+        )
+    return 0
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from conceptors.bench import BENCHMARKS, choose, find_device, run_suite
+
+    if options.list:
+        for name, benchmark in BENCHMARKS.items():
+            print(f"  {name:<18} {benchmark.about}")
+        return 0
+    device = find_device(options.device)
+    choose(options.name, device)
+    outcome = run_suite(
+        options.name,
+        options.size,
+        device,
+        folder=None if options.out is None else Path(options.out),
+        command=options.command_line,
+        progress=lambda text: print(text, file=sys.stderr, flush=True),
+    )
+    print(outcome.text())
+    return 1 if outcome.failed else 0
+
+
+# --- helpers -----------------------------------------------------------------------------
+
+
+def table(results: Results) -> str:
+    """The summary as text."""
+    head = f"{'method':<18}{'accuracy':>16}{'seeds':>7}{'forgetting':>12}{'seconds':>9}"
+    lines = [head + ("  known" if results.reference else ""), "-" * len(head)]
+    for name, row in results.summary.items():
+        accuracy = f"{row['mean']:.2f} ± {row['std']:.2f}"
+        forgetting = "-" if row["forgetting"] is None else f"{row['forgetting']:.2f}"
+        line = f"{name:<18}{accuracy:>16}{row['n']:>7}{forgetting:>12}{row['seconds']:>9.1f}"
+        if known := results.reference.get(name):
+            spread = f" ± {known['std']:.2f}" if known.get("std") is not None else ""
+            line += f"  {known['mean']:.2f}{spread} ({known['source']})"
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def _tensorboard(folder: str | None) -> Any:
+    if folder is None:
+        return None
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise ImportError(
+            "TensorBoard logging needs tensorboard: pip install 'conceptors[tensorboard]'"
+        ) from None
+    writers: dict[str, Any] = {}
+
+    def log(method: str, seed: int, number: int, row: list[float]) -> None:
+        key = f"{method}/seed{seed}"
+        if key not in writers:
+            writers[key] = SummaryWriter(str(Path(folder) / key))
+        seen = row[: number + 1]
+        writers[key].add_scalar("accuracy/seen tasks", sum(seen) / len(seen), number + 1)
+        for task, value in enumerate(seen):
+            writers[key].add_scalar(f"accuracy/task {task + 1}", value, number + 1)
+        writers[key].flush()
+
+    return log
+
+
+def _experiment(options: argparse.Namespace) -> Experiment:
+    if options.preset in RENAMED:
+        print(
+            f"note: the preset {options.preset!r} is now called {current_name(options.preset)!r}",
+            file=sys.stderr,
+        )
+    settings: dict[str, dict[str, Any]] = {}
+    for text in options.set or []:
+        name, sign, value = text.partition("=")
+        if not sign or not name:
+            raise ExperimentError(f"--set takes NAME=VALUE or METHOD.NAME=VALUE, got {text!r}")
+        method, dot, rest = name.rpartition(".")
+        if dot and method not in METHODS:
+            raise ExperimentError(
+                f"--set {text}: unknown method {method!r}{nearest(method, METHODS)}"
+            )
+        settings.setdefault(method if dot else "*", {})[rest] = value
+    chosen = {"tasks": options.tasks, "limit": options.limit, "heads": options.heads}
+    scenario_options = {name: value for name, value in chosen.items() if value is not None}
+    if options.class_order != "fixed":
+        scenario_options["class_order"] = options.class_order
+    return Experiment(
+        scenario=options.scenario,
+        methods=list(dict.fromkeys(options.method)),
+        seeds=list(range(options.first_seed, options.first_seed + options.seeds)),
+        preset=current_name(options.preset),
+        options=scenario_options,
+        settings=settings,
+        device=options.device,
+        stacked=options.stacked,
+        command=options.command_line,
+    )
+
+
+_ACTIONS = {
+    "run": _run,
+    "tune": _tune,
+    "report": _report,
+    "list": _list,
+    "data": _data,
+    "bench": _bench,
+}

@@ -1,0 +1,165 @@
+"""The words of the command line and their help; loads nothing heavy."""
+
+from __future__ import annotations
+
+import argparse
+
+from conceptors import __version__
+
+_EXAMPLES = """
+examples:
+  conceptors run disjoint-mnist --method sgd --method cab --preset paper --out out/disjoint
+  conceptors run permuted-mnist --method cab --seeds 10 --device cuda --preset paper --out out/p
+  conceptors run disjoint-mnist --method cab --set cab.aperture=4 --set epochs=5 --out out/try
+  conceptors list --method cab
+  conceptors report out/disjoint
+"""
+
+_OWN_METHOD = """
+a method of your own is a Python file like this own.py:
+  from conceptors.methods import Learner, add
+
+  @add
+  class Slow(Learner):
+      name = "slow"
+      about = "learns later tasks slowly"
+
+      def gradients(self, number):  # number: of the task, from 0
+          for parameter in self.model.parameters():
+              if number and parameter.grad is not None:
+                  parameter.grad *= 0.01
+
+and joins with
+  conceptors run disjoint-mnist --import own.py --method sgd --method slow --out out/own
+"""
+
+_BENCH_EXAMPLES = """
+examples:
+  conceptors bench --list                         what there is
+  conceptors bench                                all that fits this machine, a few minutes
+  conceptors bench step-mlp --size full           one of them, with more rounds
+  conceptors bench --size full --out out/bench    writes cpu.json and cpu.md, or the GPU's name
+
+Numbers of a busy machine are worth little: ratios are measured side by side and stand it better
+than times. The exit code is 1 if a benchmark failed; a missed target is no failure.
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands; the one that is given comes as `command`, None without one."""
+    made = argparse.ArgumentParser(
+        prog="conceptors",
+        description="Networks that learn one task after another without forgetting.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("--version", action="version", version=f"conceptors {__version__}")
+    commands = made.add_subparsers(title="commands", metavar="COMMAND", dest="command")
+
+    command = commands.add_parser(
+        "run",
+        help="run methods on a scenario, several seeds",
+        description="Run methods on a scenario. Started again with the same words it resumes "
+        "where it stopped.",
+        epilog=_EXAMPLES + _OWN_METHOD,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _experiment_words(command)
+    command.add_argument("--tensorboard", metavar="DIR", help="also log accuracies there")
+
+    command = commands.add_parser("tune", help="choose settings on validation data")
+    _experiment_words(command)
+    command.add_argument(
+        "--vary",
+        action="append",
+        required=True,
+        metavar="NAME=LOW:HIGH[:log]",
+        help="a setting and its range (or NAME=a,b,c for choices); may be given several times",
+    )
+    command.add_argument("--trials", type=_positive, default=30, help="at most so many trials")
+    command.add_argument("--minutes", type=float, default=None, help="at most so long")
+
+    command = commands.add_parser("report", help="make a page and figures from results")
+    command.add_argument("folder", help="a folder with results.json")
+
+    command = commands.add_parser("list", help="scenarios, methods, presets and settings")
+    command.add_argument("--method", help="explain the settings of this method")
+    _import_word(command)
+
+    command = commands.add_parser("data", help="what data is here, and where; fetch more")
+    command.add_argument("name", nargs="*", help="data sets to fetch")
+
+    command = commands.add_parser(
+        "bench",
+        help="what shielding costs on this machine",
+        description="Measure shielded against plain training on this machine, beside the least "
+        "time that the added work can take here. Every line of the table says what was aimed at.",
+        epilog=_BENCH_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument("name", nargs="*", metavar="NAME", help="benchmarks (default: all)")
+    command.add_argument("--list", action="store_true", help="show their names and stop")
+    command.add_argument(
+        "--size",
+        choices=("tiny", "quick", "full"),
+        default="quick",
+        help="tiny: only to see that all runs; quick: a few minutes (default); full: for tables",
+    )
+    command.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:1")
+    command.add_argument("--out", metavar="DIR", help="write results there, after every benchmark")
+    return made
+
+
+def _experiment_words(command: argparse.ArgumentParser) -> None:
+    command.add_argument("scenario", help="see: conceptors list")
+    command.add_argument(
+        "--method", action="append", required=True, help="may be given several times"
+    )
+    _import_word(command)
+    command.add_argument("--seeds", type=_positive, default=1, help="how many (default 1)")
+    command.add_argument("--first-seed", type=int, default=0, help="the first of them (default 0)")
+    command.add_argument("--out", required=True, metavar="DIR", help="folder for the results")
+    command.add_argument("--preset", help="settings: paper (the paper's) or best (tuned)")
+    command.add_argument(
+        "--set",
+        action="append",
+        metavar="[METHOD.]NAME=VALUE",
+        help="a setting; several times; see: conceptors list --method NAME",
+    )
+    command.add_argument("--tasks", type=int, help="number of tasks")
+    command.add_argument(
+        "--class-order", choices=("fixed", "seed"), default="fixed", help="order of the classes"
+    )
+    heads = command.add_mutually_exclusive_group()
+    heads.add_argument("--heads", action="store_true", default=None, help="a head a task")
+    heads.add_argument("--single-head", dest="heads", action="store_false", help="one head")
+    command.add_argument("--limit", type=_positive, help="use only so many images (quick trials)")
+    command.add_argument(
+        "--device", default="auto", help="cpu, cuda, cuda:1 or auto (default: a GPU, if there)"
+    )
+    command.add_argument(
+        "--stacked",
+        type=int,
+        default=0,
+        metavar="N",
+        help="seeds learned at once as one stacked network (default: all on a GPU, else 1)",
+    )
+    command.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def _import_word(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--import",
+        dest="imports",
+        action="append",
+        default=[],
+        metavar="FILE.py",
+        help="a Python file with methods of your own (example: conceptors run --help)",
+    )
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
+    return value

@@ -1,0 +1,61 @@
+"""The device that is asked for, and where the numbers come from."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def find_device(name: str) -> torch.device:
+    """The device of that name; "auto" is the first GPU, or else the CPU.
+
+    Raises:
+        ValueError: there is no such device here; the message says which there are.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError):
+        here = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+        close = ["cuda"] if name == "gpu" else get_close_matches(name, here, n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise ValueError(
+            f"device {name!r} cannot be used; {hint}this machine has: {', '.join(here)}"
+        ) from None
+    return device
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Versions and the machine, as plain values."""
+    from conceptors import __version__
+
+    named = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return {
+        "conceptors": __version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "device": str(device),
+        "device_name": named,
+        "threads": torch.get_num_threads(),
+        "platform": platform.system(),
+    }
+
+
+def _commit() -> str | None:
+    try:
+        here = Path(__file__).parent
+        command = ["git", "-C", str(here), "rev-parse", "--short=12", "HEAD"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None

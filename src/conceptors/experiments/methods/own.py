@@ -1,0 +1,37 @@
+"""Methods of one's own, from a Python file."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+
+def import_methods(file: str | Path) -> None:
+    """Run a Python file that makes methods known with `conceptors.methods.add`; once only.
+
+    Raises:
+        ValueError: no such file, or it fails; the message says in which line.
+    """
+    path = Path(file).expanduser().resolve()
+    name = f"conceptors_import:{path}"
+    if name in sys.modules:
+        return
+    if path.suffix != ".py" or not path.is_file():
+        raise ValueError(f"--import takes a Python file, and there is no file {str(file)!r}")
+    spec = spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"--import {file}: Python cannot import it")
+    module = module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up while they are made
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        lines = [
+            f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)
+        ]
+        line = lines[-1] if lines else getattr(error, "lineno", None)
+        where = f", line {line}" if line else ""
+        raise ValueError(f"--import {file}{where}: {type(error).__name__}: {error}") from error

@@ -1,0 +1,132 @@
+"""Settings of methods: every field is an option of the command line, and explains itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, TypeVar, get_type_hints
+
+from conceptors._internal.suggest import nearest
+from conceptors.experiments.networks import ACTIVATIONS
+
+T = TypeVar("T")
+
+
+def setting(default: T, about: str, choices: Iterable[str] = ()) -> T:
+    """A field of a settings class: its default, what it does, and the words it may be."""
+    made: T = field(default=default, metadata={"about": about, "choices": tuple(choices)})
+    return made
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a network is trained."""
+
+    hidden: str = setting("800", "neurons of the hidden layers, like 800 or 100,100")
+    activation: str = setting("relu", "of the hidden neurons", ACTIVATIONS)
+    loss: str = setting(
+        "bce", "bce and mse are on sigmoid outputs", choices=("bce", "mse", "softmax")
+    )
+    init: str = setting(
+        "uniform",
+        "initial weights: uniform in ± scale / √fan-in, or truncated normal of sd scale",
+        choices=("uniform", "truncated"),
+    )
+    scale: float = setting(1.7, "size of the initial weights, see init")
+    epochs: float = setting(10.0, "passes over a task's share of the data")
+    steps: int = setting(0, "steps a task instead of epochs, 0 for epochs")
+    batch: int = setting(64, "images a step")
+    rate: float = setting(0.1, "learning rate")
+    later_rate: float = setting(0.0, "learning rate from the second task on, 0 for the same")
+    momentum: float = setting(0.0, "of the optimizer")
+    decay: float = setting(0.0, "weight decay")
+    gradient: str = setting(
+        "mean",
+        "over the batch; unit: the sum, then each neuron's scaled to length 1",
+        choices=("mean", "sum", "unit"),
+    )
+    stop_above: float = setting(
+        0.0, "end a task early at this validation accuracy in percent, 0 for never"
+    )
+    stop_above_later: float = setting(0.0, "the same from the second task on, if lower")
+    check_every: int = setting(1000, "steps between checks on validation images")
+    validation: int = setting(1000, "images of those checks")
+
+    @property
+    def sizes(self) -> list[int]:
+        return [int(part) for part in str(self.hidden).split(",") if part]
+
+
+def parse_settings(kind: type[Settings], values: dict[str, Any]) -> Settings:
+    """Settings from names and values (also strings), checked.
+
+    Raises:
+        ValueError: unknown name (nearest ones suggested) or a value of the wrong type.
+    """
+    types = get_type_hints(kind)
+    names = [f.name for f in fields(kind)]
+    parsed: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in names:
+            raise ValueError(f"unknown setting {name!r}{nearest(name, names)}")
+        parsed[name] = _parse(name, value, types[name])
+    made = kind(**parsed)
+    _check(made)
+    return made
+
+
+def explain_settings(kind: type[Settings]) -> list[str]:
+    """A line a setting: its name, default, type or choices, and what it does."""
+    types = get_type_hints(kind)
+    rows = [
+        (
+            entry.name,
+            str(entry.default),
+            "|".join(entry.metadata.get("choices", ())) or types[entry.name].__name__,
+            entry.metadata.get("about", ""),
+        )
+        for entry in sorted(fields(kind), key=lambda entry: entry.name in _COMMON)  # own ones first
+    ]
+    heads = ("NAME", "DEFAULT", "CHOICES", "WHAT IT DOES")
+    widths = [max(len(row[i]) for row in [heads, *rows]) for i in range(3)]
+    return [
+        "  ".join([*(text.ljust(width) for text, width in zip(row, widths)), row[3]]).rstrip()
+        for row in [heads, *rows]
+    ]
+
+
+_COMMON = {entry.name for entry in fields(Settings)}
+
+
+def _parse(name: str, value: Any, wanted: type) -> Any:
+    try:
+        if wanted is bool and isinstance(value, str):
+            return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[
+                value.lower()
+            ]
+        if wanted is int and isinstance(value, float) and not value.is_integer():
+            raise ValueError
+        return wanted(value)
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"{name}={value!r} is not a {wanted.__name__}") from None
+
+
+def _check(settings: Settings) -> None:
+    for entry in fields(settings):
+        value, allowed = getattr(settings, entry.name), entry.metadata.get("choices")
+        if allowed and value not in allowed:
+            raise ValueError(f"{entry.name} must be one of {', '.join(allowed)}, got {value!r}")
+    try:
+        sizes = settings.sizes
+    except ValueError:
+        raise ValueError(f"hidden={settings.hidden!r} is not like 800 or 100,100") from None
+    at_least_one = {
+        name: getattr(settings, name) for name in ("batch", "check_every", "validation")
+    }
+    for name, value in {"hidden": min(sizes, default=1), **at_least_one}.items():
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    for name, value in asdict(settings).items():
+        if isinstance(value, (int, float)) and not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"{name} must be a finite number >= 0, got {value}")
