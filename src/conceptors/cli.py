@@ -86,19 +86,29 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from conceptors.report import read_results, write_figures, write_page
+    from conceptors.report import (
+        need_charts,
+        read_results,
+        write_comparison,
+        write_figures,
+        write_page,
+    )
     from conceptors.report.seen import pictures
 
-    folder = Path(options.folder)
-    results = read_results(folder / "results.json")
-    figures = write_figures(results, folder / "figures")
-    try:
-        shown = pictures(results, folder / "figures")
-    except DataUnavailableError as error:
-        print(f"without the projected images: {error}", file=sys.stderr)
-        shown = []
-    page = write_page(results, folder / "index.html", shown)
-    print(f"page: {page}\n{len(figures)} figures in {folder / 'figures'}")
+    need_charts()
+    folders = [Path(folder) for folder in options.folder]
+    found = [read_results(folder / "results.json") for folder in folders]
+    for folder, results in zip(folders, found):
+        figures = write_figures(results, folder / "figures")
+        try:
+            shown = pictures(results, folder / "figures")
+        except DataUnavailableError as error:
+            print(f"without the projected images: {error}", file=sys.stderr)
+            shown = []
+        page = write_page(results, folder / "index.html", shown)
+        print(f"page: {page}\n{len(figures)} figures in {folder / 'figures'}")
+    if len(folders) > 1:
+        print(f"side by side: {write_comparison(folders, folders[0] / 'comparison.html')}")
     return 0
 
 
@@ -310,7 +320,9 @@ def _parser() -> argparse.ArgumentParser:
     command.set_defaults(action=_tune)
 
     command = commands.add_parser("report", help="make a page and figures from results")
-    command.add_argument("folder", help="a folder with results.json")
+    command.add_argument(
+        "folder", nargs="+", help="a folder with results.json; several are also compared"
+    )
     command.set_defaults(action=_report)
 
     command = commands.add_parser("list", help="scenarios, methods, presets and settings")

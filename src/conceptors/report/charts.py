@@ -42,6 +42,7 @@ class Axes:
     y: str
     domain: tuple[float, float] | None = None  # None: close to the data
     log: bool = False
+    log_x: bool = False
     whole: bool = False  # x has whole numbers only
 
 
@@ -84,18 +85,19 @@ def lines(
 ) -> Drawing:
     """A line a curve with at most `marks` markers, and a band where there is a spread."""
     rows, scales = _series(curves, looks, marks)
-    kind = {"type": "log"} if axes.log else {"zero": False}
+    kind: dict[str, Any] = {"type": "log"} if axes.log else {"zero": False}
     scale = alt.Scale(domain=axes.domain) if axes.domain else alt.Scale(**kind)
     across = [x for curve in curves.values() for x in curve.x]
     ticks: dict[str, Any] = {"grid": False, "tickCount": 8}
     if axes.whole:
         ticks |= {"tickMinStep": 1, "format": "d"}
-        if len(set(across)) <= 12:
-            ticks |= {"values": sorted(set(across)), "labelOverlap": False}
+    if (axes.whole or axes.log_x) and len(set(across)) <= 12:
+        ticks = {"grid": False, "values": sorted(set(across)), "labelOverlap": False}
+    kind_x: dict[str, Any] = {"type": "log", "base": 2} if axes.log_x else {"padding": 8}
     x = alt.X(
         "x:Q",
         title=axes.x,
-        scale=alt.Scale(domain=[min(across), max(across)], padding=8, nice=False),
+        scale=alt.Scale(domain=[min(across), max(across)], nice=False, **kind_x),
         axis=alt.Axis(**ticks),
     )
     y = alt.Y("y:Q", title=axes.y, scale=scale, axis=alt.Axis(tickCount=6))
@@ -149,7 +151,12 @@ def seeds(
         .encode(x=x, y=y, color=colour, description="tip:N"),
     ]
     if others:
-        diamond = {"shape": "diamond", "size": 60, "color": LIGHT["ink"], "yOffset": 15}
+        diamond: dict[str, Any] = {
+            "shape": "diamond",
+            "size": 60,
+            "color": LIGHT["ink"],
+            "yOffset": 15,
+        }
         parts.append(
             alt.Chart(_data(others)).mark_point(**diamond).encode(x=x, y=y, description="tip:N")
         )
@@ -222,13 +229,19 @@ def pictures(columns: Mapping[str, Array], title: str) -> Drawing:
                 for (y, x), v in np.ndenumerate(shown)
                 if v > 0.01
             ]
-            hidden = {"axis": None, "scale": alt.Scale(domain=[0, width], nice=False)}
-            down = {"axis": None, "scale": alt.Scale(domain=[height, 0], nice=False)}
+            right: dict[str, Any] = {
+                "axis": None,
+                "scale": alt.Scale(domain=[0, width], nice=False),
+            }
+            down: dict[str, Any] = {
+                "axis": None,
+                "scale": alt.Scale(domain=[height, 0], nice=False),
+            }
             pixels = (
                 alt.Chart(_data(rows))
                 .mark_rect(aria=False, fill="#000000", stroke=None)
                 .encode(
-                    x=alt.X("x:Q", **hidden),
+                    x=alt.X("x:Q", **right),
                     x2="x2:Q",
                     y=alt.Y("y:Q", **down),
                     y2="y2:Q",
@@ -248,11 +261,14 @@ def joined(charts: Mapping[str, Drawing], columns: int) -> Drawing:
     if len(named) == 1:
         return named[0]
     together = alt.concat(*named, columns=columns)
-    return together.resolve_scale(color="independent", shape="independent", strokeDash="independent")
+    apart: Drawing = together.resolve_scale(
+        color="independent", shape="independent", strokeDash="independent"
+    )
+    return apart
 
 
-def _data(rows: Rows) -> alt.Data:
-    return alt.Data(values=rows)
+def _data(rows: Rows) -> alt.InlineData:
+    return alt.InlineData(values=rows)
 
 
 def _series(

@@ -70,7 +70,7 @@ def shares(results: dict[str, Any]) -> Array:
 
 
 def seen_so_far(results: dict[str, Any], method: str) -> Band:
-    """Accuracy on the test images of all tasks seen so far, after each task (the paper's figure 1)."""
+    """Accuracy on the test images of the tasks seen so far, after each (the paper's figure 1)."""
     curves, tasks, weights = [], task_count(results), shares(results)
     for run in runs_of(results, method):
         rows = run["accuracy"][:-1]

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from conceptors.experiments.results import check_results
 from conceptors.report import measures
 from conceptors.report.measures import CEILINGS
-from conceptors.report.sections import Section, seeds_panel, sections
+from conceptors.report.sections import Section, sections, seeds_panel
 from conceptors.report.settings import Settings, pairs, settings
 from conceptors.report.summary import summary
 from conceptors.report.text import clean, labels, spread
@@ -63,7 +63,7 @@ def write(
 def render(
     found: Mapping[str, dict[str, Any]], pictures: Pictures = (), names: Sequence[str] = ("",)
 ) -> str:
-    """The page as text; `found` are results by the address of their file, `names` what to call them."""
+    """The page as text; `found` are results by the address of their file, `names` their names."""
     for results in found.values():
         check_results(results)
     several = len(found) > 1

@@ -11,10 +11,10 @@ import numpy as np
 
 from conceptors.experiments.results import check_results
 from conceptors.report import charts, measures
-from conceptors.report.charts import Axes, Curve, Drawing
+from conceptors.report.charts import Axes, Curve
 from conceptors.report.measures import Band, Matrix
 from conceptors.report.text import MISSING, clean, labels, number, shorten, spread
-from conceptors.report.theme import look, method_looks, save, task_looks
+from conceptors.report.theme import Drawing, look, method_looks, save, task_looks
 
 LEARNED = "number of tasks learned"
 MEASURE = "accuracy on test images (%)"
@@ -73,7 +73,9 @@ def accuracy(results: dict[str, Any]) -> Section:
     bands = {name: measures.seen_so_far(results, name) for name in names}
     curves = {m: charts.band_curve(b, m, " %", 2, 100) for m, b in bands.items()}
     axes = Axes(LEARNED, MEASURE, whole=True)
-    ends = "; ".join(f"{shorten(m, 40)} ends at {number(b.mean[-1], 1)} %" for m, b in bands.items())
+    ends = "; ".join(
+        f"{shorten(m, 40)} ends at {number(b.mean[-1], 1)} %" for m, b in bands.items()
+    )
     about = "On the test images of all tasks seen so far, after each task."
     if any(band.sd is not None for band in bands.values()):
         about += " Bands and thin lines are one standard deviation over seeds."
@@ -134,8 +136,11 @@ def forgetting(results: dict[str, Any]) -> Section:
         )
         chart = charts.over_tasks(curves, task_looks(len(shown)), axes)
         panels.append(Panel(method, chart, label, _band_table(bands, 2)))
-    about = "The accuracy of every task, from when it was learned to the end. A line that stays level is a task that is kept."
-    return Section("forgetting", "Forgetting, task by task", about, panels)
+    about = (
+        "The accuracy of every task, from when it was learned to the end. A line that stays "
+        "level is a task that is kept."
+    )
+    return Section("forgetting", "Forgetting", about, panels)
 
 
 def matrices(results: dict[str, Any]) -> Section:
@@ -168,16 +173,22 @@ def matrices(results: dict[str, Any]) -> Section:
 
 def learning(results: dict[str, Any]) -> Section:
     """Validation accuracy while each task is learned."""
-    panels = _learning(results, "validation", Axes("step within the task", "validation accuracy (%)"))
-    about = "Accuracy on the validation images of the task that is being learned, mean over seeds. Where later tasks learn more slowly or end lower, room is getting scarce."
-    return Section("learning", "Learning curves within tasks", about, panels)
+    panels = _learning(
+        results, "validation", Axes("step within the task", "validation accuracy (%)")
+    )
+    about = (
+        "Within tasks: accuracy on the validation images of the task that is being learned, "
+        "mean over seeds. Where later tasks learn more slowly or end lower, room is getting "
+        "scarce."
+    )
+    return Section("learning", "Learning curves", about, panels)
 
 
 def loss(results: dict[str, Any]) -> Section:
     """Training loss while each task is learned."""
     panels = _learning(results, "loss", Axes("step within the task", "training loss", log=True))
     about = "Loss on the last training batch before each check, mean over seeds."
-    return Section("loss", "Training loss within tasks", about, panels, folded=True)
+    return Section("loss", "Training loss", about, panels, folded=True)
 
 
 def quota(results: dict[str, Any]) -> Section:
@@ -188,13 +199,14 @@ def quota(results: dict[str, Any]) -> Section:
         if bands:
             curves = {n: charts.band_curve(b, n, "", 3, 1) for n, b in bands.items()}
             axes = Axes(LEARNED, "quota of A (share of the space)", (0, 1), whole=True)
-            ends = "; ".join(
-                f"{shorten(n, 40)} ends at {b.mean[-1]:.2f}" for n, b in bands.items()
-            )
+            ends = "; ".join(f"{shorten(n, 40)} ends at {b.mean[-1]:.2f}" for n, b in bands.items())
             chart = charts.over_tasks(curves, [look(k) for k in range(len(bands))], axes)
             label = f"Claimed share of each layer, {shorten(method, 60)}. {ends}"
             panels.append(Panel(method, chart, label, _band_table(bands, 3)))
-    about = "The quota of A, the conceptor of all tasks so far: which share of a layer’s input space they claim. At 1 nothing is free for another task."
+    about = (
+        "The quota of A, the conceptor of all tasks so far: which share of a layer’s input "
+        "space they claim. At 1 nothing is free for another task."
+    )
     return Section("quota", "Memory used", about, panels)
 
 
@@ -218,7 +230,10 @@ def spectra(results: dict[str, Any]) -> Section:
                 f"The quota grows from {quotas[0]:.2f} to {quotas[-1]:.2f}"
             )
             panels.append(Panel(f"{method}, {layer}", chart, label))
-    about = "Singular values of A after each task, the largest first. A value of 1 is a direction that is protected, 0 one that is free; the quota is their mean."
+    about = (
+        "Singular values of A after each task, the largest first. A value of 1 is a direction"
+        " that is protected, 0 one that is free; the quota is their mean."
+    )
     return Section("spectra", "Spectra", about, panels)
 
 
@@ -237,8 +252,12 @@ def similarity(results: dict[str, Any]) -> Section:
         table = _matrix_table(matrix, heads, heads, 3)
         label = f"Similarity between tasks, {shorten(name, 60)}{between}"
         panels.append(Panel(f"{name}{between}", chart, label, table))
-    about = "ρ of the conceptors of two tasks: 0 (white) for orthogonal spaces, 1 (darkest) for the same. The more alike two tasks’ inputs are, the less room is left to learn the second without touching the first."
-    return Section("similarity", "Similarity between tasks", about, panels, 3)
+    about = (
+        "ρ of the conceptors of two tasks: 0 (white) for orthogonal spaces, 1 (darkest) for "
+        "the same. The more alike two tasks’ inputs are, the less room is left to learn the "
+        "second without touching the first."
+    )
+    return Section("similarity", "Similarity", about, panels, 3)
 
 
 def _learning(results: dict[str, Any], part: str, axes: Axes) -> list[Panel]:

@@ -105,9 +105,9 @@ def _plain(value: float | None, best: bool, *, signed: bool = False) -> Cell:
 def _reference(entry: dict[str, Any] | None) -> Cell:
     if entry is None:
         return Cell(MISSING)
-    return Cell(
-        spread(entry["mean"], entry.get("std")), entry["mean"], note=entry.get("source") or ""
-    )
+    source = entry.get("source") or ""
+    note = "the paper" if source == "report" else source
+    return Cell(spread(entry["mean"], entry.get("std")), entry["mean"], note=note)
 
 
 def _best(values: list[tuple[str, float | None]], highest: bool) -> set[str]:

@@ -21,7 +21,7 @@ from markupsafe import Markup
 from conceptors.report.measures import CEILINGS
 from conceptors.report.text import clean
 
-Drawing = alt.Chart | alt.LayerChart | alt.ConcatChart
+Drawing = alt.Chart | alt.LayerChart | alt.ConcatChart | alt.FacetChart
 FORMATS = ("svg", "pdf", "png")
 STEPS = 10  # colours from the first to the last task
 
@@ -94,7 +94,7 @@ _CONFIG: dict[str, Any] = {
         "symbolSize": 70,
         "symbolStrokeWidth": 2,
         "rowPadding": 4,
-        "columnPadding": 14,
+        "columnPadding": 26,
     },
 }
 
