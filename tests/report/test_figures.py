@@ -20,7 +20,16 @@ def only_svg(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_all_figures_in_all_formats(tmp_path: Path) -> None:
     written = write_figures(sample.make(2, 2, ("cab", "sgd")), tmp_path / "figures")
-    names = "accuracy forgetting matrices learning loss quota spectra similarity".split()
+    names = [
+        "accuracy",
+        "forgetting",
+        "matrices",
+        "learning",
+        "loss",
+        "quota",
+        "spectra",
+        "similarity",
+    ]
     assert [p.name for p in written] == [f"{n}.{e}" for n in names for e in ("svg", "pdf", "png")]
     heads = {".pdf": b"%PDF-", ".png": b"\x89PNG\r\n"}
     for file in written:
