@@ -181,11 +181,14 @@ def test_the_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     picture = plot_growth(tmp_path / "cpu.json", tmp_path / "growth.svg")
     text = picture.read_text(encoding="utf-8")
     assert "<svg" in text
+    assert "tasks remembered" in text
+    with pytest.raises(ValueError, match=r"must end in one of \.svg"):
+        plot_growth(tmp_path / "cpu.json", tmp_path / "growth.txt")
     run_suite(["strange"], "tiny", CPU, folder=tmp_path)
     with pytest.raises(ValueError, match="holds no growth curves"):
         plot_growth(tmp_path / "cpu.json", picture)
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match="figures need matplotlib"):
+    monkeypatch.setitem(sys.modules, "altair", None)
+    with pytest.raises(ImportError, match="need altair, which is not installed"):
         plot_growth(tmp_path / "cpu.json", picture)
 
 

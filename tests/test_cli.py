@@ -136,12 +136,29 @@ def test_run_and_report(
     assert list((folder / "figures").glob("projected-*.png"))
     assert capsys.readouterr().err == ""
 
+    assert main(["report", str(folder), str(folder)]) == 0  # compared with itself
+    assert (folder / "comparison.html").stat().st_size > 1000
+    assert "side by side: " in capsys.readouterr().out
+
     def offline(name: str) -> None:
         raise DataUnavailableError("no mnist here")
 
     monkeypatch.setattr("conceptors.report.seen.load", offline)
     assert main(["report", str(folder)]) == 0  # without these images only
     assert "without the projected images: no mnist here" in capsys.readouterr().err
+
+
+def test_report_without_the_extra(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("altair", "vl_convert", "jinja2"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert main([*RUN, "--method", "sgd", "--out", str(tmp_path), "--quiet"]) == 0
+    assert "sgd" in capsys.readouterr().out
+    assert main(["report", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "pip install 'conceptors[figures]'" in said
 
 
 def test_the_table_shows_the_paper(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,7 +87,7 @@ def test_no_two_modules_need_each_other() -> None:
 @pytest.mark.parametrize("name", [n for n in MODULES if n.startswith(("algebra.", "streams."))])
 def test_mathematics_knows_nothing_of_networks_or_extras(name: str) -> None:
     for module in imported(tree_of(name)):
-        extras = ("torch.nn", "torch.optim", "sklearn", "matplotlib", "safetensors")
+        extras = ("torch.nn", "torch.optim", "sklearn", "altair", "safetensors")
         assert not module.startswith(extras)
 
 
@@ -122,7 +122,7 @@ import importlib.abc, sys
 
 class Blocker(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name.split(".")[0] in ("sklearn", "safetensors", "matplotlib", "scipy"):
+        if name.split(".")[0] in ("sklearn", "safetensors", "altair", "vl_convert", "scipy"):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Blocker())
@@ -190,7 +190,7 @@ def test_importing_loads_no_optional_package() -> None:
     out = run(
         """
 import conceptors
-print([m for m in ("sklearn", "safetensors", "matplotlib") if m in sys.modules])
+print([m for m in ("sklearn", "safetensors", "altair") if m in sys.modules])
 """
     )
     assert out.strip() == "[]"

@@ -9,8 +9,8 @@ import numpy as np
 HOSTILE = "<script>document.title='owned';alert(1)</script>"
 REFERENCE = {
     "cab": {"mean": 94.91, "std": 0.30, "source": "technical report 35"},
-    "ewc": {"mean": 52.72, "std": 1.36, "source": "Lee et al. 2017, cited by the report"},
-    "imm": {"mean": 94.12, "std": 0.27, "source": "Lee et al. 2017, cited by the report"},
+    "ewc": {"mean": 52.72, "std": 1.36, "source": "Lee et al. 2017, cited by the paper"},
+    "imm": {"mean": 94.12, "std": 0.27, "source": "Lee et al. 2017, cited by the paper"},
 }
 SIZES = {"input": 785, "hidden": 101}
 KEPT = {"sgd": 0.0, "ewc": 0.55, "cab": 0.985, "joint": 1.0}  # share kept when a task is added
@@ -35,7 +35,7 @@ def make(
         + f" --tasks {tasks} --seeds {seeds} --preset report --out results/run",
         "preset": "report",
         "runs": runs,
-        "summary": {m: _summary([r for r in runs if r["method"] == m]) for m in methods},
+        "summary": {m: summarise([r for r in runs if r["method"] == m]) for m in methods},
         "task_names": names
         if disjoint and tasks == 2
         else [f"permutation {k}" for k in range(tasks)],
@@ -57,7 +57,7 @@ def make(
         )
         results["deviations"] = [
             "The conceptors are hard (singular values of at least 0.5 become 1, others 0), as in "
-            "the authors' notebooks; the report does not say so.",
+            "the authors' notebooks; the paper does not say so.",
             "Each unit's gradient is scaled to length 1 after summing over the batch.",
         ]
     return results
@@ -141,7 +141,8 @@ def _config(method: str, disjoint: bool, seed: int) -> dict[str, Any]:
     return config
 
 
-def _summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
+def summarise(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """The entry of a method in the summary."""
     final = np.array([r["final_accuracy"] for r in runs])
     means = {
         name: float(np.mean([r[name] for r in runs]))

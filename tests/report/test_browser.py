@@ -170,7 +170,7 @@ def test_numbers_are_sorted_as_numbers(show: Open) -> None:
     page = show("two")
     page.click("#sort-seconds")
     values = page.eval_on_selector_all(
-        "table.summary tbody tr", "rows => rows.map(r => r.cells[6].dataset.v ?? null)"
+        "table.summary tbody tr", "rows => rows.map(r => r.cells[5].dataset.v ?? null)"
     )
     known = [float(v) for v in values if v is not None]
     assert known == sorted(known)
@@ -211,7 +211,7 @@ def test_print_is_light_and_without_controls(show: Open) -> None:
 
 def test_values_under_the_pointer(show: Open) -> None:
     page = show("two")
-    cell = page.locator("#matrices svg.chart").first.locator("rect.cell").nth(2)
+    cell = page.locator("#matrices svg.chart").first.locator(".tip").nth(2)
     cell.scroll_into_view_if_needed()
     cell.hover()
     tip = page.inner_text("#tip")
@@ -225,34 +225,37 @@ def test_values_by_arrow_keys(show: Open) -> None:
     page.focus("#matrices svg.chart")
     for key, start in (
         ("ArrowRight", "after task 1, tested on task 1 "),
-        ("ArrowDown", "after task 2, tested on task 1 "),
-        ("End", "after task 2, tested on task 10 "),
-        ("ArrowRight", "after task 2, tested on task 10 "),  # the end is the end
-        ("Home", "after task 2, tested on task 1 "),
+        ("ArrowRight", "after task 1, tested on task 2 "),
+        ("ArrowDown", "after task 2, tested on task 2 "),
+        ("ArrowUp", "after task 1, tested on task 2 "),
+        ("End", "after task 10, tested on task 10 "),
+        ("ArrowRight", "after task 10, tested on task 10 "),  # the end is the end
+        ("Home", "after task 1, tested on task 1 "),
     ):
         page.keyboard.press(key)
         assert page.inner_text("#tip").startswith(start)
         assert page.inner_text("#live") == page.inner_text("#tip")
     page.keyboard.press("Escape")
     assert not page.is_visible("#tip")
-    page.focus("#curves svg.chart")
+    page.focus("#accuracy svg.chart")
     page.keyboard.press("ArrowRight")
-    assert page.inner_text("#tip").startswith("cab, after 1 task: ")
+    assert page.inner_text("#tip").startswith("cab, after task 1: ")
 
 
-def test_values_of_a_hundred_tasks(show: Open) -> None:
-    page = show("hundred")
-    chart = page.locator("#matrices svg.chart").nth(1)
-    chart.focus()
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("End")
-    assert page.inner_text("#tip").startswith("after task 1, tested on task 100: ")
-    assert page.inner_text("#tip").endswith("% (not learned yet)")
-    chart.scroll_into_view_if_needed()
-    box = chart.bounding_box()
-    assert box is not None
-    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] * 0.8)
-    assert page.inner_text("#tip").startswith("after task 9")
+def test_charts_follow_the_theme(show: Open) -> None:
+    page = show("two", color_scheme="dark")
+    text = page.locator("#accuracy svg.chart text").first
+    assert text.evaluate("t => getComputedStyle(t).fill") == "rgb(154, 164, 177)"
+    page.click("#theme")
+    assert text.evaluate("t => getComputedStyle(t).fill") == "rgb(89, 98, 110)"
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_summary_fits_or_says_that_it_scrolls(width: int, show: Open) -> None:
+    page = show("two", width)
+    assert page.is_visible(".swipe") == (width == 390)
+    wide = page.evaluate("(t => t.scrollWidth > t.clientWidth)(document.querySelector('.scroll'))")
+    assert wide == (width == 390)
 
 
 def test_every_control_is_reached_by_tab(show: Open) -> None:

@@ -9,18 +9,27 @@ import numpy as np
 import pytest
 import torch
 
-from conceptors.report import plots, printing, projected_images, write_figures
+from conceptors.report import projected_images, theme, write_figures
 from report import sample
 
 
 @pytest.fixture
 def only_svg(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(printing, "FORMATS", ("svg",))
+    monkeypatch.setattr(theme, "FORMATS", ("svg",))
 
 
 def test_all_figures_in_all_formats(tmp_path: Path) -> None:
     written = write_figures(sample.make(2, 2, ("cab", "sgd")), tmp_path / "figures")
-    names = ["accuracy", "matrices", "spectra-cab", "quota", "similarity"]
+    names = [
+        "accuracy",
+        "forgetting",
+        "matrices",
+        "learning",
+        "loss",
+        "quota",
+        "spectra",
+        "similarity",
+    ]
     assert [p.name for p in written] == [f"{n}.{e}" for n in names for e in ("svg", "pdf", "png")]
     heads = {".pdf": b"%PDF-", ".png": b"\x89PNG\r\n"}
     for file in written:
@@ -49,7 +58,7 @@ def test_the_same_results_make_the_same_files(tmp_path: Path) -> None:
 def test_any_name_can_be_drawn(tmp_path: Path) -> None:
     results = sample.hostile()
     written = write_figures(results, tmp_path)
-    assert len({p.name for p in written}) == len(written) == 4 + len(results["summary"])
+    assert len({p.name for p in written}) == len(written) == 8
     for file in written:
         assert file.parent == tmp_path
         ET.parse(file)
@@ -57,23 +66,31 @@ def test_any_name_can_be_drawn(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("only_svg")
 def test_many_tasks(tmp_path: Path) -> None:
-    assert len(write_figures(sample.make(100, 2, ("cab",), disjoint=False), tmp_path)) == 5
+    assert len(write_figures(sample.make(100, 2, ("cab",), disjoint=False), tmp_path)) == 8
 
 
-def test_axes_have_units_and_legends_quotas() -> None:
-    results = sample.make(2, 2, ("cab", "sgd"))
-    accuracy = plots.accuracy(results).axes[0]
-    assert accuracy.get_xlabel() == "number of tasks learned"
-    assert accuracy.get_ylabel() == "accuracy over tasks seen so far (%)"
-    spectra = plots.spectra(results, "cab").axes
-    assert [axes.get_title(loc="center") or axes.get_title(loc="left") for axes in spectra] == [
-        "(a) input",
-        "(b) hidden",
-    ]
-    legend = spectra[0].get_legend()
-    assert legend is not None
-    quota = results["runs"][0]["quota"]["input"]
-    assert legend.get_texts()[0].get_text() == f"after task 1: {quota[0]:.2f}"
+def _said(file: Path) -> list[str]:
+    """All texts of an SVG."""
+    return [element.text or "" for element in ET.parse(file).iter() if element.tag.endswith("text")]
+
+
+@pytest.mark.usefixtures("only_svg")
+def test_axes_have_units_and_legends_are_whole(tmp_path: Path) -> None:
+    results = sample.make(10, 2, ("cab", "sgd"), disjoint=False)
+    found = {file.stem: _said(file) for file in write_figures(results, tmp_path)}
+    assert {"number of tasks learned", "accuracy on test images (%)"} <= set(found["accuracy"])
+    assert {f"task {k}" for k in range(1, 11)} <= set(found["forgetting"])
+    assert {str(k) for k in range(1, 11)} <= set(found["accuracy"])
+    quota = np.mean([run["quota"]["input"] for run in results["runs"][:2]], axis=0)
+    assert f"task 1: quota {quota[0]:.2f}" in found["spectra"]
+
+
+@pytest.mark.usefixtures("only_svg")
+def test_two_tasks_are_bars(tmp_path: Path) -> None:
+    accuracy = write_figures(sample.make(2, 1, ("sgd",), bare=True), tmp_path)[0]
+    text = accuracy.read_text("utf-8")
+    assert 'aria-roledescription="bar"' in text
+    assert "line mark" not in text
 
 
 def test_bad_results_write_nothing(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from conceptors.report import measures
-from conceptors.report.styles import method_styles, style
+from conceptors.report.theme import look, method_looks, task_looks
 from report import sample
 
 
@@ -17,6 +17,7 @@ def _results(*accuracies: list[list[float]], **parts: list[Any]) -> dict[str, An
     results = sample.make(len(accuracies[0][0]), len(accuracies), ("m",), bare=True)
     for k, (run, rows) in enumerate(zip(results["runs"], accuracies)):
         run["accuracy"] = rows
+        run["final_accuracy"] = float(np.mean(rows[-1]))
         run.update({name: values[k] for name, values in parts.items()})
     return results
 
@@ -79,13 +80,42 @@ def test_the_same_similarity_is_shown_once() -> None:
 
 
 def test_curves_differ_in_grey() -> None:
-    looks = [style(k) for k in range(28)]
+    looks = [look(k) for k in range(28)]
     assert len(set(looks)) == 28
-    first = [(look.dash, look.marker) for look in looks[:7]]
+    first = [(found.dash, found.shape) for found in looks[:7]]
     assert len(set(first)) == 7
+    assert len({found.colour for found in task_looks(10)}) == 10
 
 
 def test_the_ceiling_takes_no_colour_from_the_others() -> None:
-    found = method_styles(["joint", "cab"])
-    assert found["cab"] == style(0)
-    assert found["joint"].colour == 7
+    joint, cab = method_looks(["joint", "cab"])
+    assert cab == look(0)
+    assert joint.colour == "s7"
+
+
+def test_one_measure_over_images() -> None:
+    """Tasks with more test images count more, as in the final accuracy."""
+    runs = [[[90.0, 0.0], [a, b]] for a, b in ((80.0, 60.0), (20.0, 90.0), (70.0, 50.0))]
+    results = _results(*runs)
+    for run in results["runs"]:
+        run["final_accuracy"] = 0.75 * run["accuracy"][-1][0] + 0.25 * run["accuracy"][-1][1]
+    np.testing.assert_allclose(measures.shares(results), [0.75, 0.25], atol=1e-6)
+    band = measures.seen_so_far(results, "m")
+    assert band.mean[-1] == np.mean([run["final_accuracy"] for run in results["runs"]])
+
+
+def test_each_task_from_when_it_was_learned() -> None:
+    found = measures.each_task(_results([[90.0, 0.0], [80.0, 60.0]]), "m")
+    assert {t: (b.tasks, b.mean.tolist()) for t, b in found.items()} == {
+        1: ([1, 2], [90.0, 80.0]),
+        2: ([2], [60.0]),
+    }
+
+
+def test_learning_is_averaged_over_the_seeds_that_got_there() -> None:
+    rows = [[90.0]]
+    first = [{"task": 0, "step": [10, 20], "loss": [1.0, None], "validation": [50.0, 70.0]}]
+    second = [{"task": 0, "step": [10], "loss": [3.0], "validation": [60.0]}]
+    results = _results(rows, rows, history=[first, second])
+    assert measures.learning(results, "m", "validation") == {1: {10: 55.0, 20: 70.0}}
+    assert measures.learning(results, "m", "loss") == {1: {10: 2.0}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import re
 import sys
 from html.parser import HTMLParser
@@ -13,9 +14,16 @@ from typing import Any
 
 import pytest
 
-from conceptors.report import write_page
-from conceptors.report.page import render
+from conceptors.report import write_comparison, write_page
+from conceptors.report.page import RAW
+from conceptors.report.page import render as render_all
 from report import sample
+
+
+def render(results: dict[str, Any]) -> str:
+    """The page of one set of results."""
+    return render_all({RAW: results})
+
 
 VOID = {"meta", "link", "img", "br"}
 
@@ -75,6 +83,8 @@ def test_nothing_is_fetched(page: Page) -> None:
             value = attributes.get(key)
             if value is not None and not value.startswith(("#", "data:")):
                 assert (name, key, value) == ("a", "href", "results.json")
+    for _, text in page.texts:
+        assert "http://www.w3.org/" not in text or "SVG = " in text
     (style,) = page.said("style")
     assert "@import" not in style
     assert "url(" not in style
@@ -144,18 +154,19 @@ def test_one_seed_has_no_spread() -> None:
 def test_every_cell_says_its_value() -> None:
     results = sample.make(2, 1, ("sgd",), bare=True)
     results["runs"][0]["accuracy"] = [[98.5, 1.25], [0.5, 97.0]]
+    results["runs"][0]["final_accuracy"] = 48.75
     said = Page(render(results)).said("title")
     assert "after task 1, tested on task 1 (digits 0–4): 98.50 %" in said
     assert "after task 1, tested on task 2 (digits 5–9): 1.25 % (not learned yet)" in said
     assert "after task 2, tested on task 1 (digits 0–4): 0.50 %" in said
-    assert "sgd, after 2 tasks: 48.75 %" in said
+    assert "sgd, after task 2: 48.75 %" in said
 
 
 def test_missing_parts_leave_no_empty_sections() -> None:
     ids = {a.get("id") for a in Page(render(sample.make(2, 1, bare=True))).all("section")}
-    assert ids == {"summary", "curves", "matrices", "configuration"}
+    assert ids == {"summary", "accuracy", "forgetting", "matrices", "configuration"}
     ids = {a.get("id") for a in Page(render(sample.make(2, 1))).all("section")}
-    assert ids > {"quota", "spectra", "similarity", "deviations"}
+    assert ids > {"quota", "spectra", "similarity", "learning", "loss", "deviations"}
 
 
 def test_settings_are_split_into_shared_and_own() -> None:
@@ -170,9 +181,39 @@ def test_settings_are_split_into_shared_and_own() -> None:
 
 def test_many_tasks_stay_light() -> None:
     html = render(sample.make(100, 1, ("cab", "sgd"), disjoint=False))
-    assert len(html) < 700_000
-    assert html.count("data-values=") == 3  # two matrices and a similarity
-    assert html.count("data:image/png") == 3
+    assert len(html) < 1_500_000
+    assert "20 of 100 tasks are shown." in html
+
+
+def test_one_accuracy_everywhere() -> None:
+    """The headline, the table and the charts give the same number for the same thing."""
+    results = sample.make(2, 3, ("sgd",))
+    for run in results["runs"]:
+        run["final_accuracy"] = 0.6 * run["accuracy"][-1][0] + 0.4 * run["accuracy"][-1][1]
+    results["summary"] = {"sgd": sample.summarise(results["runs"])}
+    html = render(results)
+    entry = results["summary"]["sgd"]
+    value = f"{entry['mean']:.2f} ± {entry['std']:.2f}"
+    assert value.replace(" ", "\u00a0") in html  # headline
+    assert Page(html).said("td").count(value) == 2  # summary and values of the chart
+    assert f"sgd, after task 2: {value} %" in Page(html).said("title")
+
+
+def test_several_folders_on_one_page(tmp_path: Path) -> None:
+    folders = [tmp_path / "a" / "run", tmp_path / "b" / "run"]
+    for k, folder in enumerate(folders):
+        folder.mkdir(parents=True)
+        results = sample.make(2 + k, 2, ("cab", "sgd"))
+        (folder / RAW).write_text(json.dumps(results), "utf-8")
+    path = write_comparison(folders, folders[0] / "comparison.html")
+    page = Page(path.read_text("utf-8"))
+    links = [a["href"] for a in page.all("a") if not (a["href"] or "").startswith("#")]
+    assert links == ["results.json", "../../b/run/results.json"]
+    ids = [a["id"] for _, a in page.tags if "id" in a]
+    assert len(ids) == len(set(ids))
+    assert {"r1-accuracy", "r2-accuracy", "r1-learning", "r2-configuration"} <= set(ids)
+    assert {"run", "run 2"} <= set(page.said("bdi"))
+    assert "sgd, run 2, mean" in " ".join(page.said("title"))
 
 
 def test_written_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -200,19 +241,19 @@ def test_pictures_are_put_inside(tmp_path: Path) -> None:
     assert 'alt="digits &lt;5"' in html
 
 
-@pytest.mark.parametrize("missing", ["jinja2", "matplotlib"])
+@pytest.mark.parametrize("missing", ["jinja2", "altair", "vl_convert"])
 def test_without_the_extra(missing: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from conceptors.report import projected_images, write_figures
 
     monkeypatch.setitem(sys.modules, missing, None)
     results: dict[str, Any] = sample.make(1, 1)
-    message = rf"needs? {missing}, which is not installed: pip install 'conceptors\[figures\]'"
-    if missing == "jinja2":
-        with pytest.raises(ImportError, match=message):
-            write_page(results, tmp_path / "p.html")
-    else:
-        with pytest.raises(ImportError, match=message):
-            write_figures(results, tmp_path)
-        with pytest.raises(ImportError, match=message):
-            projected_images([], [], [], tmp_path / "p")
+    message = rf"need {missing}, which is not installed: pip install 'conceptors\[figures\]'"
+    with pytest.raises(ImportError, match=message):
+        write_page(results, tmp_path / "p.html")
+    with pytest.raises(ImportError, match=message):
+        write_comparison([], tmp_path / "p.html")
+    with pytest.raises(ImportError, match=message):
+        write_figures(results, tmp_path)
+    with pytest.raises(ImportError, match=message):
+        projected_images([], [], [], tmp_path / "p")
     assert not list(tmp_path.iterdir())

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from conceptors.bench.suite import read
+from conceptors.report import need_charts
 
 _AXES = {
     "width": "width of the layers",
@@ -20,48 +21,50 @@ _AXES = {
 
 
 def plot_growth(results: Path, picture: Path) -> Path:
-    """Draw shielded against plain steps over width, rank, batch and tasks; PNG or SVG by name.
+    """Draw shielded against plain steps over width, rank, batch and tasks; the name says how.
 
     Raises:
-        ImportError: matplotlib is not installed.
-        ValueError: the file holds no growth curves.
+        ImportError: the extra `figures` is not installed.
+        ValueError: the file holds no growth curves, or the name no SVG, PDF or PNG.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError("figures need matplotlib: pip install 'conceptors[figures]'") from None
+    need_charts()
+    from conceptors.report.charts import Axes, Curve, joined, lines
+    from conceptors.report.theme import FORMATS, convert, look, svg, write_whole
+
     found = read(results)
     rows = [row for row in found["rows"] if row["what"] == "growth"]
     if not rows:
         raise ValueError(f"{results} holds no growth curves; run: conceptors bench growth --out")
-    figure = Figure(figsize=(11, 6.5), layout="constrained")
-    for axes, (curve, label) in zip(figure.subplots(2, 2).flat, _AXES.items()):
+    ending = picture.suffix.lower().lstrip(".")
+    if ending not in FORMATS:
+        raise ValueError(f"{picture} must end in one of .{', .'.join(FORMATS)}")
+    panels = {}
+    for curve, label in _AXES.items():
         points = [row for row in rows if row["notes"]["curve"] == curve]
-        _panel(axes, points, label)
-    figure.suptitle(f"A shielded step against a plain one, {found['machine']['device_name']}")
-    figure.savefig(picture, dpi=150)
+        if points:
+            curves = {name: Curve(*given) for name, given in _curves(points).items()}
+            top = max(1.3, 1.1 * max(max(c.high or c.y) for c in curves.values()))
+            axes = Axes(label, "times plain", (0.9, top), log_x=len(points) > 1)
+            panels[label] = lines(curves, [look(0), look(1)][: len(curves)], axes)
+    title = f"A shielded step against a plain one, {found['machine']['device_name']}"
+    chart = joined(panels, 2).properties(title=title)
+    write_whole(picture, convert(svg(chart), ending))
     return picture
 
 
-def _panel(axes: Any, points: list[dict[str, Any]], label: str) -> None:
+def _curves(points: list[dict[str, Any]]) -> dict[str, tuple[list[Any], ...]]:
+    """Time with its quartiles, and peak memory where it was measured."""
     x = [row["notes"]["value"] for row in points]
-    axes.plot(x, [row["ratio"] for row in points], "o-", color="C0", label="time")
-    low, high = zip(*(row["notes"]["ratio_quartiles"] for row in points)) if points else ((), ())
-    axes.fill_between(x, low, high, color="C0", alpha=0.2, linewidth=0)
+    ratios = [row["ratio"] for row in points]
+    low, high = zip(*(row["notes"]["ratio_quartiles"] for row in points))
+    found: dict[str, tuple[list[Any], ...]] = {
+        "time": (x, ratios, [f"{r:.2f}" for r in ratios], list(low), list(high))
+    }
     peaks = [row["notes"]["peak_bytes"] for row in points]
-    if points and all(peaks):
+    if all(peaks):
         memory = [peak["ours"] / peak["plain"] for peak in peaks]
-        axes.plot(x, memory, "s--", color="C1", label="peak memory")
-    axes.axhline(1.0, color="0.6", linewidth=1)
-    if len(points) > 1:
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(x, [f"{value:g}" for value in x], minor=False)
-        axes.minorticks_off()
-    axes.set_xlabel(label)
-    axes.set_ylabel("times plain")
-    largest = max((row["ratio"] for row in points), default=1.0)
-    axes.set_ylim(0.9, max(1.3, 1.1 * largest))
-    axes.legend(frameon=False, loc="upper right")
+        found["peak memory"] = (x, memory, [f"{m:.2f}" for m in memory])
+    return found
 
 
 if __name__ == "__main__":

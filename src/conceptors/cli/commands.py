@@ -53,21 +53,33 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from conceptors.report import read_results, write_figures, write_page
+    from conceptors.report import (
+        need_charts,
+        read_results,
+        write_comparison,
+        write_figures,
+        write_page,
+    )
+
+    need_charts()
     from conceptors.report.seen import pictures
 
-    folder = Path(options.folder)
-    if not (folder / "results.json").is_file():
-        raise ValueError(f"no results.json in {str(folder)!r}{_other_results(folder)}")
-    results = read_results(folder / "results.json")
-    figures = write_figures(results, folder / "figures")
-    try:
-        shown = pictures(results, folder / "figures")
-    except DataUnavailableError as error:
-        print(f"without the projected images: {error}", file=sys.stderr)
-        shown = []
-    page = write_page(results, folder / "index.html", shown)
-    print(f"page: {page}\n{len(figures)} figures in {folder / 'figures'}")
+    folders = [Path(folder) for folder in options.folder]
+    for folder in folders:
+        if not (folder / "results.json").is_file():
+            raise ValueError(f"no results.json in {str(folder)!r}{_other_results(folder)}")
+    found = [read_results(folder / "results.json") for folder in folders]
+    for folder, results in zip(folders, found):
+        figures = write_figures(results, folder / "figures")
+        try:
+            shown = pictures(results, folder / "figures")
+        except DataUnavailableError as error:
+            print(f"without the projected images: {error}", file=sys.stderr)
+            shown = []
+        page = write_page(results, folder / "index.html", shown)
+        print(f"page: {page}\n{len(figures)} figures in {folder / 'figures'}")
+    if len(folders) > 1:
+        print(f"side by side: {write_comparison(folders, folders[0] / 'comparison.html')}")
     return 0
 
 

@@ -80,7 +80,9 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--minutes", type=float, default=None, help="at most so long")
 
     command = commands.add_parser("report", help="make a page and figures from results")
-    command.add_argument("folder", help="a folder with results.json")
+    command.add_argument(
+        "folder", nargs="+", help="a folder with results.json; several are also compared"
+    )
 
     command = commands.add_parser("list", help="scenarios, methods, presets and settings")
     command.add_argument("--method", help="explain the settings of this method")

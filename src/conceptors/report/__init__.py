@@ -1,11 +1,12 @@
-"""Figures and the page of an experiment, made from its `results.json` alone.
+"""Charts and the page of experiments, made from their `results.json` alone.
 
-`read_results` reads and checks the file and needs nothing but numpy. The figures need
-matplotlib, the page needs jinja2: `pip install 'conceptors[figures]'`.
+`read_results` reads and checks the file and needs nothing but numpy. Charts and the page need
+altair, vl-convert and jinja2: `pip install 'conceptors[figures]'`.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -15,8 +16,10 @@ from conceptors.experiments.results import check_results, read_results
 
 __all__ = [
     "check_results",
+    "need_charts",
     "projected_images",
     "read_results",
+    "write_comparison",
     "write_figures",
     "write_page",
 ]
@@ -29,21 +32,39 @@ def write_page(
 
     `pictures` are (caption, PNG file) pairs to show as well, such as those of
     `projected_images`. Errors: ValueError for results of another form, ImportError without
-    jinja2.
+    the extra `figures`.
     """
-    _need("jinja2", "the page")
-    from conceptors.report.page import write
+    need_charts()
+    from conceptors.report.page import RAW, write
 
-    return write(results, Path(path), pictures)
+    return write({RAW: results}, Path(path), pictures)
+
+
+def write_comparison(folders: Sequence[Path | str], path: Path | str) -> Path:
+    """One page at `path` with the results of several folders side by side.
+
+    Errors: ValueError for results of another form, OSError where there are none, ImportError
+    without the extra `figures`.
+    """
+    need_charts()
+    from conceptors.report.page import RAW, write
+
+    found, names = {}, {}
+    for folder in folders:
+        file = Path(folder) / RAW
+        link = os.path.relpath(file.resolve(), Path(path).resolve().parent)
+        found[Path(link).as_posix()] = read_results(file)
+        names[Path(link).as_posix()] = file.resolve().parent.name
+    return write(found, Path(path), names=list(names.values()))
 
 
 def write_figures(results: dict[str, Any], folder: Path | str) -> list[Path]:
-    """Every figure the results have numbers for, as SVG, PDF and PNG in `folder`.
+    """Every chart the results have numbers for, as SVG, PDF and PNG in `folder`.
 
-    Errors: ValueError for results of another form, ImportError without matplotlib.
+    Errors: ValueError for results of another form, ImportError without the extra `figures`.
     """
-    _need("matplotlib", "figures")
-    from conceptors.report.figures import write
+    need_charts()
+    from conceptors.report.sections import write
 
     return write(results, Path(folder))
 
@@ -51,23 +72,25 @@ def write_figures(results: dict[str, Any], folder: Path | str) -> list[Path]:
 def projected_images(
     originals: Any, claimed: Any, free: Any, path: Path | str, title: str = ""
 ) -> list[Path]:
-    """Images and what C and F = ¬C leave of them, a row an image (the report's figures 3 and 4).
+    """Images and what C and F = ¬C leave of them, a row an image (the paper's figures 3 and 4).
 
     `originals`, `claimed` and `free` are arrays or tensors `[k, height, width]` of x, C x and
     F x. Writes `path` with the endings .svg, .pdf and .png, and returns these three.
-    Errors: ValueError where the shapes differ, ImportError without matplotlib.
+    Errors: ValueError where the shapes differ, ImportError without the extra `figures`.
     """
-    _need("matplotlib", "figures")
+    need_charts()
     from conceptors.report.images import draw
 
     return draw(originals, claimed, free, Path(path), title)
 
 
-def _need(module: str, what: str) -> None:
-    try:
-        import_module(module)
-    except ImportError as error:
-        raise ImportError(
-            f"{what} need{'s' if what.startswith('the') else ''} {module}, which is not "
-            f"installed: pip install 'conceptors[figures]'"
-        ) from error
+def need_charts() -> None:
+    """ImportError with what to install, unless all that charts and the page need is there."""
+    for module in ("altair", "vl_convert", "jinja2"):
+        try:
+            import_module(module)
+        except ImportError as error:
+            raise ImportError(
+                f"charts and the page need {module}, which is not installed: "
+                f"pip install 'conceptors[figures]'"
+            ) from error

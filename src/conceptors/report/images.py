@@ -1,4 +1,4 @@
-"""Images projected by a conceptor C and by F = ¬C (the report's figures 3 and 4)."""
+"""Images projected by a conceptor C and by F = ¬C (the paper's figures 3 and 4)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
+from conceptors.report import charts
 from conceptors.report.measures import Array
-from conceptors.report.printing import plain, save
+from conceptors.report.text import shorten
+from conceptors.report.theme import save
 
 
 def draw(originals: Any, claimed: Any, free: Any, path: Path, title: str) -> list[Path]:
@@ -23,29 +24,8 @@ def draw(originals: Any, claimed: Any, free: Any, path: Path, title: str) -> lis
             f"have the same shape [k, height, width]"
         )
     stem = path.with_suffix("") if path.suffix in (".svg", ".pdf", ".png") else path
-    return save(lambda: _figure(x, c, f, title), stem)
-
-
-def _figure(x: Array, c: Array, f: Array, title: str) -> Figure:
-    rows, height, width = x.shape
-    cell = 1.2  # inches
-    figure = Figure(figsize=(3 * 1.75, rows * cell * max(height / width, 0.3) + 0.75))
-    grid = figure.subplots(rows, 3, squeeze=False)
-    heads = ("images x", "(a) images projected by C", "(b) images projected by F = ¬C")
-    top = max(float(np.abs(x).max()), 1e-12)
-    for column, (head, stack) in enumerate(zip(heads, (x, c, f))):
-        grid[0, column].set_title(head, fontsize=7.5, loc="center")
-        for row in range(rows):
-            axes = grid[row, column]
-            # one grey scale for all, so that what F leaves is seen as faint as it is
-            axes.imshow(stack[row], cmap="gray_r", vmin=0, vmax=top, interpolation="nearest")
-            axes.set_xticks([])
-            axes.set_yticks([])
-            for spine in axes.spines.values():
-                spine.set(visible=True, linewidth=0.5, edgecolor="#bbbbbb")
-    if title:
-        figure.suptitle(plain(title, 90), fontsize=9)
-    return figure
+    columns = {"images x": x, "projected by C": c, "projected by F = ¬C": f}
+    return save(charts.pictures(columns, shorten(title, 60)), stem)
 
 
 def _images(given: Any, name: str) -> Array:

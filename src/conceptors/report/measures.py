@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from conceptors.report.text import ranges
+
 Array = npt.NDArray[np.float64]
 CEILINGS = frozenset({"joint"})  # sees all tasks at once: a bound, not a competitor
 
@@ -48,18 +50,32 @@ def task_count(results: dict[str, Any]) -> int:
 def task_names(results: dict[str, Any]) -> list[str]:
     """Their names; numbers where none are given."""
     given: list[str] | None = results.get("task_names")
-    return given or [str(k + 1) for k in range(task_count(results))]
+    return [ranges(name) for name in given or []] or [
+        str(k + 1) for k in range(task_count(results))
+    ]
+
+
+def shares(results: dict[str, Any]) -> Array:
+    """Each task's share of the test images, as far as the final accuracies tell; else equal ones.
+
+    The final accuracy is over images, so it is the mean of the last row weighted by the shares.
+    """
+    tasks = task_count(results)
+    equal = np.full(tasks, 1.0 / tasks)
+    last = np.array([run["accuracy"][-1] for run in results["runs"]], dtype=float) / 100
+    final = np.array([run["final_accuracy"] for run in results["runs"]], dtype=float) / 100
+    rows, values = np.vstack([last, np.ones(tasks)]), np.append(final, 1.0)
+    found = equal + np.linalg.pinv(rows, rcond=1e-2) @ (values - rows @ equal)
+    return equal if (found <= 0).any() else found / found.sum()
 
 
 def seen_so_far(results: dict[str, Any], method: str) -> Band:
-    """Accuracy averaged over the tasks seen so far, after each task (the report's figure 1)."""
-    curves, tasks = [], task_count(results)
+    """Accuracy on the test images of the tasks seen so far, after each (the paper's figure 1)."""
+    curves, tasks, weights = [], task_count(results), shares(results)
     for run in runs_of(results, method):
-        rows = run["accuracy"]
-        if len(rows) == 1:  # learned everything at once
-            curves.append([float(np.mean(rows[0]))])
-        else:
-            curves.append([float(np.mean(row[: i + 1])) for i, row in enumerate(rows)])
+        rows = run["accuracy"][:-1]
+        seen = [np.average(r[: i + 1], weights=weights[: i + 1]) for i, r in enumerate(rows)]
+        curves.append([*seen, run["final_accuracy"]])
     k = min(len(curve) for curve in curves)
     first = tasks - k + 1
     mean, sd = _over_seeds(np.array([curve[-k:] for curve in curves]))
@@ -76,6 +92,35 @@ def accuracy_matrix(results: dict[str, Any], method: str) -> Matrix:
         for i, row in enumerate(run["accuracy"][-rows:]):
             stack[s, i, : len(row)] = row
     return Matrix(*_over_seeds(stack))
+
+
+def each_task(results: dict[str, Any], method: str) -> dict[int, Band]:
+    """Accuracy of every task from when it was learned to the end, by its number from 1."""
+    matrix = accuracy_matrix(results, method)
+    rows, tasks = matrix.mean.shape
+    found = {}
+    for task in range(1, tasks + 1):
+        after = range(max(task, tasks - rows + 1), tasks + 1)
+        cut = slice(after[0] - (tasks - rows + 1), None)
+        sd = None if matrix.sd is None else matrix.sd[cut, task - 1]
+        found[task] = Band(list(after), matrix.mean[cut, task - 1], sd)
+    return found
+
+
+def learning(results: dict[str, Any], method: str, part: str) -> dict[int, dict[int, float]]:
+    """`validation` or `loss` while each task (from 1) was learned, by step, mean over seeds."""
+    found: dict[int, dict[int, list[float]]] = {}
+    for run in runs_of(results, method):
+        for entry in run.get("history") or []:
+            steps = found.setdefault(int(entry.get("task", 0)) + 1, {})
+            for step, value in zip(entry.get("step") or [], entry.get(part) or []):
+                if value is not None and math.isfinite(value):
+                    steps.setdefault(step, []).append(value)
+    return {
+        task: {step: float(np.mean(steps[step])) for step in sorted(steps)}
+        for task, steps in sorted(found.items())
+        if steps
+    }
 
 
 def quotas(results: dict[str, Any], method: str) -> dict[str, Band]:
@@ -144,6 +189,29 @@ def learned(matrix: Array) -> npt.NDArray[np.bool_]:
     rows, columns = matrix.shape
     kept: npt.NDArray[np.bool_] = np.tri(rows, columns, columns - rows, dtype=bool)
     return kept
+
+
+def some(items: int, most: int) -> list[int]:
+    """At most `most` of the indices 0 ... items - 1, evenly spread, with both ends.
+
+    >>> some(100, 5)
+    [0, 25, 50, 74, 99]
+    """
+    if items <= most:
+        return list(range(items))
+    return sorted({round(k * (items - 1) / (most - 1)) for k in range(most)})
+
+
+def milestones(tasks: int, most: int = 10) -> list[int]:
+    """Numbers of tasks worth a curve of their own: all up to `most`, else 1, 2, 5, 10, 20, ...
+
+    >>> milestones(3), milestones(100)
+    ([1, 2, 3], [1, 2, 5, 10, 20, 50, 100])
+    """
+    if tasks <= most:
+        return list(range(1, tasks + 1))
+    powers = [m * 10**k for k in range(len(str(tasks))) for m in (1, 2, 5)]
+    return [*(p for p in powers if p < tasks), tasks]
 
 
 def final_accuracies(results: dict[str, Any], method: str) -> list[tuple[int, float]]:

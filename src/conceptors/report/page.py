@@ -4,42 +4,71 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from conceptors.experiments.results import check_results
-from conceptors.report import measures, panels
+from conceptors.report import measures
 from conceptors.report.measures import CEILINGS
-from conceptors.report.settings import pairs, settings
+from conceptors.report.sections import Section, sections, seeds_panel
+from conceptors.report.settings import Settings, pairs, settings
 from conceptors.report.summary import summary
-from conceptors.report.text import clean, spread
+from conceptors.report.text import clean, labels, spread
+from conceptors.report.theme import DARK, LIGHT, page_svg, write_whole
 
 RAW = "results.json"  # lies beside the page
+Pictures = Sequence[tuple[str, Path]]
 
 
-def write(results: dict[str, Any], path: Path, pictures: Sequence[tuple[str, Path]]) -> Path:
-    """The page at `path`, written whole or not at all."""
-    html = render(results, pictures).encode("utf-8", "replace")
+@dataclass(frozen=True)
+class Part:
+    """What the page says about one set of results; `anchor` keeps ids apart."""
+
+    anchor: str
+    name: str
+    link: str
+    title: str
+    command: list[str]
+    lede: list[tuple[str, str, str]]
+    facts: list[tuple[str, str]]
+    sections: list[Section]
+    pictures: list[tuple[str, str]]
+    deviations: list[str]
+    settings: Settings
+    environment: list[tuple[str, str]]
+    tasks: list[str]
+
+
+def write(
+    found: Mapping[str, dict[str, Any]],
+    path: Path,
+    pictures: Pictures = (),
+    names: Sequence[str] = ("",),
+) -> Path:
+    """The page of the results at these addresses, written whole or not at all."""
+    html = render(found, pictures, names).encode("utf-8", "replace")
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.write_bytes(html)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    write_whole(path, html)
     return path
 
 
-def render(results: dict[str, Any], pictures: Sequence[tuple[str, Path]] = ()) -> str:
-    """The page as text."""
-    check_results(results)
+def render(
+    found: Mapping[str, dict[str, Any]], pictures: Pictures = (), names: Sequence[str] = ("",)
+) -> str:
+    """The page as text; `found` are results by the address of their file, `names` their names."""
+    for results in found.values():
+        check_results(results)
+    several = len(found) > 1
+    names = labels(names) if several else [""]
+    named = dict(zip(names, found.values()))
     env = Environment(
         loader=PackageLoader("conceptors.report"),
         autoescape=True,
@@ -50,56 +79,56 @@ def render(results: dict[str, Any], pictures: Sequence[tuple[str, Path]] = ()) -
     )
     script = (files("conceptors.report") / "templates" / "page.js").read_text("utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    matrices, low = panels.matrix_panels(results)
+    parts = [
+        _part(results, link, name, f"r{k + 1}-" if several else "", () if several else pictures)
+        for k, (name, link, results) in enumerate(zip(names, found, found.values()))
+    ]
     return env.get_template("page.html").render(
-        style=Markup(env.get_template("page.css").render()),
+        style=Markup(env.get_template("page.css").render(light=LIGHT, dark_colours=DARK)),
         script=Markup(script),
         digest=digest,
-        raw=RAW,
+        draw=page_svg,
+        title=", ".join(names) if several else parts[0].title,
+        parts=parts,
+        several=several,
+        summary=summary(named),
+        seeds=seeds_panel(named) if several else None,
+    )
+
+
+def _part(results: dict[str, Any], link: str, name: str, anchor: str, pictures: Pictures) -> Part:
+    command = results.get("command")
+    return Part(
+        anchor=anchor,
+        name=name,
+        link=quote(link),
         title=results.get("title") or results["scenario"],
-        facts=_facts(results),
+        command=re.split(r"\s+(?=--)", command) if command else [],
         lede=_lede(results),
-        command=re.split(r"\s+(?=--)", results.get("command") or "")
-        if results.get("command")
-        else None,
-        summary=summary(results),
-        curves=panels.accuracy_panel(results),
-        matrices=matrices,
-        low=f"{low:g}",
-        quotas=panels.quota_panels(results),
-        spectra=panels.spectra_panels(results),
-        similarities=panels.similarity_panels(results),
+        facts=_facts(results),
+        sections=sections(results),
         pictures=[(caption, _inline(file)) for caption, file in pictures],
         deviations=results.get("deviations") or [],
         settings=settings(results),
         environment=pairs(results["environment"]),
-        tasks=results.get("task_names") or [],
-        count=measures.task_count(results),
-        several=len(measures.methods(results)) > 1,
-        columns=_columns(results),
-        sizes=_sizes(results),
+        tasks=measures.task_names(results) if results.get("task_names") else [],
     )
 
 
 def _facts(results: dict[str, Any]) -> list[tuple[str, str]]:
     """What was run, in a few words."""
+    names = measures.methods(results)
+    seeds = sorted({len(measures.runs_of(results, m)) for m in names})
     facts = [
         ("Scenario", results["scenario"]),
         ("Tasks", str(measures.task_count(results))),
-        ("Methods", str(len(measures.methods(results)))),
-        ("Seeds", _sizes(results)),
+        ("Methods", str(len(names))),
+        ("Seeds", " to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))),
     ]
     if results.get("preset"):
         facts.append(("Preset", results["preset"]))
     device = results["environment"].get("device")
     return [*facts, ("Device", str(device))] if device else facts
-
-
-def _sizes(results: dict[str, Any]) -> str:
-    """How many seeds a method has."""
-    found = {len(measures.runs_of(results, m)) for m in measures.methods(results)}
-    low, high = min(found), max(found)
-    return str(low) if low == high else f"{low} to {high}"
 
 
 def _lede(results: dict[str, Any]) -> list[tuple[str, str, str]]:
@@ -115,7 +144,7 @@ def _lede(results: dict[str, Any]) -> list[tuple[str, str, str]]:
 
     several = tasks > 1
     when = f"After {tasks} tasks, one after the other, " if several else "After the task, "
-    whole = " on average over all tasks" if several else ""
+    whole = " on the test images of all tasks" if several else ""
     parts = [(when, rivals[0], f" ends at {value(rivals[0])}{whole}")]
     if len(rivals) > 1:
         parts.append((", ", rivals[-1], f" at {value(rivals[-1])}"))
@@ -124,13 +153,6 @@ def _lede(results: dict[str, Any]) -> list[tuple[str, str, str]]:
         why = ", which sees all tasks at once," if several else ""
         parts.append(("; ", ceiling, f" training{why} at {value(ceiling)}"))
     return parts
-
-
-def _columns(results: dict[str, Any]) -> int:
-    """How many accuracy matrices to show side by side."""
-    n = len(measures.methods(results))
-    choices = (4, 3) if measures.task_count(results) <= 6 else (3, 2)
-    return min(choices, key=lambda columns: -n % columns)  # the fewest gaps in the last row
 
 
 def _inline(file: Path) -> str:

@@ -1,4 +1,4 @@
-"""The report's figures 3 and 4: images as seen by a conceptor of other data and by its negation."""
+"""The paper's figures 3 and 4: images as seen by a conceptor of other data and by its negation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHOWN = 4
 
 
 def pictures(results: dict[str, Any], folder: Path) -> list[tuple[str, Path]]:
-    """(caption, PNG file) for the two scenarios of the report; nothing for others."""
+    """(caption, PNG file) for the two scenarios of the paper; nothing for others."""
     scenario = results["scenario"]
     if scenario not in ("disjoint-mnist", "permuted-mnist"):
         return []

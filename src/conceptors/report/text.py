@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
+from collections.abc import Sequence
 
 MISSING = "–"
 
@@ -28,6 +29,38 @@ def shorten(text: str, limit: int) -> str:
     """
     line = " ".join(clean(text).split())
     return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
+
+
+def labels(names: Sequence[str], limit: int = 26) -> list[str]:
+    """Short names that still differ from each other.
+
+    >>> labels(["a long name", "a long game"], 7)
+    ['a long…', 'a long… 2']
+    """
+    found: list[str] = []
+    for name in names:
+        short, k = shorten(name, limit) or "unnamed", 1
+        base = short
+        while short in found:
+            k += 1
+            short = f"{base} {k}"
+        found.append(short)
+    return found
+
+
+def ranges(text: str) -> str:
+    """Numbers in a row as a range.
+
+    >>> ranges("digits 0, 1, 2, 3, 4"), ranges("digits 1, 3"), ranges("7, 8")
+    ('digits 0–4', 'digits 1, 3', '7, 8')
+    """
+
+    def shown(match: re.Match[str]) -> str:
+        numbers = [int(part) for part in match[0].split(",")]
+        row = numbers == list(range(numbers[0], numbers[-1] + 1))
+        return f"{numbers[0]}–{numbers[-1]}" if row else match[0]
+
+    return re.sub(r"\b\d{1,6}(?:, *\d{1,6}){2,}\b", shown, text)
 
 
 def slug(text: str, taken: set[str]) -> str:

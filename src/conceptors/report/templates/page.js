@@ -61,77 +61,41 @@
   // --- values of charts: under the pointer, or by arrow keys -------------------------------
   const SVG = "http://www.w3.org/2000/svg";
 
-  function gridModel(group) { // many cells in one image; their values lie in an attribute
-    const values = JSON.parse(group.dataset.values);
-    const [left, top, width, height] = group.dataset.box.split(" ").map(Number);
-    const [rowWords, columnWords, unit] = JSON.parse(group.dataset.words);
-    const [w, h] = [width / values[0].length, height / values.length];
-    const at = (s, i) => {
-      const value = values[s]?.[i];
-      if (value === undefined || value === null) return null;
-      const future = values.length === values[0].length && unit === " %" && i > s;
-      const text = `${rowWords} ${s + 1}, ${columnWords} ${i + 1}: ${value}${unit}`;
-      return { s, i, x: left + i * w, y: top + s * h, w, h,
-        text: future ? `${text} (not learned yet)` : text };
-    };
-    const find = (x, y) => at(Math.floor((y - top) / h), Math.floor((x - left) / w));
-    return { at, find };
-  }
-
-  function markModel(marks) { // elements with titles
-    const number = (el, name) => Number(el.getAttribute(name));
-    const table = new Map();
-    const all = marks.map((el) => {
-      const point = el.tagName === "circle";
+  function setUpChart(svg) {
+    const marks = [...svg.querySelectorAll(".tip")].map((el) => {
       const title = el.querySelector("title");
       const text = title.textContent;
       title.remove(); // or the browser would show it a second time
-      const mark = { s: Number(el.dataset.s), i: Number(el.dataset.i), text, point,
-        x: number(el, point ? "cx" : "x"), y: number(el, point ? "cy" : "y"),
-        w: point ? 0 : number(el, "width"), h: point ? 0 : number(el, "height") };
-      table.set(`${mark.s} ${mark.i}`, mark);
-      return mark;
+      return { el, text };
     });
-    const far = (m, x, y) => Math.hypot(
-      Math.max(m.x - x, 0, x - m.x - m.w), Math.max(m.y - y, 0, y - m.y - m.h));
-    const find = (x, y, reach) => {
-      let best = null, least = reach;
-      for (const mark of all) {
-        const d = far(mark, x, y);
-        if (d < least) [best, least] = [mark, d];
-      }
-      return best;
-    };
-    return { at: (s, i) => table.get(`${s} ${i}`) ?? null, find };
-  }
-
-  function setUpChart(svg) {
-    const group = svg.querySelector("[data-values]");
-    const marks = [...svg.querySelectorAll("[data-s]")];
-    if (!group && !marks.length) return;
-    const model = group ? gridModel(group) : markModel(marks);
+    if (!marks.length) return;
     const tip = document.getElementById("tip");
-    let current = null, ring = null;
+    let current = -1, ring = null;
 
     function hide() {
       ring?.remove();
-      ring = current = null;
+      ring = null;
+      current = -1;
       tip.hidden = true;
     }
-    function show(mark) {
-      if (!mark) return hide();
-      if (mark === current) return undefined;
+    function inside(el) { // where a mark lies, in the units of the chart
+      const box = el.getBoundingClientRect(), own = svg.getBoundingClientRect();
+      const scale = svg.viewBox.baseVal.width / own.width;
+      return { x: (box.left - own.left) * scale, y: (box.top - own.top) * scale,
+        width: box.width * scale, height: box.height * scale };
+    }
+    function show(k) {
+      if (k < 0) return hide();
+      if (k === current) return undefined;
       ring?.remove();
-      current = mark;
-      ring = document.createElementNS(SVG, mark.point ? "circle" : "rect");
-      const place = mark.point ? { cx: mark.x, cy: mark.y, r: 6 }
-        : { x: mark.x, y: mark.y, width: mark.w, height: mark.h };
-      for (const [name, value] of Object.entries(place)) ring.setAttribute(name, value);
+      current = k;
+      ring = document.createElementNS(SVG, "rect");
+      for (const [name, value] of Object.entries(inside(marks[k].el))) ring.setAttribute(name, value);
       ring.setAttribute("class", "ring");
       svg.append(ring);
-      tip.textContent = mark.text;
+      tip.textContent = marks[k].text;
       tip.hidden = false;
-      const box = ring.getBoundingClientRect(), own = tip.getBoundingClientRect();
+      const box = marks[k].el.getBoundingClientRect(), own = tip.getBoundingClientRect();
       const x = box.left + box.width / 2 - own.width / 2;
       const above = box.top - own.height - 8;
       tip.style.left = `${Math.max(6, Math.min(x, root.clientWidth - own.width - 6))}px`;
@@ -139,41 +103,66 @@
       return undefined;
     }
     function point(event) {
-      const inverse = svg.getScreenCTM()?.inverse();
-      if (!inverse) return;
-      const p = new DOMPoint(event.clientX, event.clientY).matrixTransform(inverse);
-      show(model.find(p.x, p.y, 36 * inverse.a));
+      let best = -1, least = 30;
+      marks.forEach(({ el }, k) => {
+        const b = el.getBoundingClientRect();
+        const far = Math.hypot(Math.max(b.left - event.clientX, 0, event.clientX - b.right),
+          Math.max(b.top - event.clientY, 0, event.clientY - b.bottom));
+        if (far < least) [best, least] = [k, far];
+      });
+      show(best);
+    }
+    function vertical(sign) { // the nearest mark above (-1) or below (1)
+      const middle = (k) => {
+        const b = marks[k].el.getBoundingClientRect();
+        return [b.left + b.width / 2, b.top + b.height / 2];
+      };
+      const [x, y] = middle(current);
+      let best = current, least = Infinity;
+      marks.forEach((_, k) => {
+        const [u, v] = middle(k);
+        const far = 4 * Math.abs(u - x) + Math.abs(v - y);
+        if (sign * (v - y) > 1 && far < least) [best, least] = [k, far];
+      });
+      return best;
     }
     svg.addEventListener("pointermove", point);
     svg.addEventListener("pointerdown", point);
     svg.addEventListener("pointerleave", hide);
     svg.addEventListener("blur", hide);
     addEventListener("scroll", hide, { passive: true });
-
-    if (svg.classList.contains("strip")) return; // its values are in the table anyway
     svg.setAttribute("tabindex", "0");
     svg.setAttribute("role", "application");
     svg.setAttribute("aria-roledescription", "chart, arrow keys read its values");
-    const last = (make) => { let k = 0; while (make(k + 1)) k += 1; return k; };
     svg.addEventListener("keydown", (event) => {
-      const { s, i } = current ?? { s: 0, i: -1 };
+      const end = marks.length - 1;
       const places = {
-        ArrowRight: () => [s, i + 1], ArrowLeft: () => [s, i - 1],
-        ArrowDown: () => [s + 1, Math.max(i, 0)], ArrowUp: () => [s - 1, Math.max(i, 0)],
-        Home: () => [s, 0], End: () => [s, last((k) => model.at(s, k))],
+        ArrowRight: () => Math.min(current + 1, end), ArrowLeft: () => Math.max(current - 1, 0),
+        ArrowDown: () => (current < 0 ? 0 : vertical(1)),
+        ArrowUp: () => (current < 0 ? 0 : vertical(-1)),
+        Home: () => 0, End: () => end,
       };
       if (event.key === "Escape") return hide();
       if (!places[event.key] || event.ctrlKey || event.altKey || event.metaKey) return undefined;
       event.preventDefault();
-      const mark = model.at(...places[event.key]());
-      if (mark) { show(mark); say(mark.text); }
+      show(places[event.key]());
+      say(marks[current].text);
       return undefined;
     });
+  }
+
+  // --- a hint where a table is wider than its place -----------------------------------------
+  function setUpScroll(hint) {
+    const table = hint.nextElementSibling;
+    const check = () => { hint.hidden = table.scrollWidth <= table.clientWidth + 1; };
+    new ResizeObserver(check).observe(table);
+    check();
   }
 
   document.addEventListener("DOMContentLoaded", () => {
     setUpTheme();
     document.querySelectorAll("table.sortable").forEach(setUpSorting);
     document.querySelectorAll("svg.chart").forEach(setUpChart);
+    document.querySelectorAll(".swipe").forEach(setUpScroll);
   });
 })();
