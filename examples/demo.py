@@ -203,16 +203,12 @@ def learn_in_turn(train: Part, valid: Part, test: Part) -> list[Result]:
             chosen = f"aperture {r.settings['aperture']:g}, {chosen}"
         after = f"{r.old:6.1f} {r.new:8.1f} {r.everything:8.1f}"
         say(f"   {r.name:16s} {r.after_first:11.1f} | {after} | {chosen}")
-    say(
-        "\n   refit        learns the new images, no conceptor: the old digits are forgotten."
-    )
+    say("\n   refit        learns the new images, no conceptor: the old digits are forgotten.")
     say(
         "   timid refit  the same under a penalty so large that its weights are nearly class means."
     )
     say("   exact        the paper's algorithm with conceptors as printed (section 2.2).")
-    say(
-        "   simplified   conceptors, where the paper's simplified gradient vanishes (section 3.1)."
-    )
+    say("   simplified   conceptors, where the paper's simplified gradient vanishes (section 3.1).")
     say("   all at once  has all the images: the ceiling, up to chance.")
     quota = next(r.quota for r in results if r.name == "simplified")
     say(
