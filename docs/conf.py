@@ -18,7 +18,12 @@ project = "conceptors"
 author = "the conceptors authors"
 release = version = conceptors.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+]
 myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 myst_update_mathjax = False
@@ -87,6 +92,20 @@ def trim_code(app: Sphinx, document: nodes.document) -> None:
         block.append(nodes.Text(text))
 
 
+# --- pages of results/, which are written to be read in the repository too ------------------
+
+LINKS = {
+    "(untuned/README.md)": "(untuned.md)",
+    "(../docs/": "(",
+}
+
+
+def link_here(app: Sphinx, path: Any, docname: str, content: list[str]) -> None:
+    """Links of an included page lead to the pages here."""
+    for there, here in LINKS.items():
+        content[0] = content[0].replace(there, here)
+
+
 # --- docstrings, before napoleon reads them ------------------------------------------------
 
 
@@ -131,4 +150,5 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-signature", short_arrays)
     app.add_html_math_renderer("mathml", (visit_math, None), (visit_math_block, None))
     app.connect("doctree-read", trim_code)
+    app.connect("include-read", link_here)
     app.connect("autodoc-process-docstring", prepare, priority=400)

@@ -1,6 +1,6 @@
 """Conceptors at work on handwritten digits: the algebra, and learning without forgetting.
 
-Run with: make demo, or: python examples/demo.py [folder for the picture]
+Run with: make tour, or: python examples/demo.py [folder for the picture]
 """
 
 from __future__ import annotations
@@ -203,16 +203,12 @@ def learn_in_turn(train: Part, valid: Part, test: Part) -> list[Result]:
             chosen = f"aperture {r.settings['aperture']:g}, {chosen}"
         after = f"{r.old:6.1f} {r.new:8.1f} {r.everything:8.1f}"
         say(f"   {r.name:16s} {r.after_first:11.1f} | {after} | {chosen}")
-    say(
-        "\n   refit        goes on with the new images, no conceptor: the old digits are forgotten."
-    )
+    say("\n   refit        learns the new images, no conceptor: the old digits are forgotten.")
     say(
         "   timid refit  the same under a penalty so large that its weights are nearly class means."
     )
-    say("   exact        the report's algorithm with conceptors as printed (section 2.2).")
-    say(
-        "   simplified   conceptors, where the report's simplified gradient vanishes (section 3.1)."
-    )
+    say("   exact        the paper's algorithm with conceptors as printed (section 2.2).")
+    say("   simplified   conceptors, where the paper's simplified gradient vanishes (section 3.1).")
     say("   all at once  has all the images: the ceiling, up to chance.")
     quota = next(r.quota for r in results if r.name == "simplified")
     say(

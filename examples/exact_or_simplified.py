@@ -1,4 +1,4 @@
-"""The report's closed form (section 2.2) against its simplified gradient (section 3.1), on digits.
+"""The paper's closed form (section 2.2) against its simplified gradient (section 3.1), on digits.
 
 Digits 0-4 are learned first, then digits 5-9, by `ConceptorRidgeClassifier` with either solution.
 Aperture and regularization are chosen on a validation split; the test split is looked at once.

@@ -1,4 +1,4 @@
-"""Four tasks, and a network that grows: every task brings its own head, on a body that all share.
+"""Four tasks, and a network that grows: every task brings its own head, on a shared body.
 
 The tasks are the ten digits upright, then turned by 90, 180 and 270 degrees. A head is added to
 the model as any layer would be, and the shield finds it by itself at the next `guard`; the
