@@ -3,7 +3,7 @@
 Every supported layer is one or more grouped linear maps: a **block** is a weight `[g, out, d]`
 (g independent groups; 1 for Linear) with an optional bias `[g, out]`, and what it multiplies
 are **rows** `[g, n, d]`. A rule says how to see a layer's parameters as blocks, and how to get
-the rows from one call of the layer. See `docs/shield.md` for a rule of your own in ten lines.
+the rows from one call of the layer. See `docs/extending.md` for a rule of your own in ten lines.
 """
 
 from __future__ import annotations

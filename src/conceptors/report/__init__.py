@@ -10,9 +10,12 @@ import os
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conceptors.experiments.results import check_results, read_results
+
+if TYPE_CHECKING:
+    from conceptors.shield import Shield
 
 __all__ = [
     "check_results",
@@ -22,6 +25,7 @@ __all__ = [
     "write_comparison",
     "write_figures",
     "write_page",
+    "write_shield_page",
 ]
 
 
@@ -56,6 +60,35 @@ def write_comparison(folders: Sequence[Path | str], path: Path | str) -> Path:
         found[Path(link).as_posix()] = read_results(file)
         names[Path(link).as_posix()] = file.resolve().parent.name
     return write(found, Path(path), names=list(names.values()))
+
+
+def write_shield_page(shield: Shield, path: Path | str) -> Path:
+    """One self-contained page about a shield; see `Shield.report`."""
+    need_charts()
+    import torch
+
+    from conceptors.algebra.conceptor import Conceptor, similarity
+    from conceptors.report.shield_page import write
+
+    def _alike(a: Conceptor, b: Conceptor) -> float:
+        return float(similarity(a, b).mean())
+
+    kept = shield.tasks()
+    alike = {
+        name: torch.tensor(
+            [[float(similarity(a[name], b[name]).mean()) for b in kept] for a in kept]
+        )
+        for name in (kept[-1] if len(kept) > 1 else {})
+        if all(name in task and task[name].dim > 2 for task in kept)
+    }
+    spectra = {
+        name: values.double().reshape(-1, values.shape[-1]).mean(0).cpu().numpy()
+        for name, values in shield.spectra().items()
+        if values.shape[-1] > 2
+    }
+    title = type(shield.model).__name__
+    found = {name: matrix.double().numpy() for name, matrix in alike.items()}
+    return write(Path(path), title, shield.n_tasks, shield.explain(), spectra, found)
 
 
 def write_figures(results: dict[str, Any], folder: Path | str) -> list[Path]:

@@ -69,7 +69,31 @@ def render(
     several = len(found) > 1
     names = labels(names) if several else [""]
     named = dict(zip(names, found.values()))
-    env = Environment(
+    script, digest = page_script()
+    parts = [
+        _part(results, link, name, f"r{k + 1}-" if several else "", () if several else pictures)
+        for k, (name, link, results) in enumerate(zip(names, found, found.values()))
+    ]
+    return (
+        environment()
+        .get_template("page.html")
+        .render(
+            style=page_style(),
+            script=script,
+            digest=digest,
+            draw=page_svg,
+            title=", ".join(names) if several else parts[0].title,
+            parts=parts,
+            several=several,
+            summary=summary(named),
+            seeds=seeds_panel(named) if several else None,
+        )
+    )
+
+
+def environment() -> Environment:
+    """Where templates are found, and how they treat text."""
+    return Environment(
         loader=PackageLoader("conceptors.report"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -77,23 +101,17 @@ def render(
         lstrip_blocks=True,
         finalize=lambda value: clean(value) if type(value) is str else value,
     )
+
+
+def page_style() -> Markup:
+    """The style sheet of every page."""
+    return Markup(environment().get_template("page.css").render(light=LIGHT, dark_colours=DARK))
+
+
+def page_script() -> tuple[Markup, str]:
+    """The script of every page, and the digest that its security policy allows."""
     script = (files("conceptors.report") / "templates" / "page.js").read_text("utf-8")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    parts = [
-        _part(results, link, name, f"r{k + 1}-" if several else "", () if several else pictures)
-        for k, (name, link, results) in enumerate(zip(names, found, found.values()))
-    ]
-    return env.get_template("page.html").render(
-        style=Markup(env.get_template("page.css").render(light=LIGHT, dark_colours=DARK)),
-        script=Markup(script),
-        digest=digest,
-        draw=page_svg,
-        title=", ".join(names) if several else parts[0].title,
-        parts=parts,
-        several=several,
-        summary=summary(named),
-        seeds=seeds_panel(named) if several else None,
-    )
+    return Markup(script), base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 def _part(results: dict[str, Any], link: str, name: str, anchor: str, pictures: Pictures) -> Part:

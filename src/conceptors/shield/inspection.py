@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from torch import Tensor
 
 from conceptors.algebra.conceptor import Conceptor
@@ -57,6 +59,17 @@ class Inspection:
         """Every task's own conceptors, layer by layer, where `keep_tasks` is on; else nothing."""
         return [dict(task.conceptors) for task in self._remembered.tasks]
 
+    def report(self, path: str | Path) -> Path:
+        """Write a page about this shield, one HTML file, and return where it is.
+
+        It shows what is done in each layer, quotas, spectra, how much of the current task passes,
+        the similarity of the tasks (where `keep_tasks` is on), and what to do next. Needs the
+        extra `figures`.
+        """
+        from conceptors.report import write_shield_page
+
+        return write_shield_page(self, path)  # type: ignore[arg-type]
+
     def _large(self) -> dict[str, bool]:
         """Layers with more than two directions, and whether these stay soft by themselves.
 
@@ -69,5 +82,6 @@ class Inspection:
     def __repr__(self) -> str:
         quota = self.quota()
         mean = sum(quota.values()) / max(1, len(quota))
+        layers = f"{len(quota)} layer{'' if len(quota) == 1 else 's'}"
         tasks = f"{self.n_tasks} task{'' if self.n_tasks == 1 else 's'}"
-        return f"Shield({len(quota)} layers, {tasks}, mean quota {mean:.2f})"
+        return f"Shield({layers}, {tasks}, mean quota {mean:.2f})"
