@@ -133,7 +133,7 @@ def _experiment_words(command: argparse.ArgumentParser) -> None:
         "--class-order", choices=("fixed", "seed"), default="fixed", help="order of the classes"
     )
     heads = command.add_mutually_exclusive_group()
-    heads.add_argument("--heads", action="store_true", default=None, help="a head a task")
+    heads.add_argument("--heads", action="store_true", default=None, help="one head per task")
     heads.add_argument("--single-head", dest="heads", action="store_false", help="one head")
     command.add_argument("--limit", type=_positive, help="use only so many images (quick trials)")
     command.add_argument(

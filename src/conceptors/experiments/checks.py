@@ -92,7 +92,7 @@ def _check_run(run: Any, where: str) -> int:
     if run.get("similarity") is not None:
         rows = _rows(run["similarity"], f"{where}.similarity", 0.0, 1.0)
         if any(len(row) != len(rows) for row in rows):
-            raise ValueError(f"{where}.similarity must be square, a row and a column a task")
+            raise ValueError(f"{where}.similarity must be square, one row and one column per task")
     return found
 
 
@@ -115,7 +115,7 @@ def _check_accuracy(given: Any, where: str) -> int:
 
 
 def _check_layers(run: dict[str, Any], where: str) -> None:
-    """Quotas: a number a task; spectra: a list a task."""
+    """Quotas: one number per task; spectra: one list per task."""
     for layer, values in _layers(run.get("quota"), f"{where}.quota"):
         at = f"{where}.quota[{cut(layer)!r}]"
         for k, value in enumerate(_kind(values, list, at)):

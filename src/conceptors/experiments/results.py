@@ -22,7 +22,7 @@ class Run:
 
     method: str
     seed: int
-    accuracy: list[list[float]]  # percent: a row after each task, a column a task
+    accuracy: list[list[float]]  # percent: one row after each task, one column per task
     final_accuracy: float
     forgetting: float | None  # None: undefined
     backward_transfer: float | None
@@ -163,7 +163,7 @@ def measures(accuracy: list[list[float]], sizes: list[int] | None = None) -> dic
 
 
 def summarise(runs: list[Run]) -> dict[str, dict[str, Any]]:
-    """Mean and standard deviation over seeds, a row a method."""
+    """Mean and standard deviation over seeds, one row per method."""
     summary: dict[str, dict[str, Any]] = {}
     for method in dict.fromkeys(run.method for run in runs):
         own = [run for run in runs if run.method == method]

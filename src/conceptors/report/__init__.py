@@ -105,7 +105,7 @@ def write_figures(results: dict[str, Any], folder: Path | str) -> list[Path]:
 def projected_images(
     originals: Any, claimed: Any, free: Any, path: Path | str, title: str = ""
 ) -> list[Path]:
-    """Images and what C and F = ¬C leave of them, a row an image (the paper's figures 3 and 4).
+    """Images and what C and F = ¬C leave of them, one row per image (the paper's figures 3 and 4).
 
     `originals`, `claimed` and `free` are arrays or tensors `[k, height, width]` of x, C x and
     F x. Writes `path` with the endings .svg, .pdf and .png, and returns these three.

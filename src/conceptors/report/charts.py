@@ -83,7 +83,7 @@ def over_tasks(curves: Mapping[str, Curve], looks: Sequence[Look], axes: Axes) -
 def lines(
     curves: Mapping[str, Curve], looks: Sequence[Look], axes: Axes, *, marks: int = 12
 ) -> Drawing:
-    """A line a curve with at most `marks` markers, and a band where there is a spread."""
+    """One line per curve with at most `marks` markers, and a band where there is a spread."""
     rows, scales = _series(curves, looks, marks)
     kind: dict[str, Any] = {"type": "log"} if axes.log else {"zero": False}
     scale = alt.Scale(domain=axes.domain) if axes.domain else alt.Scale(**kind)
@@ -125,7 +125,7 @@ def seeds(
     looks: Mapping[str, Look],
     title: str,
 ) -> Drawing:
-    """A row a method: a dot a seed, a stroke at their mean, a diamond below for a paper's value."""
+    """One row per method: its seeds as dots, a stroke at their mean, published values below."""
     names = list(dict.fromkeys([*found, *published]))
     short = dict(zip(names, labels(names, 30)))
     dots, means = [], []
@@ -216,7 +216,7 @@ def heat(
 
 
 def pictures(columns: Mapping[str, Array], title: str) -> Drawing:
-    """Images as pixels on one grey scale: a column a name, a row an image."""
+    """Images as pixels on one grey scale: one column per name, one row per image."""
     top = max(float(np.abs(next(iter(columns.values()))).max()), 1e-12)
     count, height, width = next(iter(columns.values())).shape
     scale = 110 / width

@@ -14,7 +14,7 @@ from conceptors.report.theme import save
 
 
 def draw(originals: Any, claimed: Any, free: Any, path: Path, title: str) -> list[Path]:
-    """Columns: the images, what C keeps, what F keeps; a row an image; SVG, PDF and PNG."""
+    """Columns: the images, what C keeps, what F keeps; one row per image; SVG, PDF and PNG."""
     x, c, f = (
         _images(v, n) for v, n in ((originals, "originals"), (claimed, "claimed"), (free, "free"))
     )

@@ -118,7 +118,7 @@ def seeds_panel(found: dict[str, dict[str, Any]]) -> Panel:
 
 
 def forgetting(results: dict[str, Any]) -> Section:
-    """What becomes of each task: a line a task, a panel a method."""
+    """What becomes of each task: one line per task, one panel per method."""
     panels = []
     tasks = measures.task_count(results)
     for method in measures.methods(results) if tasks > 1 else []:
@@ -192,7 +192,7 @@ def loss(results: dict[str, Any]) -> Section:
 
 
 def quota(results: dict[str, Any]) -> Section:
-    """The claimed share of every layer, a panel a method."""
+    """The claimed share of every layer, one panel per method."""
     panels = []
     for method in measures.methods(results):
         bands = measures.quotas(results, method)
@@ -211,7 +211,7 @@ def quota(results: dict[str, Any]) -> Section:
 
 
 def spectra(results: dict[str, Any]) -> Section:
-    """Singular values of A after each task, a panel a layer."""
+    """Singular values of A after each task, one panel per layer."""
     panels = []
     for method in measures.methods(results):
         for layer, values in measures.spectra(results, method).items():
@@ -261,7 +261,7 @@ def similarity(results: dict[str, Any]) -> Section:
 
 
 def _learning(results: dict[str, Any], part: str, axes: Axes) -> list[Panel]:
-    """A panel a method, a line a task."""
+    """One panel per method, one line per task."""
     panels = []
     unit, digits = (" %", 1) if part == "validation" else ("", 4)
     for method in measures.methods(results):

@@ -12,7 +12,7 @@ from conceptors.report.text import MISSING
 
 @dataclass(frozen=True)
 class Settings:
-    """Pairs shared by all methods; for the rest, a row a setting with a value a method."""
+    """Pairs shared by all methods; for the rest, one row per setting with each method's value."""
 
     shared: list[tuple[str, str]]
     methods: list[str]

@@ -1,4 +1,4 @@
-"""The summary table: a row a method, the best in bold, published values beside ours."""
+"""The summary table: one row per method, the best in bold, published values beside ours."""
 
 from __future__ import annotations
 

@@ -115,14 +115,14 @@ def look(k: int) -> Look:
 
 
 def method_looks(names: Sequence[str]) -> list[Look]:
-    """A look a method: ceilings in grey dots, the others in turn."""
+    """One look per method: ceilings in grey dots, the others in turn."""
     rest = [name for name in names if name not in CEILINGS]
     grey = Look("s7", len(DASHES) - 1, "triangle-left")
     return [grey if name in CEILINGS else look(rest.index(name)) for name in names]
 
 
 def task_looks(n: int) -> list[Look]:
-    """A look a task, the colours in the order of the tasks."""
+    """One look per task, the colours in the order of the tasks."""
     last = max(n - 1, 1)
     places = [round(k * (STEPS - 1) / last) % STEPS for k in range(n)]
     return [Look(f"t{place}", 0, SHAPES[k % len(SHAPES)]) for k, place in enumerate(places)]

@@ -203,7 +203,7 @@ class Learner:
         return self.masked(outputs, number)
 
     def masked(self, outputs: Tensor, number: int) -> Tensor:
-        """With a head a task, the outputs of other heads are out of the game."""
+        """With one head per task, the outputs of other heads count for nothing."""
         classes = self.scenario.tasks[number].classes
         if not self.scenario.heads or classes is None:
             return outputs

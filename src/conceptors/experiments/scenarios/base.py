@@ -96,7 +96,7 @@ class Scenario:
     seeds: list[int]
     classes: int
     inputs: tuple[int, ...]  # shape of one sample
-    heads: bool = False  # a head a task: the task is known when testing
+    heads: bool = False  # one head per task: the task is known when testing
     options: dict[str, Any] = field(default_factory=dict)
     stackable: bool = True  # whether several seeds can be learned as one stacked network
 

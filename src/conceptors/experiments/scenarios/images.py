@@ -47,7 +47,7 @@ def build(
 
     Args:
         tasks: how many, by default the scenario's own number.
-        heads: a head a task (split-cifar100; by default yes).
+        heads: one head per task (split-cifar100; by default yes).
         class_order: "fixed" (0, 1, 2, ...) or "seed" (shuffled by each seed).
         limit: use only so many images of each set, for quick trials.
         progress: show downloads.
