@@ -303,7 +303,7 @@ def test_a_report_of_nothing_names_what_there_is(
     (tmp_path / "such" / "results.json").touch()
     assert main(["report", "nosuch"]) == 2
     said = capsys.readouterr().err
-    assert said == "conceptors: no results.json in 'nosuch'; did you mean 'such'? There are: such\n"
+    assert said == "conceptors: no results.json in 'nosuch'; did you mean 'such'? there are: such\n"
 
 
 # --- a method of one's own ---------------------------------------------------------------

@@ -10,9 +10,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """`; did you mean ...?` and what there is, to end an error message.
 
     >>> nearest("disjoint-mist", ["disjoint-mnist", "permuted-mnist"])
-    "; did you mean 'disjoint-mnist'? There are: disjoint-mnist, permuted-mnist"
+    "; did you mean 'disjoint-mnist'? there are: disjoint-mnist, permuted-mnist"
     """
     names = sorted(known)
     close = get_close_matches(str(name), names, n=2, cutoff=0.5)
     hint = f"did you mean {' or '.join(repr(n) for n in close)}? " if close else ""
-    return f"; {hint}There are: {', '.join(names)}"
+    return f"; {hint}there are: {', '.join(names)}"

@@ -94,7 +94,10 @@ def _other_results(folder: Path) -> str:
 def _list(options: argparse.Namespace) -> int:
     if options.method:
         if options.method not in METHODS:
-            raise ValueError(f"unknown method {options.method!r}{nearest(options.method, METHODS)}")
+            raise ValueError(
+                f"unknown method {options.method!r}{nearest(options.method, METHODS)} "
+                f"(one of your own comes by --import FILE.py)"
+            )
         method = METHODS[options.method]
         print(f"{options.method}: {method.about}\n\nsettings (--set {options.method}.NAME=VALUE)")
         for line in explain_settings(method.settings_type):
@@ -179,7 +182,7 @@ def table(results: Results) -> str:
     head = f"{'method':<18}{'accuracy':>16}{'seeds':>7}{'forgetting':>12}{'seconds':>9}"
     lines = [head + ("  known" if results.reference else ""), "-" * len(head)]
     for name, row in results.summary.items():
-        accuracy = f"{row['mean']:.2f} ± {row['std']:.2f}"
+        accuracy = f"{row['mean']:.2f}" + (f" ± {row['std']:.2f}" if row["n"] > 1 else "")
         forgetting = "-" if row["forgetting"] is None else f"{row['forgetting']:.2f}"
         line = f"{name:<18}{accuracy:>16}{row['n']:>7}{forgetting:>12}{row['seconds']:>9.1f}"
         if known := results.reference.get(name):

@@ -84,7 +84,10 @@ def advice(tasks: int, layers: Sequence[LayerRow]) -> list[str]:
         )
     full = [row.layer for row in large if row.quota > FULL]
     if full:
-        found.append(f"Little room is left in {_listed(full)}: widen them or forget a task.")
+        found.append(
+            f"Little room is left in {_listed(full)}: make them wider, or forget a task (with "
+            f"keep_tasks=True)."
+        )
     if not found:
         most = max((row.quota for row in large), default=0.0)
         found.append(
