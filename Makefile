@@ -32,8 +32,8 @@ demo: $(READY) ## the main job: plain training forgets, conceptors do not (disjo
 tour: $(READY) ## the algebra and incremental regression at work on small digits
 	$(BIN)/python examples/demo.py
 
-test: $(READY) browser ## all tests and doctests
-	$(BIN)/python -m pytest -q
+test: $(READY) browser ## all tests and doctests, two processes at a time
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 browser: ## Debian's chromium for the tests of the page, where it can be installed
 	@for name in "$$CHROMIUM" chromium chromium-browser google-chrome google-chrome-stable chrome; do \
