@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -65,10 +67,34 @@ def row(
         (row(), "no layer is more than half full"),
         (row(quota=0.6), "the fullest layer has a quota of 60%"),
         (row(quota=0.95), "Little room is left in fc"),
-        (row(passing=0.01), "Hardly anything of this task passes in fc"),
         (row(done="no guarded optimizer steps it"), "No guarded optimizer steps fc"),
         (row(done="left alone: shape [3]", dim=0), "fc may change and forget"),
     ],
 )
 def test_advice(layer: LayerRow, said: str) -> None:
     assert said in " ".join(advice(1, [layer]))
+
+
+def test_advice_about_a_task_that_hardly_passes() -> None:
+    assert "Hardly anything of this task passes in fc." in " ".join(advice(1, [row()], ["fc"]))
+
+
+@pytest.mark.parametrize(("aperture", "told"), [(1e4, True), ("auto", False)])
+def test_the_page_and_the_warning_agree(tmp_path: Path, aperture: Any, told: bool) -> None:
+    """And the warning points to the line that made the step, or remembered."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(4, 3).double(), normal(0, 30, 4)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        shield = Shield(model, aperture).remember(x)
+        optimizer = shield.guard(torch.optim.SGD(model.parameters(), lr=0.01))
+        for _ in range(130):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+    assert any("hardly anything" in str(one.message) for one in said) is told
+    assert {one.filename for one in said} <= {__file__}
+    text = shield.report(tmp_path / "page.html").read_text(encoding="utf-8")
+    assert ("Hardly anything of this task" in text) is told
+    assert 'id="tip"' in text
+    assert 'id="live"' in text

@@ -62,7 +62,7 @@ def write_comparison(folders: Sequence[Path | str], path: Path | str) -> Path:
     return write(found, Path(path), names=list(names.values()))
 
 
-def write_shield_page(shield: Shield, path: Path | str) -> Path:
+def write_shield_page(shield: Shield, path: Path | str, stuck: Sequence[str] = ()) -> Path:
     """One self-contained page about a shield; see `Shield.report`."""
     need_charts()
     import torch
@@ -88,7 +88,7 @@ def write_shield_page(shield: Shield, path: Path | str) -> Path:
     }
     title = type(shield.model).__name__
     found = {name: matrix.double().numpy() for name, matrix in alike.items()}
-    return write(Path(path), title, shield.n_tasks, shield.explain(), spectra, found)
+    return write(Path(path), title, shield.n_tasks, shield.explain(), spectra, found, stuck)
 
 
 def write_figures(results: dict[str, Any], folder: Path | str) -> list[Path]:

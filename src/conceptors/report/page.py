@@ -54,9 +54,13 @@ def write(
     names: Sequence[str] = ("",),
 ) -> Path:
     """The page of the results at these addresses, written whole or not at all."""
-    html = render(found, pictures, names).encode("utf-8", "replace")
+    return write_html(render(found, pictures, names), path)
+
+
+def write_html(html: str, path: Path) -> Path:
+    """Write a page whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, html)
+    write_whole(path, html.encode("utf-8", "replace"))
     return path
 
 
@@ -69,31 +73,24 @@ def render(
     several = len(found) > 1
     names = labels(names) if several else [""]
     named = dict(zip(names, found.values()))
-    script, digest = page_script()
     parts = [
         _part(results, link, name, f"r{k + 1}-" if several else "", () if several else pictures)
         for k, (name, link, results) in enumerate(zip(names, found, found.values()))
     ]
-    return (
-        environment()
-        .get_template("page.html")
-        .render(
-            style=page_style(),
-            script=script,
-            digest=digest,
-            draw=page_svg,
-            title=", ".join(names) if several else parts[0].title,
-            parts=parts,
-            several=several,
-            summary=summary(named),
-            seeds=seeds_panel(named) if several else None,
-        )
+    return fill(
+        "page.html",
+        first="summary",
+        title=", ".join(names) if several else parts[0].title,
+        parts=parts,
+        several=several,
+        summary=summary(named),
+        seeds=seeds_panel(named) if several else None,
     )
 
 
-def environment() -> Environment:
-    """Where templates are found, and how they treat text."""
-    return Environment(
+def fill(template: str, **values: Any) -> str:
+    """A page from its template: with the style, the script that its policy allows, and charts."""
+    env = Environment(
         loader=PackageLoader("conceptors.report"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -101,17 +98,14 @@ def environment() -> Environment:
         lstrip_blocks=True,
         finalize=lambda value: clean(value) if type(value) is str else value,
     )
-
-
-def page_style() -> Markup:
-    """The style sheet of every page."""
-    return Markup(environment().get_template("page.css").render(light=LIGHT, dark_colours=DARK))
-
-
-def page_script() -> tuple[Markup, str]:
-    """The script of every page, and the digest that its security policy allows."""
     script = (files("conceptors.report") / "templates" / "page.js").read_text("utf-8")
-    return Markup(script), base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return env.get_template(template).render(
+        style=Markup(env.get_template("page.css").render(light=LIGHT, dark_colours=DARK)),
+        script=Markup(script),
+        digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        draw=page_svg,
+        **values,
+    )
 
 
 def _part(results: dict[str, Any], link: str, name: str, anchor: str, pictures: Pictures) -> Part:

@@ -10,13 +10,13 @@ import numpy as np
 from conceptors.report import charts
 from conceptors.report.charts import Axes, Curve
 from conceptors.report.measures import Array, Matrix, some
-from conceptors.report.page import environment, page_script, page_style
+from conceptors.report.page import fill, write_html
 from conceptors.report.sections import Panel, Section
 from conceptors.report.text import shorten
-from conceptors.report.theme import look, page_svg, write_whole
+from conceptors.report.theme import look
 from conceptors.shield.explain import Explanation, LayerRow
 
-FULL, STUCK, OPEN = 0.9, 0.05, 0.5  # quotas above and shares below which something is said
+FULL, OPEN = 0.9, 0.5  # quotas above which a layer is full, and below which it is open
 _DRAWN = 8  # curves in one chart
 
 
@@ -27,6 +27,7 @@ def write(
     layers: Explanation,
     spectra: Mapping[str, Array],
     similarity: Mapping[str, Array],
+    stuck: Sequence[str] = (),
 ) -> Path:
     """Write the page, whole or not at all.
 
@@ -34,30 +35,22 @@ def write(
         layers: rows of `Shield.explain`.
         spectra: singular values of what is claimed, by layer, descending.
         similarity: ρ between the tasks `[tasks, tasks]`, by layer, where tasks are kept apart.
+        stuck: layers where hardly anything of the current task passes.
     """
-    script, digest = page_script()
     made = [_spectra(spectra), _similarity(similarity)]
-    html = (
-        environment()
-        .get_template("shield.html")
-        .render(
-            style=page_style(),
-            script=script,
-            digest=digest,
-            draw=page_svg,
-            title=title,
-            lede=_lede(tasks, layers),
-            advice=advice(tasks, layers),
-            rows=[_cells(row) for row in layers],
-            sections=[section for section in made if section.panels],
-        )
+    html = fill(
+        "shield.html",
+        first="advice",
+        title=title,
+        lede=_lede(tasks, layers),
+        advice=advice(tasks, layers, stuck),
+        rows=[_cells(row) for row in layers],
+        sections=[section for section in made if section.panels],
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, html.encode("utf-8", "replace"))
-    return path
+    return write_html(html, path)
 
 
-def advice(tasks: int, layers: Sequence[LayerRow]) -> list[str]:
+def advice(tasks: int, layers: Sequence[LayerRow], stuck: Sequence[str] = ()) -> list[str]:
     """What a reader of the table would do next."""
     large = [row for row in layers if row.dim > 2]
     if not tasks:
@@ -75,7 +68,6 @@ def advice(tasks: int, layers: Sequence[LayerRow]) -> list[str]:
             f"{_listed(loose)} may change and forget: choose unsupported='freeze', or add a rule "
             f"for their layer."
         )
-    stuck = [r.layer for r in large if r.passing is not None and r.passing < STUCK]
     if stuck:
         found.append(
             f"Hardly anything of this task passes in {_listed(stuck)}. If it does not learn, lower "

@@ -11,6 +11,7 @@ from conceptors.shield.blocks import Scan
 from conceptors.shield.claims import Remembered
 from conceptors.shield.explain import Explanation, explain
 from conceptors.shield.options import Protection
+from conceptors.shield.room import stuck_layers
 from conceptors.shield.step.guards import Guards
 
 
@@ -68,7 +69,9 @@ class Inspection:
         """
         from conceptors.report import write_shield_page
 
-        return write_shield_page(self, path)  # type: ignore[arg-type]
+        shares = {row.layer: row.passing for row in self.explain() if row.passing is not None}
+        stuck = list(stuck_layers(shares, self._large()))
+        return write_shield_page(self, path, stuck)  # type: ignore[arg-type]
 
     def _large(self) -> dict[str, bool]:
         """Layers with more than two directions, and whether these stay soft by themselves.

@@ -32,23 +32,28 @@ def warn_if_full(quotas: Mapping[str, float], limit: float, known: set[str]) -> 
             f"little space is left for further tasks in: {listed}. Lower the aperture there, "
             f"widen the layers, or forget a task",
             ShieldFullWarning,
-            stacklevel=3,
+            stacklevel=_outside(),
         )
     return set(full)
 
 
-def warn_if_stuck(shares: Mapping[str, float], soft: Mapping[str, bool]) -> None:
-    """After some steps of a task: where hardly anything passes, it is not learned there.
+def stuck_layers(shares: Mapping[str, float], soft: Mapping[str, bool]) -> dict[str, float]:
+    """Layers where hardly anything passes, so that a task is not learned there.
 
     Args:
         shares: of the steps that pass, by layer.
         soft: the layers with more than a few directions, and whether theirs stay soft.
     """
-    stuck = {
+    return {
         name: share
         for name, share in shares.items()
         if name in soft and share < (_STUCK_AUTO if soft[name] else _STUCK)
     }
+
+
+def warn_if_stuck(shares: Mapping[str, float], soft: Mapping[str, bool]) -> None:
+    """After some steps of a task, about `stuck_layers`."""
+    stuck = stuck_layers(shares, soft)
     if not stuck:
         return
     listed = ", ".join(f"{name} ({share:.1%})" for name, share in stuck.items())
