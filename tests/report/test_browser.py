@@ -242,6 +242,18 @@ def test_values_by_arrow_keys(show: Open) -> None:
     assert page.inner_text("#tip").startswith("cab, after task 1: ")
 
 
+def test_scrolling_keeps_the_place_in_a_chart(show: Open) -> None:
+    page = show("ten")  # focus scrolls, and the browser says so later
+    page.focus("#matrices svg.chart")
+    page.keyboard.press("ArrowRight")
+    before = page.locator("#tip").bounding_box()["y"]
+    page.evaluate("scrollBy({top: 40, behavior: 'instant'})")
+    page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    assert page.locator("#tip").bounding_box()["y"] == pytest.approx(before - 40, abs=2)
+    page.keyboard.press("ArrowRight")
+    assert page.inner_text("#tip").startswith("after task 1, tested on task 2 ")
+
+
 def test_charts_follow_the_theme(show: Open) -> None:
     page = show("two", color_scheme="dark")
     text = page.locator("#accuracy svg.chart text").first

@@ -95,12 +95,16 @@
       svg.append(ring);
       tip.textContent = marks[k].text;
       tip.hidden = false;
-      const box = marks[k].el.getBoundingClientRect(), own = tip.getBoundingClientRect();
+      place();
+      return undefined;
+    }
+    function place() { // above the mark, or below it where there is no room
+      if (current < 0) return;
+      const box = marks[current].el.getBoundingClientRect(), own = tip.getBoundingClientRect();
       const x = box.left + box.width / 2 - own.width / 2;
       const above = box.top - own.height - 8;
       tip.style.left = `${Math.max(6, Math.min(x, root.clientWidth - own.width - 6))}px`;
       tip.style.top = `${above > 50 ? above : box.bottom + 8}px`;
-      return undefined;
     }
     function point(event) {
       let best = -1, least = 30;
@@ -130,7 +134,7 @@
     svg.addEventListener("pointerdown", point);
     svg.addEventListener("pointerleave", hide);
     svg.addEventListener("blur", hide);
-    addEventListener("scroll", hide, { passive: true });
+    addEventListener("scroll", place, { passive: true }); // focus may scroll: the place is kept
     svg.setAttribute("tabindex", "0");
     svg.setAttribute("role", "application");
     svg.setAttribute("aria-roledescription", "chart, arrow keys read its values");
