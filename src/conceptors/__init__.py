@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         MemoryFullWarning,
     )
     from conceptors.estimators.sgd import ConceptorSGDRegressor
-    from conceptors.shield import Shield, ShieldFullWarning
+    from conceptors.shield import Shield, ShieldFullWarning, UnprotectedWarning
     from conceptors.streams.correlation import Correlation
     from conceptors.streams.frequent_directions import FrequentDirections
 
@@ -51,6 +51,7 @@ _HOMES = {
     "Quota": "algebra.targets",
     "Shield": "shield.shield",
     "ShieldFullWarning": "shield.room",
+    "UnprotectedWarning": "shield.watch",
     "aperture_by_gradient": "algebra.aperture",
     "aperture_by_validation": "algebra.aperture",
     "aperture_for_quota": "algebra.aperture",
@@ -72,6 +73,7 @@ __all__ = [
     "Quota",
     "Shield",
     "ShieldFullWarning",
+    "UnprotectedWarning",
     "__version__",
     "aperture_by_gradient",
     "aperture_by_validation",

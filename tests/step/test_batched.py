@@ -85,4 +85,4 @@ def test_members_of_a_stack_know_its_notes() -> None:
     stack.note()
     for member, layer, claimed in zip(members, model, claims):
         along = layer.weight.detach() @ claimed.spectrum[0][0]  # type: ignore[operator]
-        torch.testing.assert_close(member.noted.abs().sum(), along.abs().sum())  # type: ignore[attr-defined]
+        torch.testing.assert_close(member.noted.abs().sum(), along.abs().sum())

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conceptors import Shield
+from conceptors import Shield, UnprotectedWarning
 from conceptors.algebra.targets import Auto
 from helpers import normal
 from step.common import backward, blocks, gradients, mixed, odds, root, set_gradients, train
@@ -161,7 +161,8 @@ def test_the_pull_of_several_tasks_adds_up() -> None:
     weights = [block(layer)]
     with torch.no_grad():
         layer.weight *= 2
-    shield.remember(second)
+    with pytest.warns(UnprotectedWarning, match=r"Linear \(by 10\d%\)"):
+        shield.remember(second)
     weights.append(block(layer))
     claimed = shield.conceptors()["Linear"]
     found = stiffness_of(shield)["Linear"] * claimed.odds_trace()

@@ -161,6 +161,15 @@ class Scan:
         """Whether another look at the model found nothing new."""
         return self._made_of() == other._made_of()
 
+    def replaced(self, before: Scan) -> frozenset[str]:
+        """Names of sites that have other parameters than before."""
+        return frozenset(
+            name
+            for name, site in self.sites.items()
+            if name in before.sites
+            and [id(p) for p in site.parameters] != [id(p) for p in before.sites[name].parameters]
+        )
+
     def _made_of(self) -> object:
         sites = {
             name: (

@@ -45,24 +45,23 @@ class Remembered:
     n_tasks: int = 0
     _quotas: dict[str, float] = field(default_factory=dict)
 
-    def add(
+    def with_task(
         self, task: Claims, sites: Mapping[str, WeightBlock], protection: Protection, keep: bool
-    ) -> None:
-        """Remember one more task; `keep` it apart too."""
-        self.claimed = join(self.claimed, task, sites, protection)
-        if keep:
-            self.tasks.append(task.stowed())
-        self.n_tasks += 1
-        self._quotas = {}
+    ) -> Remembered:
+        """One more task; `keep` it apart too."""
+        claimed = join(self.claimed, task, sites, protection)
+        tasks = [*self.tasks, task.stowed()] if keep else self.tasks
+        return Remembered(claimed, tasks, self.n_tasks + 1)
 
-    def forget(self, index: int, sites: Mapping[str, WeightBlock], protection: Protection) -> None:
+    def without_task(
+        self, index: int, sites: Mapping[str, WeightBlock], protection: Protection
+    ) -> Remembered:
         """All tasks but one, which were kept apart."""
-        self.tasks = [task for i, task in enumerate(self.tasks) if i != index]
-        self.claimed = Claims()
-        for task in self.tasks:
-            self.claimed = join(self.claimed, task, sites, protection)
-        self.n_tasks -= 1
-        self._quotas = {}
+        tasks = [task for i, task in enumerate(self.tasks) if i != index]
+        claimed = Claims()
+        for task in tasks:
+            claimed = join(claimed, task, sites, protection)
+        return Remembered(claimed, tasks, self.n_tasks - 1)
 
     def quota(self, name: str) -> float:
         """How much of a layer's input space is claimed."""

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Mapping
 
-_OURS = ("conceptors.", "torch.")  # whose lines no warning should point to
+from conceptors._internal.outside import outside
+
 _STUCK = 0.05  # share of a step that passes, under which a layer hardly learns
 _STUCK_AUTO = 0.01  # the same with an automatic aperture, whose directions stay soft
 
 
 class ShieldFullWarning(UserWarning):
     """Some layers have little free space left for further tasks, or let hardly any step pass."""
-
-
-def _outside() -> int:
-    """The stack level of the caller's own code, beyond this package and torch."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_OURS):
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 def warn_if_full(quotas: Mapping[str, float], limit: float, known: set[str]) -> set[str]:
@@ -32,7 +24,7 @@ def warn_if_full(quotas: Mapping[str, float], limit: float, known: set[str]) -> 
             f"little space is left for further tasks in: {listed}. Lower the aperture there, "
             f"widen the layers, or forget a task",
             ShieldFullWarning,
-            stacklevel=_outside(),
+            stacklevel=outside(),
         )
     return set(full)
 
@@ -62,5 +54,5 @@ def warn_if_stuck(shares: Mapping[str, float], soft: Mapping[str, bool]) -> None
         f"same directions there: lower the aperture, widen the layers, forget a task, or "
         f"learn the last layer in closed form; shield.explain() tells more",
         ShieldFullWarning,
-        stacklevel=_outside(),
+        stacklevel=outside(),
     )

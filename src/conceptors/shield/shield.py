@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
-from typing import Any, Literal, NoReturn
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 
 from conceptors._internal import checks
 from conceptors.algebra.conceptor import similarity
-from conceptors.shield import state as shield_state
 from conceptors.shield.anchors import Anchors
 from conceptors.shield.attach import (
     check_parameters,
@@ -23,7 +22,6 @@ from conceptors.shield.attach import (
     unwrap,
     unwrap_optimizer,
 )
-from conceptors.shield.batchnorm import hold_statistics
 from conceptors.shield.blocks import Scan, survey
 from conceptors.shield.claims import Claims, Remembered, claims_of_task
 from conceptors.shield.inspection import Inspection
@@ -38,14 +36,16 @@ from conceptors.shield.options import (
     check_rows,
     one_of,
 )
+from conceptors.shield.persistence import Persistence
 from conceptors.shield.remember.run import Feed, collect
-from conceptors.shield.room import warn_if_full, warn_if_stuck
-from conceptors.shield.state import LoadReport
+from conceptors.shield.room import warn_if_full
+from conceptors.shield.statistics import Statistics
 from conceptors.shield.step.context import Context, Protected
 from conceptors.shield.step.guards import Guards
+from conceptors.shield.watch import Watch, check_steps_what_it_trains
 
 
-class Shield(Inspection):
+class Shield(Inspection, Persistence):
     """Shields a model's weights against forgetting (conceptor-aided back-propagation).
 
     After each task, `remember` builds for every layer a conceptor of what entered it and ORs it
@@ -143,13 +143,14 @@ class Shield(Inspection):
         self._guards = Guards(self._make_context)
         self._full: set[str] = set()
         self._anchors = Anchors(near=self.increment_decay > 0)
-        self._statistics: list[Any] = []
+        self._statistics = Statistics(batchnorm=self.batchnorm == "freeze")
         self._resumed: dict[str, Tensor] = {}  # notes of a checkpoint, until the next task
         self._attached = True
         claim_model(self.model, self)
         try:
             reshard(self.model)
             self._scan = self._rescan()
+            self._watch = Watch(self)
         except BaseException:
             release_model(self.model)
             raise
@@ -180,10 +181,11 @@ class Shield(Inspection):
         self._check_attached()
         whole, optimizer = optimizer, unwrap_optimizer(optimizer)
         check_parameters(optimizer, self.model)
+        check_steps_what_it_trains(optimizer)
         if self.project == "inputs":
             check_projects_inputs(optimizer)
-        self.refresh()
-        with outside_inference_mode():
+        with self._watch.alone(), outside_inference_mode():
+            self.refresh()
             self._guards.add(optimizer, between)
         return whole
 
@@ -211,15 +213,20 @@ class Shield(Inspection):
             ValueError: no data, NaN or infinite activations (names the layer and the batch), or
                 a dtype that is too small for the aperture.
         """
-        task = self._claims_of(batches, feed, limit, progress)
-        reshard(self.model)
-        with outside_inference_mode():
-            self._remembered.add(task, self._scan.sites, self._protection, self.keep_tasks)
-        self._resumed.clear()
-        self._set_anchors()
-        self._hold_statistics()
-        self._claims_changed()
-        self._guards.calm()
+        with self._watch.alone():
+            self._guards.settle()
+            task = self._claims_of(batches, feed, limit, progress)
+            self._watch.look()
+            reshard(self.model)
+            with self._all_or_nothing(), outside_inference_mode():
+                self._remembered = self._remembered.with_task(
+                    task, self._scan.sites, self._protection, self.keep_tasks
+                )
+                self._resumed = {}
+                self._set_anchors()
+                self._claims_changed()
+            self._guards.calm()
+            self._watch.trust()
         large = {name: self.quota()[name] for name in self._large()}
         self._full |= warn_if_full(large, self.warn_at_quota, self._full)
         return self
@@ -237,7 +244,8 @@ class Shield(Inspection):
         A forecast before training on it: the higher, the less free space the new task can use.
         """
         held = self._remembered.claimed.conceptors
-        task = self._claims_of(batches, feed, limit, progress)
+        with self._watch.alone():
+            task = self._claims_of(batches, feed, limit, progress)
         return {
             name: float(similarity(conceptor, held[name].to(conceptor.device)).mean())
             for name, conceptor in task.conceptors.items()
@@ -256,10 +264,12 @@ class Shield(Inspection):
         index, count = checks.whole(task, "task", 0), len(self._remembered.tasks)
         if index >= count:
             raise ValueError(f"task {task} is not remembered; there are {count} tasks")
-        with outside_inference_mode():
-            self._remembered.forget(index, self._scan.sites, self._protection)
-        self._resumed.clear()
-        self._claims_changed()
+        with self._watch.alone(), self._all_or_nothing(), outside_inference_mode():
+            self._remembered = self._remembered.without_task(
+                index, self._scan.sites, self._protection
+            )
+            self._resumed = {}
+            self._claims_changed()
         self._full &= {name for name, quota in self.quota().items() if quota > self.warn_at_quota}
         return self
 
@@ -269,65 +279,26 @@ class Shield(Inspection):
         `guard` and `remember` do this by themselves.
         """
         self._check_attached()
-        reshard(self.model)
-        found = self._rescan()
-        self._set_anchors(found, new_only=True)
-        if not found.same(self._scan):
-            self._scan = found
-            self._changed()
+        with self._watch.alone():
+            reshard(self.model)
+            found = self._rescan()
+            self._set_anchors(found, new_only=True)
+            if self.n_tasks:
+                self._statistics.hold(self.model)
+            if not found.same(self._scan):
+                replaced = found.replaced(self._scan)
+                self._scan = found
+                self._watch.look(replaced)
+                self._changed()
         return self
 
     def detach(self) -> None:
         """Take all hooks off model and optimizers; the weights stay as they are."""
         self._guards.detach()
-        for handle in self._statistics:
-            handle.remove()
-        self._statistics, self._attached = [], False
+        self._statistics.release()
+        self._watch.close()
+        self._attached = False
         release_model(self.model)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything remembered, as plain dictionaries, tensors and numbers."""
-        return shield_state.pack(self)
-
-    @outside_inference_mode()
-    def load_state_dict(
-        self,
-        state: Mapping[str, Any],
-        *,
-        strict: bool = True,
-        rename: Mapping[str, str] | None = None,
-    ) -> LoadReport:
-        """Take over what another shield has remembered, on any device and dtype.
-
-        Args:
-            strict: refuse a state that does not fit in every layer; else load what fits. The
-                report names what was loaded, is missing, left over, or of another shape.
-            rename: old layer name -> new layer name.
-
-        Raises:
-            ValueError: damaged or foreign state, or, with `strict`, one that does not fit.
-        """
-        self.refresh()
-        report = shield_state.unpack(self, state, strict=strict, rename=rename or {})
-        self._hold_statistics()
-        self._claims_changed()
-        return report
-
-    def save(self, path: str | Path) -> None:
-        """Write the state as a safetensors file, whole or not at all."""
-        shield_state.save(self.state_dict(), path)
-
-    def load(
-        self, path: str | Path, *, strict: bool = True, rename: Mapping[str, str] | None = None
-    ) -> LoadReport:
-        """Read a file that `save` wrote; see `load_state_dict`."""
-        return self.load_state_dict(shield_state.load(path), strict=strict, rename=rename)
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "a Shield belongs to one model and its optimizers and cannot be copied or pickled; "
-            "save shield.state_dict(), and load it into Shield(other_model)"
-        )
 
     @outside_inference_mode()
     def _claims_of(
@@ -377,8 +348,7 @@ class Shield(Inspection):
             protected=protected,
             increment_decay=self.increment_decay,
             by_inputs=self.project == "inputs",
-            held=self._guards.held,
-            warn=lambda shares: warn_if_stuck(shares, self._large()),
+            keeper=self._watch,
         )
 
     @outside_inference_mode()
@@ -390,10 +360,21 @@ class Shield(Inspection):
         self._changed()
         # what the guards need is made; what it was made of may leave the GPU
         self._remembered.claimed = self._remembered.claimed.stowed()
+        if self.n_tasks:
+            self._statistics.hold(self.model)
+        else:
+            self._statistics.release()
 
-    def _hold_statistics(self) -> None:
-        if self.batchnorm == "freeze" and self.n_tasks and not self._statistics:
-            self._statistics = hold_statistics(self.model)
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """If anything fails inside, what was remembered stays, and is protected."""
+        before = self._remembered, self._resumed, dict(self._anchors.values)
+        try:
+            yield
+        except BaseException:
+            self._remembered, self._resumed, self._anchors.values = before
+            self._claims_changed()
+            raise
 
     def _check_attached(self) -> None:
         if not self._attached:

@@ -74,61 +74,70 @@ def _notes(shield: Shield) -> dict[str, Tensor]:
     return {n: note for notes in found for n, note in notes.items() if counts[n] == 1}
 
 
-def unpack(
+class Loaded(NamedTuple):
+    """A state that was read and fits, not put into place yet."""
+
+    remembered: Remembered
+    resumed: dict[str, Tensor]
+    anchors: dict[str, Tensor]
+    report: LoadReport
+
+
+def read(
     shield: Shield, state: Mapping[str, Any], *, strict: bool, rename: Mapping[str, str]
-) -> LoadReport:
-    """Put a state into a shield; see `Shield.load_state_dict`."""
-    n_tasks, claimed, tasks, anchors = _read(state)
-    claimed = {rename.get(name, name): c for name, c in claimed.items()}
-    tasks = [{rename.get(name, name): c for name, c in task.items()} for task in tasks]
-    own = [_read_stiffness(task, rename) for task in state["tasks"]]
-    extra = {label: _read_tensors(state, label, rename) for label in ("stiffness", "notes")}
+) -> Loaded:
+    """All of a state, for this shield; changes nothing. See `Shield.load_state_dict`."""
+    n_tasks, claimed, tasks, anchors = _parsed(state, rename)
+    notes = _tensors(state, "notes", rename)
     sizes = {}
     for name, site in shield._scan.sites.items():
         matrix = site.matrix(site.parameters)
         sizes[name] = (matrix.shape[0], matrix.shape[-1])
     mismatched = {}
-    for name, conceptor in claimed.items():
-        size = (*conceptor.batch_shape, conceptor.dim)
+    for name, conceptor in claimed.conceptors.items():
+        size = _size(conceptor)
         if name in sizes and size != sizes[name]:
             mismatched[name] = (
                 f"the state has {size[0]} groups of {size[1]} inputs, the model {sizes[name][0]} "
                 f"of {sizes[name][1]} (biases count as inputs)"
             )
-    loaded = [name for name in claimed if name in sizes and name not in mismatched]
+    held = claimed.conceptors
     report = LoadReport(
-        loaded=loaded,
-        missing=[name for name in sizes if name not in claimed],
-        unexpected=[name for name in claimed if name not in sizes],
+        loaded=[name for name in held if name in sizes and name not in mismatched],
+        missing=[name for name in sizes if name not in held],
+        unexpected=[name for name in held if name not in sizes],
         mismatched=mismatched,
     )
-    if strict and not report.fits:
+    if (strict and not report.fits) or (n_tasks and held and not report.loaded):
         raise ValueError(
             f"the state does not fit this model; nothing was loaded.\n{report}\nPass rename="
-            f"{{old: new}}, or strict=False to load what fits"
+            f"{{old: new}}{', or strict=False to load what fits' if report.loaded else ''}"
         )
     devices = {name: s.parameters[0].device for name, s in shield._scan.sites.items()}
-    shield._remembered = Remembered(
-        Claims(
-            {name: claimed[name].to(devices[name]) for name in loaded},
-            {n: t for n, t in extra["stiffness"].items() if n in loaded},
-        ),
-        [
-            Claims(
-                {name: c.to(devices[name]) for name, c in task.items() if name in loaded},
-                {name: t for name, t in stiffness.items() if name in loaded},
-            )
-            for task, stiffness in zip(tasks, own)
-        ],
-        n_tasks,
-    )
-    shield._resumed = {n: t for n, t in extra["notes"].items() if n in loaded}
+    where = {name: devices[name] for name in report.loaded}
     parameters = dict(shield.model.named_parameters())
-    for name, anchor in anchors.items():
-        held = parameters.get(name)
-        if held is not None and held.shape == anchor.shape:
-            shield._anchors.values[name] = anchor.clone()
-    return report
+    return Loaded(
+        Remembered(_placed(claimed, where), [_placed(task, where) for task in tasks], n_tasks),
+        {name: note for name, note in notes.items() if name in where},
+        {
+            name: anchor.clone()
+            for name, anchor in anchors.items()
+            if name in parameters and parameters[name].shape == anchor.shape
+        },
+        report,
+    )
+
+
+def _placed(claims: Claims, where: Mapping[str, torch.device]) -> Claims:
+    """Layers that are there, on their devices."""
+    return Claims(
+        {name: c.to(where[name]) for name, c in claims.conceptors.items() if name in where},
+        {name: t for name, t in claims.stiffness.items() if name in where},
+    )
+
+
+def _size(conceptor: Conceptor) -> tuple[int, int]:
+    return conceptor.batch_shape[0], conceptor.dim
 
 
 def save(state: Mapping[str, Any], path: str | Path) -> None:
@@ -211,10 +220,10 @@ def _unpack(name: str, packed: Mapping[str, Any]) -> Conceptor:
         ) from error
 
 
-def _read(
-    state: Mapping[str, Any],
-) -> tuple[int, dict[str, Conceptor], list[dict[str, Conceptor]], dict[str, Tensor]]:
-    """Check a state from top to bottom before anything is changed."""
+def _parsed(
+    state: Mapping[str, Any], rename: Mapping[str, str]
+) -> tuple[int, Claims, list[Claims], dict[str, Tensor]]:
+    """(number of tasks, claims of all, claims of each, anchors), checked from top to bottom."""
     if not isinstance(state, Mapping) or state.get("format") != FORMAT:
         found = state.get("format") if isinstance(state, Mapping) else type(state).__name__
         raise ValueError(f"this is not the state of a Shield (format {found!r})")
@@ -224,25 +233,57 @@ def _read(
             f"upgrade with pip install -U conceptors"
         )
     n_tasks = checks.whole(state.get("n_tasks"), "n_tasks", 0)
-    claimed = {name: _unpack(name, packed) for name, packed in state["claimed"].items()}
-    tasks = [{n: _unpack(n, packed) for n, packed in task.items()} for task in state["tasks"]]
-    anchors = {n: checks.finite(a, f"anchor of {n}") for n, a in state["anchors"].items()}
-    return n_tasks, claimed, tasks, anchors
+    claimed = _claims(_mapping(state.get("claimed"), "claimed"), rename)
+    claimed.stiffness.update(_tensors(state, "stiffness", rename))
+    _check_stiffness(claimed)
+    tasks = state.get("tasks")
+    if not isinstance(tasks, (list, tuple)) or len(tasks) not in (0, n_tasks):
+        raise _damaged(f"n_tasks is {n_tasks}, but tasks are {tasks!r:.60}")
+    apart = [_claims(_mapping(task, f"task {i}"), rename) for i, task in enumerate(tasks)]
+    for task in apart:
+        for name, conceptor in task.conceptors.items():
+            whole = claimed.conceptors.get(name)
+            if whole is None or _size(whole) != _size(conceptor):
+                raise _damaged(f"layer {name!r} of a task is not as that of all tasks")
+    return n_tasks, claimed, apart, _tensors(state, "anchors", {})
 
 
-def _read_stiffness(
-    task: Mapping[str, Mapping[str, Any]], rename: Mapping[str, str]
-) -> dict[str, Tensor]:
-    """Of one task, where its layers have any."""
-    found = {name: packed["stiffness"] for name, packed in task.items() if "stiffness" in packed}
-    return _read_tensors({"stiffness": found}, "stiffness", rename)
+def _claims(packed: Mapping[str, Any], rename: Mapping[str, str]) -> Claims:
+    """Conceptors and stiffness of layers."""
+    found = {name: _mapping(parts, f"layer {name!r}") for name, parts in packed.items()}
+    own = {name: parts["stiffness"] for name, parts in found.items() if "stiffness" in parts}
+    claims = Claims(
+        {rename.get(name, name): _unpack(name, parts) for name, parts in found.items()},
+        _tensors({"stiffness": own}, "stiffness", rename),
+    )
+    _check_stiffness(claims)
+    return claims
 
 
-def _read_tensors(
-    state: Mapping[str, Any], label: str, rename: Mapping[str, str]
-) -> dict[str, Tensor]:
+def _check_stiffness(claims: Claims) -> None:
+    for name, stiffness in claims.stiffness.items():
+        held = claims.conceptors.get(name)
+        if held is not None and stiffness.shape != held.batch_shape:
+            raise _damaged(
+                f"stiffness of layer {name!r} has shape {list(stiffness.shape)}, needed is "
+                f"{list(held.batch_shape)}"
+            )
+
+
+def _tensors(state: Mapping[str, Any], label: str, rename: Mapping[str, str]) -> dict[str, Tensor]:
     """Absent from states of earlier releases."""
-    found = state.get(label) or {}
-    if not isinstance(found, Mapping):
-        raise ValueError(f"the state is damaged: {label} should be a mapping, got {found!r}")
+    found = _mapping(state.get(label) or {}, label)
+    for name, tensor in found.items():
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            raise _damaged(f"{label} of {name!r} should be a tensor, got {type(tensor).__name__}")
     return {rename.get(n, n): checks.finite(t, f"{label} of {n}") for n, t in found.items()}
+
+
+def _mapping(value: Any, what: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise _damaged(f"{what} should be a mapping of names, got {value!r:.60}")
+    return value
+
+
+def _damaged(why: str) -> ValueError:
+    return ValueError(f"the state is damaged: {why}; nothing was loaded")

@@ -93,13 +93,16 @@ def _joined(members: list[Small]) -> Small:
     pull = None
     if pulls:
         pull = (torch.cat([p[0] for p in pulls]), torch.cat([p[1] for p in pulls]))
-    return Small(
+    joined = Small(
         [memory for m in members for memory in m.weights],
         [memory for m in members for memory in m.gradients],
         torch.cat([m.taken for m in members]),
         pull,
         members[0].scale,
     )
+    for member, noted in zip(members, joined.noted.split([len(m.taken) for m in members])):
+        member.noted = noted
+    return joined
 
 
 def in_turn(work: Sequence[Callable[[], None]]) -> Callable[[], None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
@@ -62,6 +62,26 @@ class Protected:
         return self._spaces[key][0]
 
 
+class Keeper:
+    """Whom guards ask and tell; this one knows nothing."""
+
+    def held(self) -> Counter[int]:
+        """Ids of parameters, and by how many optimizers they are stepped."""
+        return Counter()
+
+    def warn(self, shares: Mapping[str, float]) -> None:
+        """What passes of a task's steps, layer by layer."""
+
+    def look(self) -> None:
+        """Something else than a guarded step has changed weights."""
+
+    def look_again(self) -> None:
+        """A good time to see whether layers were added or replaced."""
+
+    def check_thread(self) -> None:
+        """Whether the shield is free for a step."""
+
+
 @dataclass(frozen=True)
 class Context:
     """What is protected, and how steps are to be made; `version` counts the changes."""
@@ -70,5 +90,4 @@ class Context:
     protected: Protected = field(default_factory=Protected)
     increment_decay: float = 0.0
     by_inputs: bool = False
-    held: Callable[[], Counter[int]] = Counter  # ids of parameters: by how many optimizers
-    warn: Callable[[Mapping[str, float]], None] = lambda shares: None
+    keeper: Keeper = field(default_factory=Keeper)

@@ -50,6 +50,11 @@ class Tokens:
         taken = (full(block[self.met]).square() * claimed(self.gain, once)).sum()
         return torch.stack([whole - taken, whole])
 
+    def moved(self, once: bool) -> Tensor:
+        noted, values = full(self.noted), claimed(self.gain, once)
+        added = full(self.weights.load()[0][self.met]) - noted
+        return torch.stack([(x.square() * values).sum() for x in (added, noted)])
+
 
 class Small:
     """Few columns a group, each group with a matrix of its own: ΔW F^½ = ΔW - ΔW M.
@@ -90,6 +95,10 @@ class Small:
         found = self._now(self.gradients)
         left = found - _small_product(found, self.taken)
         return torch.stack([((found if once else left) * left).sum(), found.square().sum()])
+
+    def moved(self, once: bool) -> Tensor:
+        added = self._now(self.weights) - self.noted
+        return torch.stack([(_small_product(x, self.taken) * x).sum() for x in (added, self.noted)])
 
     @staticmethod
     def _now(memories: Sequence[Memory]) -> Tensor:

@@ -132,6 +132,11 @@ class Factored:
         taken = (self.directions.along(blocks).square_() * claimed(self.gain, once)).sum()
         return torch.stack([whole - taken, whole])
 
+    def moved(self, once: bool) -> Tensor:
+        added = self.directions.along(self.weights.load()) - self.noted
+        values = claimed(self.gain, once)
+        return torch.stack([(x.square() * values).sum() for x in (added, self.noted)])
+
 
 def make_factored(
     free: FreeSpace,

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from conceptors._internal.precision import exactly
@@ -29,16 +29,23 @@ class Guard:
 
     Attributes:
         between: called when the optimizer is about to see projected gradients, as `.grad`.
+        stepped: names of the blocks that were stepped since a task was remembered.
     """
 
     def __init__(
-        self, optimizer: Optimizer, context: Callable[[], Context], between: Hook | None = None
+        self,
+        optimizer: Optimizer,
+        context: Callable[[], Context],
+        between: Hook | None = None,
+        gone: Callable[[Guard], None] = lambda guard: None,
     ) -> None:
-        self._optimizer = weakref.ref(optimizer)
+        """`gone` is called when the optimizer is no more."""
+        ours = weakref.ref(self)
+        self._optimizer = weakref.ref(optimizer, lambda _: _call(gone, ours()))
         self._context = context
         self.between = between
         self.plan = StepPlan()
-        self._frozen: list[tuple[nn.Parameter, Tensor]] = []
+        self.stepped: set[str] = set()
         self._handles = [
             optimizer.register_step_pre_hook(self._before),
             optimizer.register_step_post_hook(self._after),
@@ -61,19 +68,27 @@ class Guard:
     def prepare(self) -> StepPlan:
         """Be ready before the first forward pass of a task, not at its first step."""
         optimizer, context = self._optimizer(), self._context()
-        looked_at = self.between is not None
-        key = (context.version, looked_at, None if optimizer is None else _key(optimizer))
-        if self.plan.key == key and (optimizer is None or not self.plan.is_outrun(optimizer)):
-            return self.plan
-        self.plan.close()
         if optimizer is None:
-            self.plan = StepPlan(key)
+            self.plan.close()
+            self.plan = StepPlan()
             return self.plan
-        with exactly():
-            self.plan = make_plan(optimizer, context, key, looked_at)
-        if isinstance(optimizer, torch.optim.LBFGS) and not context.protected.resumed:
-            optimizer.state.clear()
+        key = self._key(optimizer)
+        if self.plan.key != key or self.plan.is_outrun(optimizer):
+            before, self.plan = self.plan, self._make(optimizer)
+            before.close()
+            if before.is_of(context.version):  # weights are elsewhere in memory
+                self.plan.adopt(before)
+            if isinstance(optimizer, torch.optim.LBFGS) and not context.protected.resumed:
+                optimizer.state.clear()
         return self.plan
+
+    def _key(self, optimizer: Optimizer) -> object:
+        return (self._context().version, self.between is not None, _key(optimizer))
+
+    def _make(self, optimizer: Optimizer) -> StepPlan:
+        looked_at = self.between is not None
+        with exactly():
+            return make_plan(optimizer, self._context(), self._key(optimizer), looked_at)
 
     def calm(self) -> None:
         """Drop momentum where steps are left alone: it would push into what is claimed now."""
@@ -85,20 +100,34 @@ class Guard:
                 if momentum is not None:
                     momentum.zero_()
 
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Project a step that was interrupted before that."""
+        self.plan.gradients.give_back(late=True)
+        optimizer = self._optimizer()
+        if optimizer is not None and self.plan.in_step:
+            self._finish(optimizer)
+
     # --- around a step --------------------------------------------------------------------
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        self.plan.gradients.give_back(late=True)
+        self.settle()
+        keeper = self._context().keeper
+        keeper.check_thread()
+        if self.plan.passing.is_next_due():
+            keeper.look_again()
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         plan = self.prepare()
         if not plan and self.between is None:
             return None
+        if plan.work.versions is not None and not plan.is_known():
+            keeper.look()
         if plan.rest:
             with exactly():
                 if not _skips(optimizer):
                     plan.rest.decay(optimizer)
-                self._frozen = [(p, p.data.clone()) for p in plan.rest.frozen]
         plan.note()
+        plan.rest.kept = [p.data.clone() for p in plan.rest.frozen]
         if closure is None:
             self._project(optimizer)
             return None
@@ -117,8 +146,10 @@ class Guard:
     @torch.no_grad()
     def _project(self, optimizer: Optimizer) -> None:
         self.plan.project(getattr(optimizer, "grad_scale", None))
+        if self.plan.passing.steps == 1:
+            self.stepped |= {block.name for block in self.plan.blocks}
         if self.plan.passing.is_sure():
-            self._context().warn(self.plan.passing.shares())
+            self._context().keeper.warn(self.plan.passing.shares())
         if self.between is not None:
             try:
                 self.between()
@@ -127,15 +158,24 @@ class Guard:
 
     @torch.no_grad()
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        plan = self.plan
-        if not plan:
-            return
-        plan.gradients.give_back()
-        if not _skips(optimizer):
-            plan.correct()
-        for parameter, value in self._frozen:
-            parameter.data.copy_(value)
-        self._frozen = []
+        self.plan.gradients.give_back()
+        if not self.plan or _skips(optimizer):
+            self.plan.rest.kept = None
+        else:
+            self._finish(optimizer)
+
+    def _finish(self, optimizer: Optimizer) -> None:
+        """Project the step that was made."""
+        if self.plan.key != self._key(optimizer):  # SAM puts copies in place of the weights
+            before, self.plan = self.plan, self._make(optimizer)
+            before.close()
+            self.plan.adopt(before)
+        self.plan.correct()
+
+
+def _call(what: Callable[[Any], None], guard: Any) -> None:
+    if guard is not None:
+        what(guard)
 
 
 def _key(optimizer: Optimizer) -> object:

@@ -27,28 +27,68 @@ class Guards(list[Guard]):
             known.between = between or known.between
             known.prepare()
             return
-        self[:] = [guard for guard in self if guard.parameters()]
-        self.append(Guard(optimizer, lambda: self.context, between))
+        self.append(Guard(optimizer, lambda: self.context, between, self._drop))
         self.renew()  # what is held together may be more now
         self[-1].calm()
 
     def renew(self) -> None:
         """Tell all guards, and have them ready before the next forward pass."""
+        self.settle()
         self.context = self._make(self.context.version + 1)
-        for guard in self:
+        for guard in list(self):
             guard.prepare()
 
     def calm(self) -> None:
         """A task has ended; see `Guard.calm`."""
-        for guard in self:
+        for guard in list(self):
             guard.calm()
 
     def held(self) -> Counter[int]:
         """Ids of parameters, and by how many optimizers they are stepped."""
         return Counter(id(p) for guard in self for p in guard.parameters())
 
+    def settle(self) -> None:
+        """Have no step half made; see `Guard.settle`."""
+        for guard in list(self):
+            guard.settle()
+
+    def abandon(self) -> None:
+        """Leave weights as they are now, also where a step was interrupted."""
+        for guard in list(self):
+            guard.plan.rest.kept = None
+
+    def moved(self) -> dict[str, float]:
+        """How far something else has moved blocks since they were last stepped."""
+        found: dict[str, float] = {}
+        for guard in list(self):
+            found |= guard.plan.moved()
+        return found
+
+    def stepped(self) -> set[str]:
+        """Names of blocks that were stepped since weights were trusted."""
+        return {name for guard in self for name in guard.stepped}
+
+    def trust(self) -> None:
+        """Count steps anew."""
+        for guard in list(self):
+            guard.stepped = set()
+
+    def holds(self, optimizer: Optimizer) -> bool:
+        """Whether an optimizer is guarded."""
+        return any(guard.holds(optimizer) for guard in self)
+
+    def in_step(self) -> set[int]:
+        """Ids of parameters that a guarded optimizer is stepping right now."""
+        return {id(p) for guard in self if guard.plan.in_step for p in guard.parameters()}
+
+    def _drop(self, guard: Guard) -> None:
+        """Its optimizer is gone."""
+        guard.plan.close()
+        self[:] = [other for other in self if other is not guard]
+
     def detach(self) -> None:
         """Take all hooks off."""
-        for guard in self:
+        self.settle()
+        for guard in list(self):
             guard.remove()
         self.clear()

@@ -22,10 +22,15 @@ class Passing:
         self._means: dict[str, Tensor] = {}  # [2]
 
     def is_due(self) -> bool:
-        """Whether to look at this step."""
+        """Whether to look at this step; counts it."""
+        due = self.is_next_due()
         self.steps += 1
-        due = self.steps & (self.steps - 1) == 0 or self.steps % _OFTEN == 0
-        return due and not _capturing()
+        return due
+
+    def is_next_due(self) -> bool:
+        """The same of the step to come."""
+        step = self.steps + 1
+        return (step & (step - 1) == 0 or step % _OFTEN == 0) and not _capturing()
 
     def is_sure(self) -> bool:
         """Whether enough was seen for a word about it; true once."""

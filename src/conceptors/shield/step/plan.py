@@ -46,7 +46,7 @@ class SteppedBlock:
     @property
     def is_followed(self) -> bool:
         """Whether its note follows from step to step."""
-        return self.snapshot_survives_step and self.way.corrects
+        return self.strategy is not None and self.snapshot_survives_step and self.way.corrects
 
 
 @dataclass
@@ -69,6 +69,7 @@ class Rest:
     decayed: list[tuple[nn.Parameter, Tensor]] = field(default_factory=list)
     rate: float = 0.0  # 2 λ
     fastest: float = math.inf  # learning rate up to which plain steps do not overshoot a pull
+    kept: list[Tensor] | None = None  # what is frozen, during a step; None outside
 
     def __bool__(self) -> bool:
         return bool(self.frozen or self.decayed)
@@ -78,6 +79,11 @@ class Rest:
         rates = {id(p): g.get("lr", 1.0) for g in optimizer.param_groups for p in g["params"]}
         for parameter, anchor in self.decayed:
             parameter.data.sub_((parameter.data - anchor) * (self.rate * rates[id(parameter)]))
+
+    def put_back(self) -> None:
+        """What is frozen, as it was before the step."""
+        for parameter, value in zip(self.frozen, self.kept or ()):
+            parameter.data.copy_(value)
 
 
 @dataclass
@@ -101,19 +107,55 @@ class StepPlan:
         groups = [g for g in optimizer.param_groups if not isinstance(g["lr"], Tensor)]
         return max(map(rate, groups), default=0.0) > self.rest.fastest
 
+    @property
+    def in_step(self) -> bool:
+        """Whether a step has begun and is not corrected yet; also after Ctrl-C."""
+        return self.rest.kept is not None
+
     def parameters(self) -> Iterator[nn.Parameter]:
         """All whose gradients are looked at."""
         return (p for block in self.blocks if block.strategy is not None for p in block.active)
 
+    def is_known(self) -> bool:
+        """Whether weights are as the last step left them, as far as their version counters tell."""
+        return self.work.versions == [p._version for p in self.parameters()]
+
     def note(self) -> None:
         """Know the weights before a step."""
         work = self.work
-        known = work.versions == [p._version for p in self.parameters()]
-        stale = work.noted if known else [*work.followed, *work.noted]
+        stale = work.noted if self.is_known() else [*work.followed, *work.noted]
         if stale:
             with exactly():
                 for strategy in stale:
                     strategy.note()
+
+    @exactly()
+    def moved(self) -> dict[str, float]:
+        """How far blocks were moved since the last step, relative to what is claimed of them."""
+        if self.work.versions is None:
+            return {}
+        sizes = {
+            b.name: b.strategy.moved(b.way.once)
+            for b in self.blocks
+            if b.strategy is not None and b.is_followed
+        }
+        found = {name: size.tolist() for name, size in sizes.items()}
+        return {n: math.sqrt(max(0.0, d) / max(w, 1e-30)) for n, (d, w) in found.items()}
+
+    def adopt(self, other: StepPlan) -> None:
+        """Take over what another plan for the same parameters has noted, and seen."""
+        noted = {(b.name, *map(id, b.active)): b.strategy.noted for b in other.blocks if b.strategy}
+        for block in self.blocks:
+            before = noted.get((block.name, *map(id, block.active)))
+            now = None if block.strategy is None else block.strategy.noted
+            if now is not None and before is not None and now.shape == before.shape:
+                now.copy_(before)
+        self.passing, self.rest.kept = other.passing, other.rest.kept
+        self.work.versions = []  # the weights are not known
+
+    def is_of(self, version: int) -> bool:
+        """Whether it was made for this version of the context."""
+        return isinstance(self.key, tuple) and self.key[0] == version
 
     def project(self, scale: Tensor | None) -> None:
         """Give the optimizer projected gradients; `scale` is of a gradient scaler."""
@@ -133,6 +175,8 @@ class StepPlan:
         """Project the step that was made."""
         self.work.correct()
         self.work.versions = [p._version for p in self.parameters()]
+        self.rest.put_back()
+        self.rest.kept = None
 
     def notes(self) -> dict[str, Tensor]:
         """What a run in the middle of a task needs to resume bit for bit: see `Factored.resume`."""
@@ -201,7 +245,7 @@ def _parts(
     optimizer: Optimizer, stepped: Mapping[int, Any], context: Context, looked_at: bool
 ) -> Iterator[Part]:
     """What an optimizer changes of what is claimed; `stepped` are its groups by parameter."""
-    protected, held = context.protected, context.held()
+    protected, held = context.protected, context.keeper.held()
     for name, site in protected.sites.items():
         active = [p for p in site.active() if id(p) in held]
         crossed = any(site.crosses(other) for other in protected.sites.values())

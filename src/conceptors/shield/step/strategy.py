@@ -15,6 +15,8 @@ class Strategy(Protocol):
     Nothing but fixed memory is read and written, so that a GPU can replay a recording.
     """
 
+    noted: Tensor
+
     @property
     def pull(self) -> object:
         """What draws the weights back, None if nothing does."""
@@ -30,6 +32,9 @@ class Strategy(Protocol):
 
     def passing(self, once: bool) -> Tensor:
         """`[2]`: <G, G F> and <G, G> of the gradients before they are projected."""
+
+    def moved(self, once: bool) -> Tensor:
+        """`[2]`: <D, D A> of what was added to W since it was noted, and <W, W A>."""
 
 
 class Way(NamedTuple):

@@ -1,0 +1,105 @@
+"""Fingerprints of claimed weights, to notice when something else than a guarded step moves them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from conceptors._internal.precision import exactly, full
+from conceptors.algebra import spectrum as spectra
+from conceptors.algebra.conceptor import Conceptor
+from conceptors.algebra.forms import OddsForm
+from conceptors.shield.blocks import WeightBlock, is_sharded
+
+_PROBES = 8  # random directions in claimed space
+_ROWS = 64  # outputs that are looked at
+_SOFT = 0.2  # soft conceptors let weights move, so that only much of it is suspicious
+_HARD = 1e-3
+
+
+class Fingerprint(NamedTuple):
+    """W Z of some rows of a block `[g, out, d]`, for Z `[g, d, k]` in claimed space."""
+
+    inputs: Tensor
+    rows: Tensor
+    value: Tensor
+
+    @staticmethod
+    def of(site: WeightBlock, claimed: Conceptor, seed: int) -> Fingerprint:
+        matrix = _matrix(site)
+        groups, out, dim = matrix.shape
+        draw = torch.Generator().manual_seed(seed)
+        noise = torch.randn(groups, dim, min(_PROBES, dim), generator=draw).to(matrix)
+        inputs = _within(claimed, noise)
+        rows = torch.linspace(0, out - 1, min(_ROWS, out)).long().to(matrix.device)
+        return Fingerprint(inputs, rows, matrix[:, rows] @ inputs)
+
+    def drift(self, site: WeightBlock) -> float:
+        """|ΔW Z| / |W Z|, also where rows were added at the end; infinite for other shapes."""
+        matrix = _matrix(site)
+        groups, out, dim = matrix.shape
+        if (groups, dim) != self.inputs.shape[:2] or out <= int(self.rows[-1]):
+            return float("inf")
+        now = matrix[:, self.rows.to(matrix.device)] @ self.inputs.to(matrix)
+        before = self.value.to(matrix)
+        return float((now - before).norm() / before.norm().clamp_min(1e-30))
+
+
+class Baseline:
+    """How claimed blocks were when they were last known to be right."""
+
+    def __init__(self) -> None:
+        self._prints: dict[str, Fingerprint] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._prints)
+
+    def clear(self) -> None:
+        self._prints = {}
+
+    @exactly()
+    def take(
+        self, sites: Mapping[str, WeightBlock], claimed: Mapping[str, Conceptor], seed: int
+    ) -> None:
+        """Trust the weights as they are now."""
+        self._prints = {
+            name: Fingerprint.of(site, claimed[name], seed)
+            for name, site in sites.items()
+            if name in claimed and _is_readable(site)
+        }
+
+    @exactly()
+    def drifts(self, sites: Mapping[str, WeightBlock]) -> dict[str, float]:
+        """How far blocks have moved since then, relative to what they do."""
+        known = {name: self._prints[name] for name in sites if name in self._prints}
+        return {n: p.drift(sites[n]) for n, p in known.items() if _is_readable(sites[n])}
+
+
+def tolerance(site: WeightBlock, hard: bool) -> float:
+    """How much of a drift may be rounding, or of guarded steps."""
+    coarsest = max(torch.finfo(p.dtype).eps for p in site.parameters)
+    return max(_HARD if hard else _SOFT, 8 * coarsest)
+
+
+def _within(claimed: Conceptor, noise: Tensor) -> Tensor:
+    """Random directions `[g, d, k]`, the more claimed the longer."""
+    form = claimed.form
+    if isinstance(form, OddsForm):
+        odds = form.matrix.to(noise)
+        return odds / odds.diagonal(dim1=-2, dim2=-1).amax().clamp_min(1e-30) @ noise
+    parts = claimed.to(noise.device).form.spectrum()
+    found: Tensor = spectra.project(parts, noise.mT.to(claimed.dtype)).mT.to(noise)
+    return found
+
+
+def _matrix(site: WeightBlock) -> Tensor:
+    """[W | b ...] `[g, out, d]`, in float32 at least."""
+    return full(site.matrix(site.parameters))
+
+
+def _is_readable(site: WeightBlock) -> bool:
+    """Whether this process has all of a block."""
+    return not any(is_sharded(p.data) or p.is_meta for p in site.parameters)

@@ -1,0 +1,173 @@
+"""Whatever may leave a shield's promises unkept is noticed and said, never passed over."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, WeakSet
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from conceptors._internal.outside import outside
+from conceptors._internal.threads import OneThread
+from conceptors.shield.moved import Baseline, tolerance
+from conceptors.shield.room import warn_if_stuck
+from conceptors.shield.step.context import Keeper
+
+if TYPE_CHECKING:
+    from conceptors.shield.shield import Shield
+
+
+class UnprotectedWarning(UserWarning):
+    """Something that was remembered is not protected, or was not."""
+
+
+class Watch(Keeper):
+    """What one shield looks out for.
+
+    Attributes:
+        alone: a context for work that no other thread may do at the same time.
+    """
+
+    def __init__(self, shield: Shield) -> None:
+        self._shield = shield
+        self.alone = OneThread("this shield")
+        self._baseline = Baseline()
+        self._told: set[str] = set()
+        self._strangers: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+        _join(self)
+
+    # --- of guards -------------------------------------------------------------------------
+
+    def held(self) -> Counter[int]:
+        return self._shield._guards.held()
+
+    def warn(self, shares: Mapping[str, float]) -> None:
+        warn_if_stuck(shares, self._shield._large())
+
+    def check_thread(self) -> None:
+        with self.alone():
+            pass
+
+    def look_again(self) -> None:
+        if self._shield.n_tasks:
+            self._shield.refresh()
+            if not self._baseline:  # after a checkpoint was loaded, with the weights or before
+                self.trust()
+
+    # --- weights ---------------------------------------------------------------------------
+
+    def trust(self) -> None:
+        """Weights are as they should be."""
+        shield = self._shield
+        claimed = shield._remembered.claimed.conceptors
+        self._baseline.take(shield._scan.sites, claimed, shield.seed)
+        self._told = set()
+        shield._guards.trust()
+
+    def distrust(self) -> None:
+        """Other weights may be on their way."""
+        self._baseline.clear()
+
+    def look(self, replaced: frozenset[str] = frozenset()) -> None:
+        """Say which blocks were moved within claimed space by something else than guarded steps.
+
+        Soft conceptors let guarded steps move weights there. What something else did is then
+        known from the notes of the last step, where there are any.
+        """
+        shield = self._shield
+        drifts, sites = self._baseline.drifts(shield._scan.sites), shield._scan.sites
+        since, stepped = shield._guards.moved(), shield._guards.stepped()
+        found = {}
+        for name, total in drifts.items():
+            strict = shield.hard or name in replaced or name not in stepped
+            drift = total if strict else since.get(name, 0.0)
+            if drift > tolerance(sites[name], strict) and name not in self._told:
+                found[name] = drift
+        self._told |= found.keys()
+        if found:
+            _warn(
+                f"weights have moved within claimed space, where no guarded step goes: "
+                f"{', '.join(f'{n} (by {d:.0%})' for n, d in found.items())}. What was remembered "
+                f"there has changed. Guard every optimizer of the model, make optimizers anew "
+                f"after layers are replaced, load model and shield from the same checkpoint"
+            )
+
+    # --- optimizers ------------------------------------------------------------------------
+
+    def before_any_step(self, optimizer: Optimizer) -> None:
+        """Say which claimed layers an optimizer steps that no guard holds."""
+        shield = self._shield
+        version = shield._guards.context.version
+        if not shield.n_tasks or self._strangers.get(optimizer) == version:
+            return
+        if shield._guards.holds(optimizer):
+            return
+        inside = shield._guards.in_step()  # an optimizer within a guarded one
+        stepped = {
+            id(p)
+            for group in optimizer.param_groups
+            for p in group["params"]
+            if p.grad is not None and id(p) not in inside
+        }
+        names = [name for name, p in self._protected() if id(p) in stepped]
+        if names:
+            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+            _warn(
+                f"{type(optimizer).__name__} steps weights that hold remembered tasks, and no "
+                f"guard holds it: {', '.join(names[:5])}{more}. Call shield.guard(optimizer) "
+                f"before its first step"
+            )
+        if stepped:
+            self._strangers[optimizer] = version
+
+    def _protected(self) -> Iterator[tuple[str, nn.Parameter]]:
+        shield = self._shield
+        for name, site in shield._scan.sites.items():
+            if name in shield._remembered.claimed.conceptors:
+                yield from ((name, p) for p in site.active())
+        yield from shield._scan.frozen.items()
+
+    def close(self) -> None:
+        """Look out for nothing any more."""
+        _leave(self)
+
+
+_WATCHES: WeakSet[Watch] = WeakSet()
+_HOOK: list[RemovableHandle] = []
+
+
+def _join(watch: Watch) -> None:
+    _WATCHES.add(watch)
+    if not _HOOK:
+        _HOOK.append(register_optimizer_step_pre_hook(_before_any_step))
+
+
+def _leave(watch: Watch) -> None:
+    _WATCHES.discard(watch)
+    if not _WATCHES and _HOOK:
+        _HOOK.pop().remove()
+
+
+def _before_any_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    for watch in list(_WATCHES):
+        watch.before_any_step(optimizer)
+
+
+def check_steps_what_it_trains(optimizer: Optimizer) -> None:
+    """Refuse optimizers that evaluate other weights than they train, as schedule-free ones do."""
+    if all(callable(getattr(optimizer, name, None)) for name in ("train", "eval")):
+        raise ValueError(
+            f"{type(optimizer).__name__} evaluates other weights than it trains (it has train() "
+            f"and eval()), and a shield can only protect those that it steps; use an optimizer "
+            f"without such a switch, and average weights in a copy of the model"
+        )
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, UnprotectedWarning, stacklevel=outside())
