@@ -152,7 +152,7 @@ def test_most_batches_are_not_even_run() -> None:
     model = nn.Sequential(linear(), nn.LayerNorm(8).double(), nn.ReLU(), linear(8, 2))
     batches = [normal(i, 1000, DIM) for i in range(10)] * 16
     present = hooked(model, batches)
-    assert set(present) == {3}  # in step
+    assert set(present[2:]) == {3}  # in step, after two that are watched more closely
     assert 20 <= len(present) <= 22
     assert 30 <= len(hooked(model, endless(batches))) <= 70
 

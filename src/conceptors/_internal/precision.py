@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
+from threading import RLock
 from typing import Any
 
 import torch
@@ -30,8 +31,16 @@ def tensor_cores() -> Any:
     return _float32_products("tf32")
 
 
+_ONE_AT_A_TIME = RLock()  # these are settings of the whole process
+
+
 @contextmanager
 def _float32_products(precision: str) -> Iterator[None]:
+    with _ONE_AT_A_TIME:
+        yield from _set_for_a_while(precision)
+
+
+def _set_for_a_while(precision: str) -> Iterator[None]:
     backends = _backends()
     if not all(_settable(backend) for backend in backends):  # before torch 2.9
         before = torch.get_float32_matmul_precision()

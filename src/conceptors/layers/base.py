@@ -191,12 +191,15 @@ def register(*layer_types: type[nn.Module]) -> Callable[[type[Rule]], type[Rule]
     return decorate
 
 
+def owner_of(layer: nn.Module) -> type[nn.Module] | None:
+    """The nearest registered class a layer descends from."""
+    return next((kind for kind in type(layer).__mro__ if kind in _RULES), None)
+
+
 def find_rule(layer: nn.Module) -> Rule | None:
     """The rule of the nearest registered class a layer descends from."""
-    for layer_type in type(layer).__mro__:
-        if layer_type in _RULES:
-            return _RULES[layer_type]
-    return None
+    owner = owner_of(layer)
+    return None if owner is None else _RULES[owner]
 
 
 def registered() -> list[type[nn.Module]]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from conceptors.layers import Block, Rule, find_rule
+from conceptors.layers.inner import has_own_forward, is_single
 
 
 @dataclass
@@ -231,7 +232,7 @@ def scan(model: nn.Module, exclude: Iterable[str], freeze: Iterable[str]) -> Sca
             ):
                 continue
             name = ".".join(part for part in (path, block.name) if part) or type(layer).__name__
-            why = _obstacle(block, weight, bias)
+            why = _forward_of_its_own(layer) or _obstacle(block, weight, bias)
             if why is not None:
                 obstacles.update((id(p), why) for p in found)
                 continue
@@ -281,6 +282,13 @@ def _join(
         source.bias_column = held[0] if held else len(site.biases) - 1
     site.sources.append(source)
     return site
+
+
+def _forward_of_its_own(layer: nn.Module) -> str | None:
+    """Why a rule for a parent class does not do; None if it does."""
+    if not has_own_forward(layer) or is_single(layer):
+        return None
+    return "it has a forward of its own: register a rule for its class"
 
 
 def _obstacle(block: Block, weight: nn.Parameter | None, bias: nn.Parameter | None) -> str | None:

@@ -13,6 +13,7 @@ from conceptors.shield.explain import Explanation, explain
 from conceptors.shield.options import Protection
 from conceptors.shield.room import stuck_layers
 from conceptors.shield.step.guards import Guards
+from conceptors.shield.watch import Watch
 
 
 class Inspection:
@@ -22,6 +23,12 @@ class Inspection:
     _remembered: Remembered
     _guards: Guards
     _protection: Protection
+    _watch: Watch
+    _attached: bool
+
+    def refresh(self) -> object:
+        """Look at the model again."""
+        raise NotImplementedError
 
     @property
     def n_tasks(self) -> int:
@@ -36,8 +43,12 @@ class Inspection:
         """What is done where: one row per layer, to read as data or to print as a table.
 
         Rank and quota tell how much is claimed; `passing` is the share of what the recent steps
-        wanted to change that was let through, None before the first step of a later task.
+        wanted to change that was let through, None before the first step of a later task. Looks at
+        the model again first, and warns of weights that moved beside guarded steps.
         """
+        if self._attached:
+            self.refresh()
+            self._watch.look()
         plans = [guard.prepare() for guard in self._guards]
         free = {
             name: self._guards.context.protected.free(name, site.active())

@@ -38,6 +38,7 @@ from conceptors.shield.options import (
 )
 from conceptors.shield.persistence import Persistence
 from conceptors.shield.remember.run import Feed, collect
+from conceptors.shield.remember.uses import Use, refuse
 from conceptors.shield.room import warn_if_full
 from conceptors.shield.statistics import Statistics
 from conceptors.shield.step.context import Context, Protected
@@ -142,6 +143,7 @@ class Shield(Inspection, Persistence):
         self._remembered = Remembered()
         self._guards = Guards(self._make_context)
         self._full: set[str] = set()
+        self._stray: set[str] = set()  # sites that are frozen for how their weights are used
         self._anchors = Anchors(near=self.increment_decay > 0)
         self._statistics = Statistics(batchnorm=self.batchnorm == "freeze")
         self._resumed: dict[str, Tensor] = {}  # notes of a checkpoint, until the next task
@@ -317,12 +319,23 @@ class Shield(Inspection, Persistence):
             dtype=self.dtype,
             sketch=self._protection.sketch_rank,
             progress=progress,
+            strays=self._meet_strays,
         )
+        moments = {name: own for name, own in moments.items() if name in self._scan.sites}
         held = self._remembered.claimed.conceptors
         return claims_of_task(moments, self._scan.sites, self._protection, held)
 
+    def _meet_strays(self, uses: Iterable[Use]) -> None:
+        """Weights that are used where no rule covers it."""
+        if self.unsupported == "error":
+            refuse(uses)
+        if self.unsupported == "freeze" and uses:
+            self._stray |= {use.site for use in uses}
+            self.refresh()
+
     def _rescan(self) -> Scan:
-        found = survey(self.model, self.exclude, self.freeze, self.unsupported)
+        frozen = [*self.freeze, *self._stray]
+        found = survey(self.model, self.exclude, frozen, self.unsupported)
         check_layers(self._protection, found.sites, self.project == "inputs")
         return found
 

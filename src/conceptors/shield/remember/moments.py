@@ -125,6 +125,10 @@ class Moments:
     def dim(self) -> int:
         return self.total.shape[-1]
 
+    @property
+    def groups(self) -> int:
+        return self.total.shape[0]
+
     def all_reduce(self, group: Any = None) -> None:
         """Sum over all processes."""
         weight = torch.tensor(self.weight, dtype=torch.float64, device=self.total.device)
@@ -165,7 +169,7 @@ class SketchedMoments:
     """The same for one group, in 2 d · rank numbers instead of d² (see `FrequentDirections`)."""
 
     def __init__(self, dim: int, rank: int, biases: int, like: Tensor) -> None:
-        self.biases = biases
+        self.biases, self.groups = biases, 1
         self.sketch = FrequentDirections(dim, rank, dtype=like.dtype, device=like.device)
 
     @property

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -25,6 +25,7 @@ from torch.utils.hooks import RemovableHandle
 
 from conceptors.layers import Call, Draws, Rows, Rule, Sample, SecondMoment
 from conceptors.shield.remember.moments import Moments, SketchedMoments
+from conceptors.shield.remember.uses import Uses
 
 _GROUP = 8  # batches at most, of which one is recorded
 _PLENTY = 16  # times what they need, for some layers: others do not ask for more batches then
@@ -99,9 +100,13 @@ class Recorder:
         plan: SamplingPlan,
         draws: Draws,
         watch: Watch,
+        uses: Uses,
     ) -> None:
         self._layer, self._rule, self._takers = layer, rule, takers
-        self._outputs, self._plan, self._watch = outputs, plan, watch
+        self._outputs, self._plan, self._watch, self._uses = outputs, plan, watch, uses
+        self._known = [block.name for block in rule.blocks(layer)]
+        self._missing = set(takers)  # blocks that the rule has given no rows of
+        self._asked = False
         self._sample = Sample(self._cap, draws)
         self._handle: RemovableHandle | None = None
         self._first: int | None = None  # the batch in which the layer was reached first
@@ -163,19 +168,58 @@ class Recorder:
         if self._first is None:
             self._first = self._plan.batch
         scale = self._scale()
-        for block, rows in self._rule.rows(layer, Call(args, kwargs, output), self._sample):
+        outer = Call(args, kwargs, output)
+        for call in self._uses.calls(layer, outer):
+            self._take(call, call is outer, scale)
+
+    def _take(self, call: Call, is_outer: bool, scale: int) -> None:
+        layer = self._layer
+        for block, rows in self._rows(call):
             takers = self._takers.get(block)
             if not takers:
                 continue
             self._count(block, rows)
             if isinstance(rows, SecondMoment):
-                alone = len(args) == 1 and not kwargs and isinstance(layer, _EMBEDDINGS)
-                self._seen.append(args[0] if alone else None)
+                plain = is_outer and len(call.args) == 1 and not call.kwargs
+                alone = plain and isinstance(layer, _EMBEDDINGS)
+                self._seen.append(call.args[0] if alone else None)
             values = rows.total if isinstance(rows, SecondMoment) else rows.values
             self._watch.note(takers[0].site, self._plan.batch, values)
             counted = rows if scale == 1 else _times(rows, scale)
             for taker in takers:
                 taker.moments.add(counted, taker.bias_column)
+
+    def _rows(self, call: Call) -> Iterator[tuple[str, Rows | SecondMoment]]:
+        """What the rule gives, checked; what goes wrong there names the layer and the rule."""
+        self._asked = True
+        try:
+            for block, rows in self._rule.rows(self._layer, call, self._sample):
+                if block not in self._known:
+                    raise ValueError(f"it gave rows of {block!r}; its blocks are {self._known}")
+                for taker in self._takers.get(block, ()):
+                    _check_shape(rows, taker.moments)
+                self._missing.discard(block)
+                yield block, rows
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise ValueError(
+                f"{self._words()} failed with {type(error).__name__}: {error}; nothing was "
+                f"remembered"
+            ) from error
+
+    def _words(self) -> str:
+        sites = dict.fromkeys(t.site for some in self._takers.values() for t in some)
+        kinds = f"{type(self._layer).__name__}, rule {type(self._rule).__name__}"
+        return f"layer {', '.join(sites)} ({kinds})"
+
+    def check(self) -> None:
+        """After all passes: whether a layer that was called has given rows of all its blocks."""
+        if self._asked and self._missing:
+            raise ValueError(
+                f"{self._words()} gave no rows of its block {sorted(self._missing)[0]!r}, which "
+                f"would not be protected: let `rows` of the rule yield them; nothing was remembered"
+            )
 
     def _scale(self) -> int:
         """How many batches this one stands for; the first one only for itself, as it is certain."""
@@ -216,6 +260,21 @@ class Recorder:
             wanted = max(wanted, _FIRST)
         wanted = max(wanted, _FEWEST)
         return None if wanted > 0.75 * count else math.ceil(wanted)
+
+
+def _check_shape(rows: Rows | SecondMoment, moments: Moments | SketchedMoments) -> None:
+    """Whether rows are `[g, n, d]` for these sums, or moments `[g, d, d]`."""
+    groups, dim = moments.groups, moments.dim
+    if isinstance(rows, SecondMoment):
+        if rows.total.shape != (groups, dim, dim):
+            raise ValueError(
+                f"second moments must have shape {[groups, dim, dim]}, got {list(rows.total.shape)}"
+            )
+        return
+    dim -= moments.biases
+    shape = rows.values.shape
+    if len(shape) != 3 or (shape[0], shape[2]) != (groups, dim):
+        raise ValueError(f"rows must have shape [{groups}, n, {dim}], got {list(shape)}")
 
 
 class Watch:

@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from conceptors._internal import checks
+from conceptors._internal.threads import SharedSetting
 from conceptors.layers import Draws, Rule
 from conceptors.shield.blocks import WeightBlock
 from conceptors.shield.remember.moments import Moments, Products, SketchedMoments
 from conceptors.shield.remember.recorder import Recorder, SamplingPlan, Taker, Watch
+from conceptors.shield.remember.uses import Use, Uses, refuse
 
 Feed = Callable[[nn.Module, Any], object]
 
@@ -35,27 +37,30 @@ def collect(
     dtype: torch.dtype,
     sketch: Callable[[int], int | None],
     progress: bool,
+    strays: Callable[[Iterable[Use]], None] = refuse,
 ) -> dict[str, Moments | SketchedMoments]:
     """Moments of all sites that rows reached, over the batches.
 
     `rows` says which rows are used (see `recorder`), `sketch` how many directions are kept at
-    most (None for all) of a layer with so many inputs.
+    most (None for all) of a layer with so many inputs, `strays` what to do about weights that are
+    used where no rule covers it.
 
     The model runs in evaluation mode without gradients; training flags, random state and hooks
     are as before afterwards, also after an exception.
 
     Raises:
-        ValueError: no batch, no row reached any site, or rows that are not finite.
+        ValueError: no batch, no row reached any site, rows that are not finite, a rule that fails,
+            or weights that are used where no rule covers it.
     """
     feed = feed or feed_first
     limit = None if limit is None else checks.whole(limit, "limit", 1)
     products = Products()
     moments = {name: _empty(site, dtype, sketch, products) for name, site in sites.items()}
-    plan, draws, watch = SamplingPlan(rows, seed), Draws(seed), Watch()
+    plan, draws, watch, uses = SamplingPlan(rows, seed), Draws(seed), Watch(), Uses(sites)
     seen = 0
     reduced = dist.is_available() and dist.is_initialized()
     with _together(model, reduced), undisturbed(model), ExitStack() as hooks:
-        recorders = _recorders(sites, moments, plan, draws, watch)
+        recorders = _recorders(sites, moments, plan, draws, watch, uses)
         for recorder in recorders:
             hooks.callback(recorder.close)
         for index, batch in enumerate(_progress(iterate(batches, limit), progress)):
@@ -64,7 +69,8 @@ def collect(
             plan.begin(index, [recorder.filled() for recorder in recorders])
             wanted = {recorder.begin(batch) for recorder in recorders}
             if True in wanted or reduced:  # sharded models need all processes at every pass
-                feed(model, batch)
+                with uses.watching(index):
+                    feed(model, batch)
                 _each(recorders, Recorder.compare, batch)
                 draws.renew()
             else:
@@ -73,6 +79,9 @@ def collect(
             if seen % _CHECK == 0:
                 watch.check()
         watch.check()
+        for recorder in recorders:
+            recorder.check()
+        strays(uses.stray)
         for m in moments.values():
             m.flush()
     if not seen and not reduced:
@@ -147,20 +156,29 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients or compiled shortcuts; everything restored on leaving."""
     flags = [(module, module.training) for module in model.modules()]
     devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
-    fast = torch.backends.mha.get_fastpath_enabled()
+    forked = [d.index or 0 for d in devices]
     try:
         model.eval()
-        torch.backends.mha.set_fastpath_enabled(False)  # it bypasses the layers it is made of
         with (
             torch.no_grad(),
-            torch.random.fork_rng([d.index or 0 for d in devices], device_type="cuda"),
-            torch.compiler.set_stance("force_eager"),
+            _EAGER(),
+            torch.random.fork_rng(forked, device_type="cuda", enabled=bool(forked)),
         ):
             yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
         for module, flag in flags:
             module.training = flag
+
+
+def _go_eager(stack: ExitStack) -> None:
+    fast = torch.backends.mha.get_fastpath_enabled()
+    stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
+    torch.backends.mha.set_fastpath_enabled(False)  # it bypasses the layers it is made of
+    stack.enter_context(torch.random.fork_rng([]))
+    stack.enter_context(torch.compiler.set_stance("force_eager"))
+
+
+_EAGER = SharedSetting(_go_eager)
 
 
 def iterate(batches: Any, limit: int | None) -> Iterator[Any]:
@@ -192,6 +210,7 @@ def _recorders(
     plan: SamplingPlan,
     draws: Draws,
     watch: Watch,
+    uses: Uses,
 ) -> list[Recorder]:
     """One for every layer that feeds a site."""
     rules: dict[nn.Module, Rule] = {}
@@ -206,7 +225,7 @@ def _recorders(
             blocks.setdefault(source.block.name, []).append(taker)
             outputs[source.layer] = min(out, outputs.get(source.layer, out))
     return [
-        Recorder(layer, rule, takers[layer], outputs[layer], plan, draws, watch)
+        Recorder(layer, rule, takers[layer], outputs[layer], plan, draws, watch, uses)
         for layer, rule in rules.items()
     ]
 

@@ -1,0 +1,127 @@
+"""Where weights are really used in a pass, whoever calls whom.
+
+Hooks see calls of layers. Weights that are used without their layer being called, or in some other
+way by a forward of its own, are seen here, at the functions of torch that take them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from conceptors.layers import Call
+from conceptors.layers.inner import has_own_forward, inner_call
+from conceptors.shield.blocks import WeightBlock
+
+_FIRST = 2  # batches that are watched, where no layer has a forward of its own
+
+
+class Use(NamedTuple):
+    """A function that took a weight where no rule covers it."""
+
+    site: str
+    function: str
+    layer: str | None  # in whose own forward; None outside of any
+
+    def __str__(self) -> str:
+        where = "without a call of its layer" if self.layer is None else f"in {self.layer}.forward"
+        return f"{self.site} (used by {self.function} {where})"
+
+
+class Uses(TorchFunctionMode):
+    """Collects what enters layers with a forward of their own, and stray uses of weights."""
+
+    def __init__(self, sites: Mapping[str, WeightBlock]) -> None:
+        super().__init__()
+        self.stray: dict[Use, None] = {}
+        self._names = {id(p): name for name, site in sites.items() for p in site.active()}
+        self._layers = {source.layer for site in sites.values() for source in site.sources}
+        self._own = {layer for layer in self._layers if has_own_forward(layer)}
+        self._open: list[nn.Module] = []
+        self._calls: dict[nn.Module, list[Call]] = {}
+
+    @contextmanager
+    def watching(self, batch: int) -> Iterator[None]:
+        """For the pass of this batch."""
+        if batch >= _FIRST and not self._own:
+            yield
+            return
+        with ExitStack() as hooks:
+            for layer in self._layers:
+                for handle in (
+                    layer.register_forward_pre_hook(self._enter, prepend=True),
+                    layer.register_forward_hook(self._leave),
+                ):
+                    hooks.callback(handle.remove)
+            with self:
+                yield
+        self._open, self._calls = [], {}
+
+    def calls(self, layer: nn.Module, call: Call) -> list[Call]:
+        """What entered a layer in a call: the call itself, or what its own forward made of it."""
+        return self._calls.pop(layer, [call])
+
+    def _enter(self, layer: nn.Module, _args: Any) -> None:
+        self._open.append(layer)
+        if layer in self._own:
+            self._calls[layer] = []
+
+    def _leave(self, layer: nn.Module, _args: Any, _output: Any) -> None:
+        while layer in self._open:  # and those inside that failed
+            self._open.pop()
+        self._calls.pop(layer, None)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        found = func(*args, **kwargs)
+        if isinstance(found, (Tensor, tuple, list)) and not isinstance(found, torch.Size):
+            layer = self._open[-1] if self._open else None
+            if layer is None or layer in self._calls:
+                self._see(layer, func, args, kwargs, found)
+        return found
+
+    def _see(self, layer: nn.Module | None, func: Any, args: Any, kwargs: Any, found: Any) -> None:
+        """A function called outside of layers, or by the own forward of one."""
+        call = None if layer is None else inner_call(layer, func, args, kwargs, found)
+        if layer is not None and call is not None:
+            self._calls[layer].append(call)
+            return
+        for tensor in _parameters([*args, *kwargs.values()]):
+            site = self._names.get(id(tensor))
+            if site is not None:
+                kind = None if layer is None else type(layer).__name__
+                self.stray[Use(site, _name(func), kind)] = None
+
+
+def refuse(uses: Iterable[Use]) -> None:
+    """Stray uses are an error."""
+    listed = "\n".join(f"  {use}" for use in uses)
+    if listed:
+        raise ValueError(
+            f"these weights are used where the shield cannot see what they meet:\n{listed}\n"
+            f"nothing was remembered. Call the layer, layer(x), register a rule for its class, "
+            f"freeze or exclude it by name, or choose unsupported='freeze' (fixed from now on) or "
+            f"'ignore' (may forget)"
+        )
+
+
+def _parameters(values: Iterable[Any]) -> Iterator[nn.Parameter]:
+    for value in values:
+        if isinstance(value, nn.Parameter):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from (x for x in value if isinstance(x, nn.Parameter))
+
+
+def _name(func: Any) -> str:
+    name = str(getattr(func, "__name__", func))
+    if name == "__get__":  # of an attribute such as .T
+        return f".{getattr(getattr(func, '__self__', None), '__name__', 'attribute')}"
+    return name

@@ -1,0 +1,258 @@
+"""What enters a layer is what its weight meets, or the layer is refused by name."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils import parametrizations
+from torch.nn.utils.spectral_norm import spectral_norm
+
+from conceptors import Shield
+from conceptors.layers import Block, Rows, register
+from promises.common import data, drift, network, outputs, train
+
+
+class Model(nn.Module):
+    """Uses its layers in some way of its own."""
+
+    def __init__(self, way: Callable[[Model, Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.outer = nn.Linear(12, 64), nn.Linear(64, 3)
+        self.double()
+        self.way = way
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.way(self, x)
+
+
+STRAYS: dict[str, tuple[Callable[[Model, Tensor], Tensor], str]] = {
+    "linear": (
+        lambda m, x: m.outer(functional.linear(x, m.inner.weight, m.inner.bias).tanh()),
+        r"inner \(used by linear without a call",
+    ),
+    "forward": (
+        lambda m, x: m.outer(m.inner.forward(x).tanh()),
+        r"inner \(used by linear without a call",
+    ),
+    "matmul": (lambda m, x: m.outer((x @ m.inner.weight.T).tanh()), r"inner \(used by \.T without"),
+    "twice": (
+        lambda m, x: m.outer((m.inner(x) + functional.linear(x.flip(-1), m.inner.weight)).tanh()),
+        r"inner \(used by linear without a call",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STRAYS)
+def test_weights_used_without_a_call_are_named(name: str) -> None:
+    way, words = STRAYS[name]
+    model = Model(way)
+    shield = Shield(model, 1e6, hard=True, warn_at_quota=1.0)
+    with pytest.raises(ValueError, match=words):
+        shield.remember(data(1))
+    assert shield.n_tasks == 0
+    assert not model.inner._forward_hooks
+
+
+@pytest.mark.parametrize("name", STRAYS)
+def test_they_can_be_frozen(name: str) -> None:
+    model = Model(STRAYS[name][0])
+    shield = Shield(model, 1e6, hard=True, warn_at_quota=1.0, unsupported="freeze")
+    shield.remember(data(1))
+    before = outputs(model)
+    train(model, shield.guard(torch.optim.AdamW(model.parameters(), lr=1e-2)))
+    assert drift(model, before) < 1e-9
+    assert {row.layer: row.done for row in shield.explain()}["inner.weight"].startswith("held")
+
+
+def test_a_tied_decoder_by_hand_is_named() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(10, 6)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return functional.linear(self.words(tokens), self.words.weight)
+
+    with pytest.raises(ValueError, match=r"words \(used by linear without a call"):
+        Shield(Tied()).remember(torch.arange(5))
+
+
+def test_looking_at_weights_is_no_use_of_them() -> None:
+    def way(model: Model, x: Tensor) -> Tensor:
+        kind, device = model.inner.weight.dtype, model.outer.weight.device
+        assert model.inner.weight.shape == (64, 12)
+        return model.outer(model.inner(x.to(kind).to(device)).tanh())  # type: ignore[no-any-return]
+
+    assert Shield(Model(way)).remember(data(1)).n_tasks == 1
+
+
+def test_heads_that_a_task_does_not_use_are_fine() -> None:
+    model = Model(lambda m, x: m.outer(m.inner(x).tanh()))
+    model.other = nn.Linear(64, 2).double()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        shield = Shield(model).remember(data(1))
+    assert {row.layer: row.done for row in shield.explain()}["other"] == "nothing is claimed"
+
+
+# --- subclasses with a forward of their own -------------------------------------------------
+
+
+class Positions(nn.Embedding):
+    """Made of a mask, from the second row on, as OPT and BART do."""
+
+    def forward(self, mask: Tensor) -> Tensor:  # type: ignore[override]
+        places = (mask.cumsum(-1) * mask).long() - 1
+        return super().forward(places + 2)
+
+
+class Sliced(nn.Embedding):
+    """Rows of the weight itself, as Whisper does."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return self.weight[2 : 2 + x.shape[1]]
+
+
+class ChannelsFirst(nn.LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+
+
+class Same(nn.Conv1d):
+    """Pads by itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.pad(x, (1, 1))
+        return functional.conv1d(x, self.weight, self.bias, self.stride, self.padding)
+
+
+class Swapped(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(x.flip(-1), self.weight, self.bias)
+
+
+class Standardised(nn.Conv1d):
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.conv1d(x, self.weight - self.weight.mean(), self.bias)
+
+
+class Attention(nn.MultiheadAttention):
+    def forward(self, x: Tensor, *_: Any, **__: Any) -> Any:
+        return super().forward(x.flip(0), x, x)[0]
+
+
+SEEN: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
+    "positions": (lambda: Positions(12, 4), lambda s: (torch.arange(6) < 3 + s)[None].long()),
+    "sliced": (lambda: Sliced(12, 4), lambda s: torch.zeros(1, 4 + s, 3)),
+    "channels": (lambda: ChannelsFirst(5), lambda s: torch.randn(2, 5, 3, dtype=torch.float64)),
+    "same": (lambda: Same(2, 3, 3), lambda s: torch.randn(2, 2, 3, dtype=torch.float64)),
+    "swapped": (lambda: Swapped(12, 3), lambda s: data(s)),
+}
+
+
+def _learn(model: nn.Module, shield: Shield, x: Tensor) -> None:
+    optimizer = shield.guard(torch.optim.AdamW(model.parameters(), lr=1e-2))
+    for _ in range(5):
+        optimizer.zero_grad()
+        (model(x) - 3).square().mean().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_inputs_are_taken_as_a_subclass_makes_them(name: str) -> None:
+    make, inputs = SEEN[name]
+    torch.manual_seed(3)
+    model, old = make().double(), inputs(0)
+    shield = Shield(model, 1e6, hard=True, warn_at_quota=1.0).remember([old])
+    with torch.no_grad():
+        before = model(old)
+    free = model.weight.detach().clone()  # type: ignore[operator]
+    torch.manual_seed(4)
+    _learn(model, shield, inputs(2))
+    with torch.no_grad():
+        assert float((model(old) - before).abs().max()) < 1e-9
+    if name != "channels":  # of which nothing is left
+        assert not torch.equal(free, model.weight)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (lambda: Standardised(2, 3, 3), r"Conv|Standardised \(used by .* in Standardised.forward"),
+        (lambda: Attention(4, 2), "it has a forward of its own: register a rule for its class"),
+    ],
+)
+def test_what_cannot_be_seen_is_refused(model: Callable[[], nn.Module], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Shield(model().double()).remember(torch.randn(4, 2, 4, dtype=torch.float64))
+
+
+# --- spectral norms ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("norm", [parametrizations.spectral_norm, spectral_norm])
+def test_spectral_norms_are_refused_or_held(norm: Callable[[nn.Module], nn.Module]) -> None:
+    model = network()
+    model[0] = norm(model[0])
+    with pytest.raises(ValueError, match="cannot be shielded"):
+        Shield(model)
+    shield = Shield(model, 1e6, hard=True, warn_at_quota=1.0, unsupported="freeze")
+    train(model, shield.guard(torch.optim.SGD(model.parameters(), lr=0.1)))
+    model.eval()
+    shield.remember(data(1))
+    before = outputs(model)
+    train(model.train(), shield.guard(torch.optim.AdamW(model.parameters(), lr=1e-2)))
+    assert drift(model.eval(), before) < 1e-9
+
+
+# --- rules ------------------------------------------------------------------------------------
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(5, 12, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight.T
+
+
+WRONG: dict[str, tuple[Callable[[Tensor], Any], str]] = {
+    "block": (lambda x: [("b", Rows(x[None]))], r"it gave rows of 'b'; its blocks are \['a'\]"),
+    "width": (
+        lambda x: [("a", Rows(x[None, :, :3]))],
+        r"rows must have shape \[1, n, 12\], got \[1, 20, 3\]",
+    ),
+    "groups": (lambda x: [("a", Rows(x))], r"rows must have shape \[1, n, 12\], got \[20, 12\]"),
+    "nothing": (lambda x: [], "gave no rows of its block 'a'"),
+    "failure": (lambda x: [("a", Rows(x.nosuch))], "failed with AttributeError"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_rule_names_the_layer_and_itself(name: str) -> None:
+    rows, words = WRONG[name]
+
+    class Odd(Scaled):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x)
+
+    @register(Odd)
+    class OddRule:
+        def blocks(self, layer: Any) -> list[Block]:
+            return [Block(bias=None, name="a")]
+
+        def rows(self, layer: Any, call: Any, sample: Any) -> Any:
+            yield from rows(call.args[0])
+
+    shield = Shield(nn.Sequential(Odd()))
+    with pytest.raises(ValueError, match=rf"layer 0.a \(Odd, rule OddRule\).*{words}"):
+        shield.remember(data(1))
+    assert shield.n_tasks == 0
