@@ -147,7 +147,8 @@ def _conceptor(
 ) -> Conceptor:
     choice, hard = protection.aperture(name), protection.hard
     if isinstance(choice, float):
-        _check_precision(name, moments, choice)
+        limited = protection.rank_of(moments.dim) is not None
+        _check_precision(name, moments, choice, limited)
         conceptor = moments.conceptor(choice)
     else:
         conceptor = moments.conceptor(choice.aperture(moments.eigenvalues(), moments.dim, hard))
@@ -174,17 +175,30 @@ def _weight_of_drift(site: WeightBlock, moments: Moments | SketchedMoments) -> T
     return inputs / torch.maximum(outputs, least).clamp_min(1e-300)
 
 
-def _check_precision(name: str, moments: Moments | SketchedMoments, alpha: float) -> None:
-    """Singular values mean nothing where aperture² times rounding is not small."""
+def _check_precision(
+    name: str, moments: Moments | SketchedMoments, alpha: float, limited: bool
+) -> None:
+    """Singular values mean nothing where aperture² times rounding is not small.
+
+    Rounding in the sums counts against the largest direction. That of rows in half precision is
+    spread evenly over all directions, and does no harm where their number is limited.
+    """
     energy = moments.energy()
     top = float(energy.max())
-    if torch.finfo(energy.dtype).eps * top * alpha**2 > 0.1:
-        raise ValueError(
-            f"{energy.dtype} is too small for aperture {alpha} at layer {name!r}: with "
-            f"activations of this size (mean square norm {top:.3g}), rounding "
-            f"errors count as directions in use; lower the aperture"
-            f"{', or use dtype=torch.float64' if energy.dtype == torch.float32 else ''}"
-        )
+    in_rows = 0.0 if limited else moments.coarsest * top / moments.dim
+    in_sums = torch.finfo(energy.dtype).eps * top
+    if max(in_sums, in_rows) * alpha**2 <= 0.1:
+        return
+    which, remedy = str(energy.dtype), ""
+    if in_rows > in_sums:
+        which, remedy = "half precision", ", or remember outside of autocast, in float32"
+    elif energy.dtype == torch.float32:
+        remedy = ", or use dtype=torch.float64"
+    raise ValueError(
+        f"{which} is too small for aperture {alpha} at layer {name!r}: with activations of this "
+        f"size (mean square norm {top:.3g}), rounding errors count as directions in use; lower "
+        f"the aperture{remedy}"
+    )
 
 
 def _stowed(conceptor: Conceptor) -> Conceptor:

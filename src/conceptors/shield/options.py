@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
 from conceptors._internal import checks
+from conceptors._internal.suggest import nearest
 from conceptors.algebra.targets import Auto, Energy, Quota
 from conceptors.shield.blocks import matches
 
@@ -111,6 +113,24 @@ def check_patterns(value: Any, name: str) -> list[str]:
     if not all(isinstance(pattern, str) for pattern in patterns):
         raise TypeError(f"{name} takes name patterns (strings), got {patterns!r}")
     return patterns
+
+
+def check_names(model: nn.Module, sites: Iterable[str], **patterns: Iterable[str]) -> None:
+    """Whether each pattern fits something: one that is misspelt would protect nothing, or all.
+
+    Raises:
+        ValueError: names the pattern and the nearest name.
+    """
+    modules = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
+    names = [*modules, *(name for name, _ in model.named_parameters()), *sites]
+    below = [f"{name}.*" for name in modules]  # also of containers that are still empty
+    for label, some in patterns.items():
+        for pattern in some:
+            if not matches(names, [pattern]) and not matches(below, [pattern]):
+                raise ValueError(
+                    f"{label} has a pattern that fits no layer or parameter: {pattern!r}"
+                    f"{nearest(pattern, dict.fromkeys(names))}"
+                )
 
 
 def one_of(value: Any, name: str, allowed: tuple[str, ...]) -> str:

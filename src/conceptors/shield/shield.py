@@ -30,6 +30,7 @@ from conceptors.shield.options import (
     Protection,
     check_apertures,
     check_layers,
+    check_names,
     check_patterns,
     check_projects_inputs,
     check_rank,
@@ -152,6 +153,13 @@ class Shield(Inspection, Persistence):
         try:
             reshard(self.model)
             self._scan = self._rescan()
+            check_names(
+                self.model,
+                self._scan.sites,
+                exclude=self.exclude,
+                freeze=self.freeze,
+                aperture=self.aperture if isinstance(self.aperture, Mapping) else (),
+            )
             self._watch = Watch(self)
         except BaseException:
             release_model(self.model)

@@ -75,6 +75,7 @@ class Moments:
         self._presence = presence
         self.total = torch.zeros(groups, dim, dim, dtype=like.dtype, device=like.device)
         self.weight = 0.0
+        self.coarsest = 0.0  # rounding of the rows themselves
         self._products = products or Products()
         self._kept: dict[tuple[float, int | None, torch.dtype], list[Tensor]] = {}
         self._count = 0
@@ -88,6 +89,7 @@ class Moments:
         values, enough = rows.values, max(_ENOUGH, self.dim)
         if not values.shape[1]:
             return
+        self.coarsest = max(self.coarsest, rounding(values))
         if not isinstance(rows, OwnedRows):
             if values.shape[1] >= enough:
                 with exactly():
@@ -169,7 +171,7 @@ class SketchedMoments:
     """The same for one group, in 2 d · rank numbers instead of d² (see `FrequentDirections`)."""
 
     def __init__(self, dim: int, rank: int, biases: int, like: Tensor) -> None:
-        self.biases, self.groups = biases, 1
+        self.biases, self.groups, self.coarsest = biases, 1, 0.0
         self.sketch = FrequentDirections(dim, rank, dtype=like.dtype, device=like.device)
 
     @property
@@ -183,6 +185,7 @@ class SketchedMoments:
     def add(self, rows: Rows | SecondMoment, bias_column: int | None) -> None:
         if isinstance(rows, SecondMoment):
             raise TypeError("a rule for a wide layer must give rows, not moments")
+        self.coarsest = max(self.coarsest, rounding(rows.values))
         samples = with_bias(rows.values, self.biases, bias_column)[0]
         if not bool(samples.isfinite().all()):
             return  # the caller checks for this, and names the layer and the batch
@@ -210,6 +213,11 @@ class SketchedMoments:
         rows = self.sketch.rows().double()
         # from_states divides by the number of rows; the sketch is a sum already.
         return Conceptor.from_states(rows[None] * len(rows) ** 0.5, aperture)
+
+
+def rounding(rows: Tensor) -> float:
+    """The mean square of what rounding adds to numbers of this dtype, relative to theirs."""
+    return torch.finfo(rows.dtype).eps ** 2 / 24  # of an error spread over ± eps / 2 · 2^k <= |x|
 
 
 def with_bias(rows: Tensor, biases: int, column: int | None) -> Tensor:

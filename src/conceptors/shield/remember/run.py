@@ -23,6 +23,7 @@ Feed = Callable[[nn.Module, Any], object]
 
 _TENSOR_BATCH = 256
 _CHECK = 64  # batches between waits for the device
+_FEED = "say how the model takes a batch by feed=lambda model, batch: model(batch[0], batch[1])"
 
 
 def collect(
@@ -52,6 +53,7 @@ def collect(
         ValueError: no batch, no row reached any site, rows that are not finite, a rule that fails,
             or weights that are used where no rule covers it.
     """
+    check_batches(batches)
     feed = feed or feed_first
     limit = None if limit is None else checks.whole(limit, "limit", 1)
     products = Products()
@@ -144,11 +146,42 @@ def _empty(
 def feed_first(model: nn.Module, batch: Any) -> object:
     """The usual way to feed a batch: a tensor, the first of a pair, or a mapping by name."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    try:
+        if isinstance(batch, Mapping):
+            return model(**{k: _to(v, device) for k, v in batch.items()})
+        first = batch[0] if isinstance(batch, (tuple, list)) else batch
+        return model(_to(first, device))
+    except TypeError as error:
+        raise TypeError(
+            f"the model could not be called with a batch that is {_described(batch)}: {error}; "
+            f"{_FEED}"
+        ) from error
+
+
+def _described(batch: Any) -> str:
     if isinstance(batch, Mapping):
-        return model(**{k: _to(v, device) for k, v in batch.items()})
+        return f"a mapping of {list(batch)}"
     if isinstance(batch, (tuple, list)):
-        batch = batch[0]
-    return model(_to(batch, device))
+        return f"a {type(batch).__name__} of {len(batch)}, of which the first part was passed"
+    return f"a {type(batch).__name__}"
+
+
+def check_batches(batches: Any) -> None:
+    """Refuse one batch where batches are expected: it would be taken apart in silence."""
+    if isinstance(batches, Mapping):
+        raise TypeError(
+            f"remember takes batches, and got one mapping of {list(batches)}: pass a DataLoader "
+            f"or [batch]; {_FEED}"
+        )
+    if not isinstance(batches, tuple) or not all(isinstance(x, Tensor) for x in batches):
+        return
+    kinds = {(x.dtype, x.shape[1:]) for x in batches}
+    if len(kinds) > 1 and len({len(x) for x in batches if x.ndim}) == 1:
+        raise TypeError(
+            f"remember takes batches, and got one tuple of tensors of shapes "
+            f"{[list(x.shape) for x in batches]}: pass the inputs alone, a DataLoader, or "
+            f"[(inputs, targets)]; {_FEED}"
+        )
 
 
 @contextmanager
