@@ -180,7 +180,7 @@ def test_batchnorm_statistics_are_held_in_compiled_models() -> None:
 def test_autocast(make: type[Optimizer], dtype: torch.dtype, step_inside: bool) -> None:
     """Weights are float32, so the protection is exact whatever the forward pass rounds."""
     model = network()
-    shield = Shield(model, 1e3, hard=True)
+    shield = Shield(model, 10.0, hard=True)
     optimizer = shield.guard(make(model.parameters(), lr=1e-2))  # type: ignore[call-arg]
     with torch.autocast("cpu", dtype=dtype):
         shield.remember([OLD])

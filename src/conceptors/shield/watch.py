@@ -115,7 +115,7 @@ class Watch(Keeper):
             for p in group["params"]
             if p.grad is not None and id(p) not in inside
         }
-        names = [name for name, p in self._protected() if id(p) in stepped]
+        names = list(dict.fromkeys(name for name, p in self._protected() if id(p) in stepped))
         if names:
             more = f" and {len(names) - 5} more" if len(names) > 5 else ""
             _warn(
