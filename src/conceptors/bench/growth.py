@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from conceptors.bench import data, models
 from conceptors.bench.ceilings import measure_ceilings
@@ -64,7 +64,7 @@ def _point(curve: str, value: Any, at: dict[str, Any], size: Size, device: torch
         setting=f"rank {at['rank']}, batch {count}, {at['tasks']} tasks, AdamW",
         size=size,
         device=device,
-        model=partial(models.stack, width, _LAYERS),
+        model=partial(models.mlp, *[width] * (_LAYERS + 1), activation=nn.GELU),
         batch=batch,
         optimizer=lambda m: torch.optim.AdamW(m.parameters(), lr=1e-4, fused=True),
         rank=at["rank"],
@@ -116,7 +116,7 @@ def tasks(size: Size, device: torch.device) -> list[Row]:
             setting="batch 64, SGD",
             size=size,
             device=device,
-            model=partial(models.mlp, side**2, hidden),
+            model=partial(models.mlp, side**2, hidden, 10, activation=nn.Sigmoid),
             batch=lambda seed: (base.repeat(2, 1), torch.arange(64, device=device) % 10),
             optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.01),
             rank=rank,

@@ -18,7 +18,6 @@ from torch.optim import Optimizer
 from conceptors import Shield
 from conceptors.bench import data, models
 from conceptors.bench.row import Size, aim, pick
-from conceptors.bench.untuned.catalogue import ConvNet
 from conceptors.shield.room import ShieldFullWarning
 
 Batch = tuple[Tensor, Tensor]
@@ -170,7 +169,7 @@ def mlp(size: Size, device: torch.device, count: int, target: float, hard: bool)
         f"{torch.get_num_threads()} threads",
         size=size,
         device=device,
-        model=partial(models.mlp, hidden=hidden),
+        model=partial(models.mlp, 784, hidden, 10, activation=nn.Sigmoid),
         batch=batch,
         optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
         rank=None,
@@ -197,7 +196,7 @@ def cnn(size: Size, device: torch.device) -> Recipe:
         setting=f"28 x 28, batch {count}, AdamW, aperture auto",
         size=size,
         device=device,
-        model=ConvNet,
+        model=models.ConvNet,
         batch=batch,
         optimizer=lambda m: torch.optim.AdamW(m.parameters(), lr=1e-3),
         rank=None,
