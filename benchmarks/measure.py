@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+
+from conceptors.experiments.machine import processor
 
 
 class Row(NamedTuple):
@@ -91,15 +92,6 @@ def environment() -> str:
         f"torch {torch.__version__}, {torch.get_num_threads()} threads of {os.cpu_count()} cores, "
         f"{processor()}, Python {platform.python_version()}"
     )
-
-
-def processor() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
 
 
 def table(rows: list[Row]) -> str:

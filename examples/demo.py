@@ -8,16 +8,14 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
 import torch
-from matplotlib import pyplot as plt
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
@@ -28,8 +26,9 @@ from conceptors import (
     MemoryFullWarning,
     similarity,
 )
+from conceptors.report.charts import Axes, Curve, bars, joined, lines, pictures
+from conceptors.report.theme import Drawing, draw, look
 
-mpl.use("Agg")
 Array = npt.NDArray[Any]
 
 APERTURE = 2.0  # for looking at single digits; nothing is chosen by it
@@ -220,65 +219,46 @@ def learn_in_turn(train: Part, valid: Part, test: Part) -> list[Result]:
 # --- the picture -------------------------------------------------------------------------
 
 
-def draw_spectra(figure: Any, train: Part) -> None:
-    axes = figure.subplots()
+def spectra(train: Part) -> Drawing:
     C = train.only(5, 9).conceptor(1.0)
-    styles: list[Any] = [":", "--", "-.", "-", (0, (1, 3))]
-    for style, grey, aperture in zip(styles, (0.6, 0.45, 0.3, 0.0, 0.0), (1, 4, 16, 64, 256)):
+    curves = {}
+    for aperture in (1, 4, 16, 64, 256):
         D = C.adapt(float(aperture))
-        label = f"aperture {aperture}: quota {float(D.quota):.2f}"
-        axes.plot(range(1, 65), D.singular_values, linestyle=style, color=str(grey), label=label)
-    axes.set(xlabel="direction", ylabel="singular value", xlim=(1, 64), ylim=(0, 1.02))
-    axes.set_title("(a) conceptors of digits 5-9")
-    figure.legend(fontsize=8, frameon=False, loc="outside lower center", ncols=2)
+        values = D.singular_values.tolist()
+        tips = [f"aperture {aperture}, direction {k + 1}: {v:.2f}" for k, v in enumerate(values)]
+        name = f"aperture {aperture}: quota {float(D.quota):.2f}"
+        curves[name] = Curve(range(1, 65), values, tips)
+    axes = Axes("direction", "singular value", (0, 1))
+    return lines(curves, [look(k) for k in range(len(curves))], axes, marks=8)
 
 
-def draw_projections(figure: Any, train: Part, test: Part, aperture: float) -> None:
+def projections(train: Part, test: Part, aperture: float) -> Drawing:
     C = train.only(5, 9).conceptor(aperture)
-    columns: Sequence[tuple[str, Conceptor]] = [
-        ("image", Conceptor.identity(64)),
-        ("seen by C", C),
-        ("by NOT C", ~C),
-    ]
-    panels = figure.subplots(5, 3)
-    for digit, row in enumerate(panels):
-        image = torch.from_numpy(test.only(digit, digit).X[0])
-        for axes, (name, conceptor) in zip(row, columns):
-            axes.imshow((conceptor @ image).reshape(8, 8), cmap="gray_r", vmin=0, vmax=1)
-            axes.set(xticks=[], yticks=[])
-            if digit == 0:
-                axes.set_title(name, fontsize=9)
-    figure.suptitle(f"(b) digits 0-4, C of 5-9,\naperture {aperture:g}", fontsize="medium")
+    images = torch.from_numpy(np.stack([test.only(digit, digit).X[0] for digit in range(5)]))
+    columns = {"image": images, "seen by C": C @ images, "by NOT C": ~C @ images}
+    shown = {name: seen.reshape(-1, 8, 8).numpy() for name, seen in columns.items()}
+    return pictures(shown, side=66)
 
 
-def draw_bars(axes: Any, results: list[Result]) -> None:
-    places = np.arange(len(results))
-    groups = [("0-4, learned first", "0.35", ""), ("5-9, learned second", "0.85", "///")]
-    for shift, (label, grey, hatch), field in zip((-0.2, 0.2), groups, ("old", "new")):
-        heights = [getattr(result, field) for result in results]
-        bars = axes.bar(
-            places + shift, heights, 0.38, color=grey, edgecolor="black", hatch=hatch, label=label
-        )
-        axes.bar_label(bars, [f"{height:.0f}" for height in heights], fontsize=8, padding=1)
+def accuracies(results: list[Result]) -> Drawing:
     names = ["refit", "timid\nrefit", "conceptor,\nexact", "conceptor,\nsimplified", "all at\nonce"]
-    axes.set_xticks(places, names)
-    axes.set(ylabel="test accuracy in %", ylim=(0, 122), yticks=range(0, 101, 20))
-    axes.set_title("(c) after both tasks")
-    axes.legend(fontsize=8, frameon=False, loc="upper center", ncols=2, columnspacing=1.0)
+    curves = {}
+    for group, field in (("0-4, learned first", "old"), ("5-9, learned second", "new")):
+        heights = [getattr(result, field) for result in results]
+        tips = [f"{r.name}, on {group}: {h:.1f} %" for r, h in zip(results, heights)]
+        curves[group] = Curve(names, heights, tips)
+    return bars(curves, [look(0), look(1)], Axes("", "test accuracy in %", (0, 100)))
 
 
-def draw(folder: Path, train: Part, test: Part, results: list[Result]) -> Path:
-    mpl.rcParams.update({"font.size": 9.5, "svg.hashsalt": "conceptors"})
-    figure = plt.figure(figsize=(11.5, 4.4), layout="constrained")
-    parts: Any = figure.subfigures(1, 3, width_ratios=[1.15, 0.75, 1.35])
-    left, middle, right = parts
-    draw_spectra(left, train)
-    draw_projections(middle, train, test, aperture=4.0)
-    draw_bars(right.subplots(), results)
-    folder.mkdir(parents=True, exist_ok=True)
-    for suffix in (".png", ".svg"):
-        figure.savefig((folder / "demo").with_suffix(suffix), dpi=120)
-    return folder / "demo.png"
+def draw_all(folder: Path, train: Part, test: Part, results: list[Result]) -> Path:
+    parts = [
+        ("(a) conceptors of digits 5-9", spectra(train)),
+        ("(b) digits 0-4, C of 5-9, aperture 4", projections(train, test, aperture=4.0)),
+        ("(c) after both tasks", accuracies(results)),
+    ]
+    chart = joined(parts, columns=3)
+    draw(chart, folder / "demo.svg")
+    return draw(chart, folder / "demo.png")
 
 
 def main() -> None:
@@ -293,7 +273,7 @@ def main() -> None:
     show_logic(train, test)
     show_evidence(train, valid, test)
     results = learn_in_turn(train, valid, test)
-    picture = draw(folder, train, test, results)
+    picture = draw_all(folder, train, test, results)
     say(f"The picture: {picture} (and .svg). Done in {time.perf_counter() - start:.0f} seconds.")
 
 

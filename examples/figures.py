@@ -8,23 +8,34 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
+import altair as alt
 import numpy as np
 import torch
-from matplotlib import pyplot as plt
 from sklearn.datasets import load_digits
+from torch import Tensor
 
 from conceptors import Conceptor
+from conceptors.report.charts import pictures
+from conceptors.report.theme import LIGHT, draw
 
-mpl.use("Agg")
-mpl.rcParams.update({"font.size": 10, "svg.hashsalt": "conceptors", "svg.fonttype": "path"})
 ASSETS = Path(__file__).resolve().parent.parent / "docs" / "assets"
+BLUE, ORANGE = LIGHT["s0"], LIGHT["s1"]
 
 
-def ellipse(axes: Any, conceptor: Conceptor, **style: Any) -> None:
+def layer(points: Tensor) -> alt.Chart:
+    """Points `[n, 2]` in a square from -1.3 to 1.3 without axes."""
+    rows = [{"x": x, "y": y, "k": k} for k, (x, y) in enumerate(points.tolist())]
+    span: dict[str, Any] = {"axis": None, "scale": alt.Scale(domain=[-1.3, 1.3], nice=False)}
+    chart: alt.Chart = alt.Chart(alt.InlineData(values=rows), width=150, height=150)
+    return chart.encode(x=alt.X("x:Q", **span), y=alt.Y("y:Q", **span))
+
+
+def ellipse(conceptor: Conceptor, **style: Any) -> alt.Chart:
     """The unit circle as the conceptor maps it."""
     angle = torch.linspace(0, 2 * torch.pi, 200, dtype=torch.float64)
-    axes.plot(*(conceptor @ torch.stack([angle.cos(), angle.sin()], 1)).T, **style)
+    circle = conceptor @ torch.stack([angle.cos(), angle.sin()], 1)
+    drawn: alt.Chart = layer(circle).mark_line(**style).encode(order="k:Q")
+    return drawn
 
 
 def draw_logic() -> None:
@@ -35,49 +46,47 @@ def draw_logic() -> None:
     wide = torch.tensor([0.45, 0.1], dtype=torch.float64)
     clouds = [(cloud * wide) @ turn for turn in turns]
     A, B = (Conceptor.from_states(points, aperture=4.0) for points in clouds)
-    results = {"NOT: ~A": ~A, "OR: A | B": A | B, "AND: A & B": A & B}
-    figure, panels = plt.subplots(1, 5, figsize=(10, 2.5), layout="constrained")
-    names = ["samples", f"A ({float(A.quota):.2f}) and B ({float(B.quota):.2f})"]
-    names += [f"{name} ({float(c.quota):.2f})" for name, c in results.items()]
-    for axes, name in zip(panels, names):
-        ellipse(axes, Conceptor.identity(2), color="0.8", linewidth=0.8)
-        axes.set(title=name, aspect="equal", xlim=(-1.3, 1.3), ylim=(-1.3, 1.3), xticks=[])
-        axes.set_yticks([])
-        axes.title.set_fontsize(10)
-    for points, marker, colour in zip(clouds, "ox", ("C0", "C1")):
-        panels[0].scatter(*points.T, s=7, marker=marker, color=colour, linewidth=0.7, alpha=0.7)
-    for axes in panels[1:]:
-        thin = 1.6 if axes is panels[1] else 0.8
-        ellipse(axes, A, color="C0", linewidth=thin)
-        ellipse(axes, B, color="C1", linewidth=thin, linestyle="--")
-    for axes, found in zip(panels[2:], results.values()):
-        ellipse(axes, found, color="black", linewidth=2.2)
-    figure.savefig(ASSETS / "logic.svg", metadata={"Date": None})
+    circle = ellipse(Conceptor.identity(2), color=LIGHT["rule"], strokeWidth=1)
+
+    def both(width: float) -> list[alt.Chart]:
+        dashed = ellipse(B, color=ORANGE, strokeWidth=width, strokeDash=[4, 2])
+        return [circle, ellipse(A, color=BLUE, strokeWidth=width), dashed]
+
+    dots = [
+        layer(clouds[0]).mark_point(size=10, filled=True, color=BLUE),
+        layer(clouds[1]).mark_point(size=12, shape="cross", strokeWidth=0.7, color=ORANGE),
+    ]
+    panels = {
+        "samples": alt.layer(circle, *dots),
+        f"A ({float(A.quota):.2f}) and B ({float(B.quota):.2f})": alt.layer(*both(2)),
+    }
+    for name, found in {"NOT: ~A": ~A, "OR: A | B": A | B, "AND: A & B": A & B}.items():
+        shown = ellipse(found, color=LIGHT["ink"], strokeWidth=2.5)
+        panels[f"{name} ({float(found.quota):.2f})"] = alt.layer(*both(1), shown)
+    named = [
+        panel.properties(title=alt.Title(name, anchor="middle", fontSize=11))
+        for name, panel in panels.items()
+    ]
+    draw(alt.concat(*named, columns=5, spacing=8), ASSETS / "logic.svg")
 
 
 def draw_seen() -> None:
     """A zero and a four, seen through the conceptor of zeros at several apertures."""
     X, y = load_digits(return_X_y=True)
     X = torch.from_numpy(X / 16)
-    apertures = [0.5, 2.0, 8.0, 32.0]
     C = Conceptor.from_states(X[y == 0], aperture=1.0)
-    seen: list[tuple[str, Conceptor]] = [("image x", Conceptor.identity(64))]
-    for a in apertures:
-        D = C.adapt(a)
-        seen.append((f"C x, aperture {a:g}\nquota {float(D.quota):.2f}", D))
-    seen.append(("NOT C x,\naperture 8", ~C.adapt(8.0)))
-    figure, panels = plt.subplots(2, len(seen), figsize=(10, 3.7), layout="constrained")
-    for row, digit in zip(panels, (0, 4)):
-        image = X[y == digit][0]
-        for axes, (name, conceptor) in zip(row, seen):
-            shown = (conceptor @ image).reshape(8, 8)
-            axes.imshow(shown, cmap="gray_r", vmin=0, vmax=1)
-            axes.set(xticks=[], yticks=[])
-            if digit == 0:
-                axes.set_title(name, fontsize=10)
-            kept = float(conceptor.evidence(image) / image.square().sum())
-            axes.set_xlabel(f"evidence {kept:.0%}", fontsize=9)
-    figure.savefig(ASSETS / "seen.svg", metadata={"Date": None})
+    seen = {"image x": Conceptor.identity(64)}
+    for aperture in (0.5, 2.0, 8.0, 32.0):
+        D = C.adapt(aperture)
+        seen[f"C x, aperture {aperture:g}\nquota {float(D.quota):.2f}"] = D
+    seen["NOT C x,\naperture 8"] = ~C.adapt(8.0)
+    images = torch.stack([X[y == digit][0] for digit in (0, 4)])
+    columns, notes = {}, {}
+    for name, conceptor in seen.items():
+        columns[name] = (conceptor @ images).reshape(-1, 8, 8).numpy()
+        kept = conceptor.evidence(images) / images.square().sum(1)
+        notes[name] = [f"evidence {share:.0%}" for share in kept.tolist()]
+    draw(pictures(columns, notes=notes), ASSETS / "seen.svg")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import http.server
 import io
 import lzma
 import os
+import shutil
 import subprocess
 import tarfile
 import threading
@@ -29,7 +30,6 @@ from conceptors.experiments.scenarios.data import (
     load,
     locate,
 )
-from conceptors.experiments.scenarios.data.fetch import remove_cached
 
 ALPHA, BETA = b"alpha" * 3000, bytes(range(256)) * 40
 CONTENT = {"alpha.bin": ALPHA, "beta.bin": BETA}
@@ -99,7 +99,7 @@ def test_the_cache_is_used_without_the_folder(folder: Path) -> None:
     for name in CONTENT:
         (folder / name).unlink()
     assert fetch("toy", progress=False) == first == locate("toy")
-    remove_cached("toy")
+    shutil.rmtree(next(iter(first.values())).parent)
     with pytest.raises(DataUnavailableError):
         fetch("toy", progress=False)
 

@@ -33,8 +33,8 @@ def make(
         "scenario": "disjoint-mnist" if disjoint else "permuted-mnist",
         "command": f"conceptors run {'disjoint' if disjoint else 'permuted'}-mnist "
         + " ".join(f"--method {m}" for m in methods)
-        + f" --tasks {tasks} --seeds {seeds} --preset report --out results/run",
-        "preset": "report",
+        + f" --tasks {tasks} --seeds {seeds} --preset paper --out results/run",
+        "preset": "paper",
         "runs": runs,
         "summary": {m: summarise([r for r in runs if r["method"] == m]) for m in methods},
         "task_names": names

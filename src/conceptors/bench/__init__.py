@@ -1,7 +1,8 @@
 """The performance suite: what shielding costs, beside the least it can cost on the machine.
 
-`conceptors bench` runs it. A benchmark is a function `(size, device) -> list[Row]` in a small file
-of its own, registered by name in `registry.py`.
+`conceptors bench` runs it. A benchmark is a function `(size, device) -> list[Row]` with a name in
+`registry.py`. A `Recipe` is a network and how it is trained; `steps`, `remember` and `growth` each
+measure something of it.
 """
 
 from conceptors.bench.registry import BENCHMARKS

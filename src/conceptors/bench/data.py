@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -62,6 +64,7 @@ def tokens(
     return words.to(device)[drawn].reshape(count, length)
 
 
+@cache
 def digits(size: Size) -> tuple[str, Tensor, Tensor]:
     """(where from, images `[n, 784]` in [0, 1], labels `[n]`): MNIST, or where it cannot be had
     (and at tiny size) made-up images: smooth spots in the middle, black at the rim.

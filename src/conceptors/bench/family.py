@@ -6,16 +6,16 @@ import copy
 from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from conceptors.bench import recipes
 from conceptors.bench.ceilings import measure_ceilings
 from conceptors.bench.floor import least_seconds, ranks
 from conceptors.bench.measure import effort, side_by_side
-from conceptors.bench.recipes import Recipe, Trainer
+from conceptors.bench.recipes import Trainer
 from conceptors.bench.rivals import GPM, OWM, TRGP, layers, random_basis
 from conceptors.bench.row import Row, Size, aim
-from conceptors.bench.steps import freeze_statistics, learned, shielded
+from conceptors.bench.steps import freeze_statistics
 
 _SHARE = 0.1  # of d: rank of ours, of GPM's basis, and of each of TRGP's
 _TRUSTED = 2  # earlier tasks of TRGP
@@ -24,20 +24,21 @@ _TRUSTED = 2  # earlier tasks of TRGP
 def family(size: Size, device: torch.device) -> list[Row]:
     """One row per rival: how many times our added time it adds. BatchNorm is frozen everywhere."""
     recipe = recipes.resnet18(size, device, whole=True)
-    first = learned(recipe)
-    shield_model = copy.deepcopy(first)
-    shield = shielded(recipe, shield_model)
-    optimizer = shield.guard(recipe.optimizer(shield_model))
+    first = recipe.learned()
+    model = copy.deepcopy(first)
+    shield = recipe.shielded(model)
     calls: dict[str, Callable[[], object]] = {
-        "ours": Trainer.of(recipe, shield_model, optimizer, recipe.new()).step,
-        "plain": _step(recipe, copy.deepcopy(first), lambda model: None),
+        "ours": Trainer(recipe, model, recipe.new(), shield).step
     }
-    for name, make in RIVALS.items():
-        calls[name] = _step(recipe, copy.deepcopy(first), make)
+    for name, make in {"plain": lambda model: lambda: None, **RIVALS}.items():
+        model = copy.deepcopy(first)
+        freeze_statistics(model)
+        between = make(model)  # may add parameters: the optimizer comes later
+        calls[name] = Trainer(recipe, model, recipe.new(), between=between).step
     times = side_by_side(calls, device, **effort(size, device))
     plain = times["plain"].median
     ours = times["ours"].median - plain
-    floor = least_seconds(shield_model, ranks(shield), measure_ceilings(device, size))
+    floor = least_seconds(shield.model, ranks(shield), measure_ceilings(device, size))
     shield.detach()
     found = []
     for name in RIVALS:
@@ -45,8 +46,7 @@ def family(size: Size, device: torch.device) -> list[Row]:
         found.append(
             Row(
                 "family",
-                f"{recipe.name} {recipe.setting}, rank {_SHARE}: time added by {name} (plain), by "
-                f"us (ours)",
+                f"{recipe}, rank {_SHARE}: time added by {name} (plain), by us (ours)",
                 plain=theirs,
                 ours=ours,
                 ratio=theirs / ours if ours > 0 else float("inf"),
@@ -60,42 +60,19 @@ def family(size: Size, device: torch.device) -> list[Row]:
     return found
 
 
-def _gpm(model: nn.Module) -> Callable[[], object]:
-    return GPM(
-        model, [random_basis(_dim(layer), _SHARE, layer.weight) for layer in layers(model)]
-    ).project
-
-
-def _owm(model: nn.Module) -> Callable[[], object]:
-    return OWM(model).project
+def _bases(model: nn.Module) -> list[Tensor]:
+    """One for each layer, of the same share of its inputs."""
+    return [random_basis(layer.weight[0].numel(), _SHARE, layer.weight) for layer in layers(model)]
 
 
 def _trgp(model: nn.Module) -> Callable[[], object]:
-    own = layers(model)
-    bases = [random_basis(_dim(layer), _SHARE, layer.weight) for layer in own]
-    trusted = [
-        [random_basis(_dim(layer), _SHARE, layer.weight) for _ in range(_TRUSTED)] for layer in own
-    ]
-    return TRGP(model, bases, trusted).project
+    own = _bases(model)
+    trusted = [list(bases) for bases in zip(*(_bases(model) for _ in range(_TRUSTED)))]
+    return TRGP(model, own, trusted).project
 
 
 RIVALS: dict[str, Callable[[nn.Module], Callable[[], object]]] = {
-    "GPM": _gpm,
-    "OWM": _owm,
+    "GPM": lambda model: GPM(model, _bases(model)).project,
+    "OWM": lambda model: OWM(model).project,
     "TRGP": _trgp,
 }
-
-
-def _dim(layer: nn.Linear | nn.Conv2d) -> int:
-    return layer.weight[0].numel()
-
-
-def _step(
-    recipe: Recipe, model: nn.Module, make: Callable[[nn.Module], Callable[[], object] | None]
-) -> Callable[[], object]:
-    """A step of a model with a method's work between backward pass and optimizer."""
-    freeze_statistics(model)
-    between = make(model)
-    trainer = Trainer.of(recipe, model, recipe.optimizer(model), recipe.new())
-    trainer.between = between
-    return trainer.step

@@ -16,8 +16,8 @@ from torch import nn
 
 from conceptors import Shield
 from conceptors.bench.ceilings import Ceilings
+from conceptors.shield.blocks import scan
 
-_NORMS = (nn.LayerNorm, nn.modules.batchnorm._NormBase, nn.GroupNorm)
 _BYTES = 4  # a number; projections are made in float32
 
 
@@ -49,30 +49,16 @@ class Work:
 
 
 def blocks(model: nn.Module) -> list[Block]:
-    """All blocks of a model of Linear, Conv2d, Embedding and norm layers.
+    """All blocks of a model.
 
     >>> blocks(nn.Linear(3, 5))
     [Block(name='Linear', groups=1, out=5, d=4, shared=False)]
     """
     found, seen = [], set()
-    for path, layer in model.named_modules():
-        weight = getattr(layer, "weight", None)
-        if not isinstance(weight, nn.Parameter) or not weight.requires_grad:
-            continue
-        bias = int(getattr(layer, "bias", None) is not None)
-        groups, out, d = 0, 0, 0
-        if isinstance(layer, nn.Conv2d):
-            groups, out, d = layer.groups, len(weight) // layer.groups, weight[0].numel() + bias
-        elif isinstance(layer, nn.Linear):
-            groups, out, d = 1, len(weight), weight.shape[1] + bias
-        elif isinstance(layer, nn.Embedding):
-            groups, out, d = len(weight), weight.shape[1], 1
-        elif isinstance(layer, _NORMS):
-            groups, out, d = weight.numel(), 1, 1 + bias
-        if groups:
-            name = path or type(layer).__name__
-            found.append(Block(name, groups, out, d, shared=id(weight) in seen))
-            seen.add(id(weight))
+    for name, site in scan(model, exclude=(), freeze=()).sites.items():
+        groups, out, d = site.matrix(site.parameters).shape
+        found.append(Block(name, groups, out, d, shared=id(site.weight) in seen))
+        seen.add(id(site.weight))
     return found
 
 

@@ -1,22 +1,19 @@
-"""growth: how time and memory of a step grow with width, rank, batch and number of tasks."""
+"""growth, tasks: how time and memory of a step grow with width, rank, batch and number of tasks."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from conceptors import Shield
-from conceptors.bench import models
+from conceptors.bench import data, models
 from conceptors.bench.ceilings import measure_ceilings
 from conceptors.bench.floor import least_seconds, ranks
-from conceptors.bench.measure import effort, peak_memory, release, side_by_side
-from conceptors.bench.recipes import Recipe, Trainer
-from conceptors.bench.row import Row, Size, pick
-from conceptors.shield.room import ShieldFullWarning
+from conceptors.bench.measure import compared, effort, peak_memory, release, side_by_side
+from conceptors.bench.recipes import Batch, Recipe, Trainer
+from conceptors.bench.row import Row, Size, aim, pick
 
 _LAYERS = 4
 
@@ -55,70 +52,83 @@ def _doubling(first: int, last: int) -> list[int]:
 def _point(curve: str, value: Any, at: dict[str, Any], size: Size, device: torch.device) -> Row:
     width, count = at["width"], at["batch"]
 
-    def rows(seed: int) -> Tensor:
+    def batch(seed: int) -> Batch:
         source = torch.Generator(device).manual_seed(seed)
         few = max(1, width // 20)
         low = torch.randn(count, few, generator=source, device=device)
         basis = torch.randn(few, width, generator=source, device=device)
-        found: Tensor = low @ basis / few**0.5
-        return found
+        return low @ basis / few**0.5, torch.arange(count, device=device) % width
 
     recipe = Recipe(
         name=f"{_LAYERS} x {width}",
         setting=f"rank {at['rank']}, batch {count}, {at['tasks']} tasks, AdamW",
+        size=size,
         device=device,
-        model=lambda: models.stack(width, _LAYERS),
-        batch=lambda seed: (rows(seed), torch.arange(count, device=device) % width),
+        model=partial(models.mlp, *[width] * (_LAYERS + 1), activation=nn.GELU),
+        batch=batch,
         optimizer=lambda m: torch.optim.AdamW(m.parameters(), lr=1e-4, fused=True),
         rank=at["rank"],
+        aperture="auto",
     )
     batches = recipe.new()
 
-    def build(protected: bool) -> Callable[[], Shield | None]:
+    def build(protected: bool) -> Trainer:
         model = recipe.build()
-        optimizer = recipe.optimizer(model)
-        shield = Shield(model, rank=recipe.rank) if protected else None
-        if shield is not None:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ShieldFullWarning)
-                for task in range(at["tasks"]):
-                    shield.remember(rows(task))
-            shield.guard(optimizer)
-        trainer = Trainer.of(recipe, model, optimizer, batches)
+        tasks = ([recipe.batch(task)] for task in range(at["tasks"]))
+        shield = recipe.shielded(model, tasks) if protected else None
+        return Trainer(recipe, model, batches, shield)
 
-        def step() -> Shield | None:
-            trainer.step()
-            return shield  # lives as long as the step does
-
-        return step
-
-    steps = {"plain": build(False), "ours": build(True)}
-    times = side_by_side(steps, device, **effort("tiny" if size == "tiny" else "quick", device))
-    ratio, low, high = times["ours"].against(times["plain"])
-    shield = steps["ours"]()
-    assert shield is not None
-    floor = least_seconds(shield.model, ranks(shield), measure_ceilings(device, size))
-    added = times["ours"].median - times["plain"].median
-    del steps, shield
+    plain, ours = build(False), build(True)
+    rounds = effort("tiny" if size == "tiny" else "quick", device)
+    times = side_by_side({"plain": plain.step, "ours": ours.step}, device, **rounds)
+    assert ours.shield is not None
+    floor = least_seconds(ours.model, ranks(ours.shield), measure_ceilings(device, size))
+    del plain, ours
     release(device)
     memory = None
     if device.type == "cuda":
         memory = {}
         for name, protected in (("plain", False), ("ours", True)):
-            memory[name] = peak_memory(lambda: build(protected), device)  # noqa: B023
+            memory[name] = peak_memory(lambda: build(protected).step, device)  # noqa: B023
             release(device)
-    return Row(
-        "growth",
-        f"{recipe.name}, {recipe.setting}",
-        plain=times["plain"].median,
-        ours=times["ours"].median,
-        ratio=ratio,
-        floor=floor,
-        share=floor / added if added > 0 else None,
-        notes={
-            "curve": curve,
-            "value": value,
-            "ratio_quartiles": [low, high],
-            "peak_bytes": memory,
-        },
-    )
+    notes = {"curve": curve, "value": value, "peak_bytes": memory}
+    row = Row("growth", f"{recipe.name}, {recipe.setting}", floor=floor, notes=notes)
+    return compared(row, times["ours"], times["plain"])
+
+
+def tasks(size: Size, device: torch.device) -> list[Row]:
+    """A step of 784-800-10 after a hundred tasks against one after ten, dense and rank 0.1.
+
+    Every task is the same few made-up images with its own order of pixels.
+    """
+    few, many = pick(size, (2, 4), (10, 100), (10, 100))
+    side, hidden = pick(size, (6, 12), (14, 200), (28, 800))
+    base = data.images(32, 1, side, seed=0, device=device).flatten(1)
+
+    def task(number: int) -> list[Tensor]:
+        order = torch.randperm(side**2, generator=torch.Generator().manual_seed(number))
+        return [base[:, order.to(device)]]
+
+    found = []
+    for rank in (None, 0.1):
+        recipe = Recipe(
+            name=f"{side**2}-{hidden}-10",
+            setting="batch 64, SGD",
+            size=size,
+            device=device,
+            model=partial(models.mlp, side**2, hidden, 10, activation=nn.Sigmoid),
+            batch=lambda seed: (base.repeat(2, 1), torch.arange(64, device=device) % 10),
+            optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.01),
+            rank=rank,
+            aperture="auto",
+        )
+        steps = {}
+        for count in (few, many):
+            model = recipe.build()
+            shield = recipe.shielded(model, [[task(i)] for i in range(count)])
+            steps[str(count)] = Trainer(recipe, model, recipe.new(), shield).step
+        times = side_by_side(steps, device, **effort(size, device))
+        about = f"{recipe}, rank {rank}: after {many} tasks, against {few}"
+        row = Row("tasks", about, target=aim(1.05, size, device, "cpu cuda"))
+        found.append(compared(row, times[str(many)], times[str(few)]))
+    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median, quantiles
 from time import perf_counter
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from conceptors.bench.row import Size, pick
+from conceptors.bench.row import Row, Size, pick
 
 _MOST = 2000  # calls a block
 
@@ -119,6 +119,20 @@ def effort(size: Size, device: torch.device) -> dict[str, Any]:
         "block": pick(size, 0.0, 0.05, 0.2 if device.type == "cuda" else 0.1),
         "warm": pick(size, 1, 3, 10 if device.type == "cuda" else 3),
     }
+
+
+def compared(row: Row, ours: Timing, plain: Timing) -> Row:
+    """The row with both times, their ratio, and the share of the floor in what ours adds."""
+    ratio, low, high = ours.against(plain)
+    added = ours.median - plain.median
+    return replace(
+        row,
+        plain=plain.median,
+        ours=ours.median,
+        ratio=ratio,
+        share=row.floor / added if row.floor is not None and added > 0 else None,
+        notes={"ratio_quartiles": [low, high], **row.notes},
+    )
 
 
 def peak_memory(build: Callable[[], Callable[[], object]], device: torch.device) -> int:

@@ -2,22 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import pairwise
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 
-def mlp(inputs: int = 784, hidden: int = 800, classes: int = 10) -> nn.Sequential:
-    """The paper's network: one hidden layer of sigmoid units."""
-    return nn.Sequential(nn.Linear(inputs, hidden), nn.Sigmoid(), nn.Linear(hidden, classes))
+def mlp(*sizes: int, activation: Callable[[], nn.Module] = nn.ReLU) -> nn.Sequential:
+    """Linear layers of these sizes, inputs and outputs included, with activations between them."""
+    parts: list[nn.Module] = []
+    for inputs, outputs in pairwise(sizes):
+        parts += [nn.Linear(inputs, outputs), activation()]
+    return nn.Sequential(*parts[:-1])
 
 
-def stack(width: int, layers: int) -> nn.Sequential:
-    """Square Linear layers with GELU between them."""
-    parts: list[nn.Module] = [nn.Linear(width, width)]
-    for _ in range(layers - 1):
-        parts += [nn.GELU(), nn.Linear(width, width)]
-    return nn.Sequential(*parts)
+class Growing(nn.Module):
+    """A head of two outputs, and more with every task."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(64, 128), nn.ReLU())
+        self.head = nn.Linear(128, 2)
+
+    def grow(self, count: int) -> None:
+        old = self.head
+        new = nn.Linear(old.in_features, old.out_features + count).to(old.weight.device)
+        with torch.no_grad():
+            new.weight[: old.out_features] = old.weight
+            new.bias[: old.out_features] = old.bias
+        self.head = new
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(self.body(x))
+        return found
+
+
+class ConvNet(nn.Module):
+    """Two convolutions and two linear layers, for 28 x 28 pixels."""
+
+    def __init__(self, classes: int = 10, norm: bool = False) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 16, 3, padding=1), nn.Conv2d(16, 32, 3, padding=1)
+        self.norms = nn.ModuleList(
+            [nn.BatchNorm2d(16), nn.BatchNorm2d(32)] if norm else [nn.Identity(), nn.Identity()]
+        )
+        self.hidden, self.head = nn.Linear(32 * 49, 128), nn.Linear(128, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for convolution, norm in zip((self.first, self.second), self.norms):
+            x = functional.max_pool2d(torch.relu(norm(convolution(x))), 2)
+        found: Tensor = self.head(torch.relu(self.hidden(x.flatten(1))))
+        return found
 
 
 # --- residual network --------------------------------------------------------------------

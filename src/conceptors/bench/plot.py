@@ -29,27 +29,22 @@ def plot_growth(results: Path, picture: Path) -> Path:
     """
     need_charts()
     from conceptors.report.charts import Axes, Curve, joined, lines
-    from conceptors.report.theme import FORMATS, convert, look, svg, write_whole
+    from conceptors.report.theme import draw, look
 
     found = read(results)
     rows = [row for row in found["rows"] if row["what"] == "growth"]
     if not rows:
         raise ValueError(f"{results} holds no growth curves; run: conceptors bench growth --out")
-    ending = picture.suffix.lower().lstrip(".")
-    if ending not in FORMATS:
-        raise ValueError(f"{picture} must end in one of .{', .'.join(FORMATS)}")
-    panels = {}
+    panels = []
     for curve, label in _AXES.items():
         points = [row for row in rows if row["notes"]["curve"] == curve]
         if points:
             curves = {name: Curve(*given) for name, given in _curves(points).items()}
             top = max(1.3, 1.1 * max(max(c.high or c.y) for c in curves.values()))
             axes = Axes(label, "times plain", (0.9, top), log_x=len(points) > 1)
-            panels[label] = lines(curves, [look(0), look(1)][: len(curves)], axes)
+            panels.append(("", lines(curves, [look(k) for k in range(len(curves))], axes)))
     title = f"A shielded step against a plain one, {found['machine']['device_name']}"
-    chart = joined(panels, 2).properties(title=title)
-    write_whole(picture, convert(svg(chart), ending))
-    return picture
+    return draw(joined(panels, 2, title), picture)
 
 
 def _curves(points: list[dict[str, Any]]) -> dict[str, tuple[list[Any], ...]]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from conceptors import Shield
 from conceptors.bench.floor import limit_of
+from conceptors.shield.blocks import scan
 
 
 class Protection(NamedTuple):
@@ -62,12 +63,10 @@ def leak(hard: Shield, before: nn.Module, plain: nn.Module) -> float | None:
 
 
 def matrices(model: nn.Module) -> dict[str, Tensor]:
-    """[W | b] in float64 of every Linear layer and every convolution of one group."""
+    """[W | b] in float64 of every layer that is one matrix."""
     found = {}
-    for path, layer in model.named_modules():
-        if isinstance(layer, nn.Linear) or (isinstance(layer, nn.Conv2d) and layer.groups == 1):
-            parts = [layer.weight.detach().flatten(1)]
-            if layer.bias is not None:
-                parts.append(layer.bias.detach()[:, None])
-            found[path or type(layer).__name__] = torch.cat(parts, 1).double()
+    for name, site in scan(model, exclude=(), freeze=()).sites.items():
+        groups = site.matrix(site.parameters)
+        if len(groups) == 1:
+            found[name] = groups[0].detach().double()
     return found

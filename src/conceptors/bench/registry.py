@@ -2,41 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import torch
+
 from conceptors.bench.family import family
-from conceptors.bench.growth import growth
-from conceptors.bench.layer_8b import layer_8b
-from conceptors.bench.memory import memory_gpt2
-from conceptors.bench.remember import (
-    remember_gpt2,
-    remember_minilm,
-    remember_resnet18,
-    remember_vit,
-)
-from conceptors.bench.row import Benchmark
+from conceptors.bench.growth import growth, tasks
+from conceptors.bench.recipes import Recipe, cnn, gpt2, minilm, resnet18, vit
+from conceptors.bench.remember import remember_minilm, remember_rows
+from conceptors.bench.row import Benchmark, Row, Size
 from conceptors.bench.seeds import permuted, seeds
-from conceptors.bench.step_mlp import step_mlp
-from conceptors.bench.step_models import (
-    step_cnn,
-    step_gpt2,
-    step_minilm,
-    step_resnet18,
-    step_vit,
-)
-from conceptors.bench.tasks import tasks
+from conceptors.bench.steps import layers_8b, memory_gpt2, mlps, step_rows, vits
 from conceptors.bench.untuned import untuned
 
+Make = Callable[[Size, torch.device], Recipe]
+
+
+def _step(name: str, about: str, make: Make, *devices: str) -> Benchmark:
+    return _steps(name, about, lambda size, device: [make(size, device)], *devices)
+
+
+def _steps(
+    name: str, about: str, variants: Callable[[Size, torch.device], list[Recipe]], *devices: str
+) -> Benchmark:
+    """Shielded against plain steps of a network in one or several variants."""
+
+    def run(size: Size, device: torch.device) -> list[Row]:
+        return step_rows(name, variants(size, device))
+
+    return Benchmark(name, f"a shielded step of {about}", run, devices or ("cpu", "cuda"))
+
+
+def _remember(name: str, about: str, make: Make, most: int) -> Benchmark:
+    """Remembering a task, of so many batches at full size on a GPU."""
+
+    def run(size: Size, device: torch.device) -> list[Row]:
+        return remember_rows(name, make(size, device), most)
+
+    return Benchmark(name, f"remembering a task with {about}", run)
+
+
 _ALL = [
-    Benchmark("step-mlp", "a shielded step of 784-800-10 against a plain one", step_mlp, ("cpu",)),
-    Benchmark("step-cnn", "a shielded step of a small CNN with AdamW", step_cnn, ("cpu",)),
-    Benchmark("step-resnet18", "a shielded step of ResNet-18", step_resnet18),
-    Benchmark("step-gpt2", "a shielded step of GPT-2 small", step_gpt2),
-    Benchmark("step-vit", "a shielded step of ViT-S/16", step_vit),
-    Benchmark("step-minilm", "a shielded step of an encoder like MiniLM", step_minilm),
-    Benchmark("layer-8b", "a shielded step of a Linear layer 4096 -> 14336", layer_8b),
+    _steps("step-mlp", "784-800-10 against a plain one", mlps, "cpu"),
+    _step("step-cnn", "a small CNN with AdamW", cnn, "cpu"),
+    _step("step-resnet18", "ResNet-18", resnet18),
+    _step("step-gpt2", "GPT-2 small", gpt2),
+    _steps("step-vit", "ViT-S/16", vits),
+    _step("step-minilm", "an encoder like MiniLM", minilm),
+    _steps("layer-8b", "a Linear layer 4096 -> 14336", layers_8b),
     Benchmark("memory-gpt2", "peak memory of shielded training of GPT-2 small", memory_gpt2),
-    Benchmark("remember-resnet18", "remembering a task with ResNet-18", remember_resnet18),
-    Benchmark("remember-gpt2", "remembering a task with GPT-2 small", remember_gpt2),
-    Benchmark("remember-vit", "remembering a task with ViT-S/16", remember_vit),
+    _remember("remember-resnet18", "ResNet-18", resnet18, 196),
+    _remember("remember-gpt2", "GPT-2 small", gpt2, 64),
+    _remember("remember-vit", "ViT-S/16", vit, 100),
     Benchmark("remember-minilm", "remembering sentences with MiniLM", remember_minilm),
     Benchmark("tasks", "a step after 100 tasks against one after 10", tasks),
     Benchmark("family", "time added to a step, ours against GPM, OWM and TRGP", family),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from functools import partial
 from statistics import median
@@ -16,32 +15,18 @@ from conceptors.bench import recipes
 from conceptors.bench.measure import release, timed
 from conceptors.bench.recipes import Batch, Recipe
 from conceptors.bench.row import Row, Size, aim, pick
-from conceptors.bench.steps import learned
 from conceptors.shield.blocks import scan
 from conceptors.shield.options import Protection
 from conceptors.shield.remember.run import collect
-from conceptors.shield.room import ShieldFullWarning
 
 COLLECT, FACTOR, SENTENCES = 1.3, 2.0, 0.4  # targets: times a forward pass; seconds; seconds
 _POOL = 16  # different batches
 
 
-def remember_resnet18(size: Size, device: torch.device) -> list[Row]:
-    return _remember("remember-resnet18", recipes.resnet18(size, device), size, 196)
-
-
-def remember_gpt2(size: Size, device: torch.device) -> list[Row]:
-    return _remember("remember-gpt2", recipes.gpt2(size, device), size, 64)
-
-
-def remember_vit(size: Size, device: torch.device) -> list[Row]:
-    return _remember("remember-vit", recipes.vit(size, device), size, 100)
-
-
 def remember_minilm(size: Size, device: torch.device) -> list[Row]:
     """All of `remember` for two tasks of sentences: the second joins what is claimed."""
     recipe = recipes.minilm(size, device)
-    model = learned(recipe)
+    model = recipe.learned()
     batches = [[recipe.batch(at + i) for i in range(recipe.remembered)] for at in (0, 1000)]
     spent: list[list[float]] = [[], []]
     for _ in range(1 + pick(size, 1, 2, 3)):  # the first warms up
@@ -54,7 +39,7 @@ def remember_minilm(size: Size, device: torch.device) -> list[Row]:
     return [
         Row(
             "remember-minilm",
-            f"{recipe.name} {recipe.setting}, {len(task)} batches, {which} task",
+            f"{recipe}, {len(task)} batches, {which} task",
             ours=median(own[1:]),
             target=aim(SENTENCES, size, device),
             notes={"seconds": own},
@@ -63,9 +48,12 @@ def remember_minilm(size: Size, device: torch.device) -> list[Row]:
     ]
 
 
-def _remember(what: str, recipe: Recipe, size: Size, most: int) -> list[Row]:
-    """Two rows: collecting against a forward pass, and the rest of `remember`."""
-    device, model = recipe.device, learned(recipe)
+def remember_rows(what: str, recipe: Recipe, most: int) -> list[Row]:
+    """Two rows: collecting against a forward pass, and the rest of `remember`.
+
+    `most`: batches at full size on a GPU.
+    """
+    device, size, model = recipe.device, recipe.size, recipe.learned()
     cuda = device.type == "cuda"
     count = pick(size, 2, 24 if cuda else 4, most if cuda else most // 8)
     pool = [recipe.batch(seed) for seed in range(min(_POOL, count))]
@@ -77,17 +65,24 @@ def _remember(what: str, recipe: Recipe, size: Size, most: int) -> list[Row]:
                 recipe.feed(model, batch)
 
     model.eval()
-    forward()  # warm up
-    _shield(recipe, model, pool[:2]).detach()
+    forward()
+    shields: list[Shield] = []
+
+    def remember(task: list[Batch] = batches) -> None:
+        shields.append(recipe.shielded(model, [task], guarded=True))
+
+    remember(pool[:2])  # warm up too
+    shields.pop().detach()
     collecting, factoring, passing = [], [], []
     for _ in range(pick(size, 1, 2, 3)):
         passing.append(timed(forward, device))
         collecting.append(collection_time(recipe, model, batches))
-        factoring.append(_remember_time(recipe, model, batches) - collecting[-1])
+        factoring.append(timed(remember, device) - collecting[-1])
+        shields.pop().detach()
     ratio = median(collecting) / median(passing)
     error = _sampling_error(recipe, model, pool[: pick(size, 1, 1, 2)])
     release(device)
-    setting = f"{recipe.name} {recipe.setting}, {count} batches"
+    setting = f"{recipe}, {count} batches"
     return [
         Row(
             what,
@@ -106,14 +101,6 @@ def _remember(what: str, recipe: Recipe, size: Size, most: int) -> list[Row]:
             notes={"factorings": factoring},
         ),
     ]
-
-
-def _remember_time(recipe: Recipe, model: nn.Module, batches: list[Batch]) -> float:
-    """Seconds of the whole of `remember`."""
-    shield: list[Shield] = []
-    spent = timed(lambda: shield.append(_shield(recipe, model, batches)), recipe.device)
-    shield[0].detach()
-    return spent
 
 
 def collection_time(recipe: Recipe, model: nn.Module, batches: list[Batch]) -> float:
@@ -138,15 +125,6 @@ def collection_time(recipe: Recipe, model: nn.Module, batches: list[Batch]) -> f
     return spent
 
 
-def _shield(recipe: Recipe, model: nn.Module, batches: list[Batch], **options: Any) -> Shield:
-    """A shield that has remembered, and is ready for the first step of an optimizer."""
-    shield = Shield(model, aperture=recipe.aperture, rank=recipe.rank, **options)
-    shield.guard(recipe.optimizer(model))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ShieldFullWarning)
-        return shield.remember(batches, feed=recipe.feed)
-
-
 def _sampling_error(recipe: Recipe, model: nn.Module, batches: list[Batch]) -> dict[str, Any]:
     """Conceptors from a sample of the rows against those from all of them, in a few layers.
 
@@ -158,7 +136,7 @@ def _sampling_error(recipe: Recipe, model: nn.Module, batches: list[Batch]) -> d
     skipped = [n for n, m in model.named_modules() if n not in kept and not list(m.children())]
     found = []
     for rows in ("auto", None):
-        shield = _shield(whole, model, batches, exclude=skipped, rows=rows)
+        shield = whole.shielded(model, [batches], exclude=skipped, rows=rows)
         found.append(shield.conceptors())
         shield.detach()
     sampled, every = found

@@ -44,14 +44,15 @@ class GPM:
     """
 
     def __init__(self, model: nn.Module, bases: list[Tensor]) -> None:
-        self._held = [(layer, U @ U.mT) for layer, U in zip(layers(model), bases, strict=True)]
+        own = zip(layers(model), bases, strict=True)
+        self._held: list[tuple[Tensor, Tensor]] = [(layer.weight, U @ U.mT) for layer, U in own]
 
     @torch.no_grad()
     def project(self) -> None:
         """Between backward pass and step."""
-        for layer, M in self._held:
-            if layer.weight.grad is not None:
-                g = matrix(layer.weight.grad)
+        for weight, M in self._held:
+            if weight.grad is not None:
+                g = matrix(weight.grad)
                 g.sub_(g @ M)
 
 
@@ -119,7 +120,7 @@ class Scaled(nn.Module):
         return total.view(weight.shape)
 
 
-class TRGP:
+class TRGP(GPM):
     """Trust Region Gradient Projection (Lin, Yang, Fan, Zhang 2022).
 
     GPM's projection, and for every trusted earlier task k a learned scaling S_k of its subspace
@@ -128,19 +129,9 @@ class TRGP:
     """
 
     def __init__(self, model: nn.Module, bases: list[Tensor], trusted: list[list[Tensor]]) -> None:
-        self._held: list[tuple[nn.Parameter, Tensor]] = []
-        for layer, U, own in zip(layers(model), bases, trusted, strict=True):
+        super().__init__(model, bases)  # the weights of now stay the parameters
+        for layer, own in zip(layers(model), trusted, strict=True):
             parametrize.register_parametrization(layer, "weight", Scaled(own))
-            parts: Any = layer.parametrizations
-            self._held.append((parts.weight.original, U @ U.mT))
-
-    @torch.no_grad()
-    def project(self) -> None:
-        """Between backward pass and step."""
-        for weight, M in self._held:
-            if weight.grad is not None:
-                g = matrix(weight.grad)
-                g.sub_(g @ M)
 
 
 def _identity(layer: nn.Linear | nn.Conv2d) -> Tensor:

@@ -1,40 +1,99 @@
-"""A shielded step against a plain one, of the same network from the same weights."""
+"""step-*, layer-8b, memory-gpt2: shielded training against plain training of the same network."""
 
 from __future__ import annotations
 
 import copy
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 
+import torch
 from torch import nn
 
-from conceptors import Shield
+from conceptors.bench import recipes
 from conceptors.bench.ceilings import measure_ceilings
 from conceptors.bench.floor import least_seconds, ranks
-from conceptors.bench.measure import effort, side_by_side
+from conceptors.bench.measure import compared, effort, peak_memory, release, side_by_side
 from conceptors.bench.protection import Protection, drift, leak, outputs
-from conceptors.bench.recipes import Recipe, Trainer
-from conceptors.bench.row import Row, Size
-from conceptors.shield.room import ShieldFullWarning
+from conceptors.bench.recipes import Recipe, Trainer, real_gpu
+from conceptors.bench.row import Row, Size, aim
 
 
-def learned(recipe: Recipe) -> nn.Module:
-    """The network after some plain steps on the first task."""
-    model = recipe.build()
-    trainer = Trainer.of(recipe, model, recipe.optimizer(model), recipe.old())
-    for _ in range(recipe.steps):
-        trainer.step()
-    return model
+def mlps(size: Size, device: torch.device) -> list[Recipe]:
+    """Batches of 64 and 300, each hard, as the paper has it for disjoint MNIST, and soft."""
+    return [
+        recipes.mlp(size, device, count, target, hard)
+        for count, target in ((64, 1.5), (300, 1.35))
+        for hard in (True, False)
+    ]
 
 
-def shielded(recipe: Recipe, model: nn.Module, hard: bool = False) -> Shield:
-    """A shield that remembers the first task."""
-    hard = hard or recipe.hard
-    shield = Shield(model, recipe.aperture, rank=recipe.rank, hard=hard, project=recipe.project)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ShieldFullWarning)  # made-up data may fill a small layer
-        shield.remember(recipe.old(), feed=recipe.feed)
-    return shield
+def vits(size: Size, device: torch.device) -> list[Recipe]:
+    """A tenth of the directions, and all of them."""
+    vit = recipes.vit(size, device)
+    return [vit, replace(vit, rank=None, target=None)]
+
+
+def layers_8b(size: Size, device: torch.device) -> list[Recipe]:
+    """Weights in float32, and on a GPU also in bfloat16."""
+    halves = (False, True) if real_gpu(size, device) else (False,)
+    return [recipes.layer_8b(size, device, half) for half in halves]
+
+
+def step_rows(what: str, variants: Sequence[Recipe]) -> list[Row]:
+    """Shielded against plain steps, with floor and protection; a row, or two with BatchNorm."""
+    found = []
+    for recipe in variants:
+        found += _step_rows(what, recipe)
+        release(recipe.device)
+    return found
+
+
+def _step_rows(what: str, recipe: Recipe) -> list[Row]:
+    device, first = recipe.device, recipe.learned()
+    kept = protection(recipe, copy.deepcopy(first))
+    baselines = {"plain": ""}
+    models = {"plain": first, "shielded": copy.deepcopy(first), "frozen": copy.deepcopy(first)}
+    if freeze_statistics(models["frozen"]):
+        baselines["frozen"] = " (plain with BatchNorm statistics frozen too)"
+    else:
+        del models["frozen"]
+    shields = {"shielded": recipe.shielded(models["shielded"])}
+    batches = recipe.new()
+    calls = {n: Trainer(recipe, m, batches, shields.get(n)).step for n, m in models.items()}
+    times = side_by_side(calls, device, **effort(recipe.size, device))
+    ours, shield = times["shielded"], shields["shielded"]
+    ceilings = measure_ceilings(device, recipe.size)
+    floor = partial(least_seconds, shield.model, ranks(shield), ceilings, rows=recipe.rows)
+    notes = {
+        "shielded_quartiles": ours.quartiles,
+        "steps": ours.calls,
+        "floor_seconds_float32": floor(rate=ceilings.float32),
+        "mean_quota": sum(shield.quota().values()) / len(shield.quota()),
+    }
+    shield.detach()
+    hard = ", hard" if recipe.hard else ""
+    return [
+        compared(
+            Row(
+                what,
+                f"{recipe}, rank {recipe.rank}{hard}{note}",
+                target=recipe.target,
+                floor=floor(),
+                drift=kept.drift,
+                drift_plain=kept.drift_plain,
+                leak=kept.leak,
+                notes=notes
+                | {
+                    "plain_quartiles": times[name].quartiles,
+                    "added_seconds": ours.median - times[name].median,
+                },
+            ),
+            ours,
+            times[name],
+        )
+        for name, note in baselines.items()
+    ]
 
 
 def freeze_statistics(model: nn.Module) -> bool:
@@ -49,89 +108,47 @@ def protection(recipe: Recipe, first: nn.Module) -> Protection:
     """What a few steps on the second task do to the first, in this setting."""
     x = recipe.old()[0][0][:8]
     plain, soft, hard = (copy.deepcopy(first) for _ in range(3))
-    if freeze_statistics(plain):  # as the shield does
-        freeze_statistics(first)
-    shields = {False: shielded(recipe, soft), True: shielded(recipe, hard, hard=True)}
-    for model in (plain, soft, hard):
-        optimizer = recipe.optimizer(model)
-        for shield in shields.values():
-            if shield.model is model:
-                shield.guard(optimizer)
-        trainer = Trainer.of(recipe, model, optimizer, recipe.new())
-        for _ in range(recipe.steps):
-            trainer.step()
+    for model in (plain, first):
+        freeze_statistics(model)
+    shields = [recipe.shielded(soft), recipe.shielded(hard, hard=True)]
+    for model, shield in zip((plain, soft, hard), (None, *shields)):
+        Trainer(recipe, model, recipe.new(), shield).run(recipe.steps)
     before = outputs(first, x)
     found = Protection(
         drift(before, outputs(soft, x)),
         drift(before, outputs(plain, x)),
-        leak(shields[True], first, plain),
+        leak(shields[1], first, plain),
     )
-    for shield in shields.values():
+    for shield in shields:
         shield.detach()
     return found
 
 
-def step_rows(
-    what: str, recipe: Recipe, size: Size, target: float | None, rows: int | None = None
-) -> list[Row]:
-    """Shielded against plain steps, with floor and protection; a row, or two with BatchNorm.
-
-    `rows`: input rows a layer sees in a batch, where the floor may count their projection.
-    """
-    device, first = recipe.device, learned(recipe)
-    kept = protection(recipe, copy.deepcopy(first))
-    named: dict[str, nn.Module] = {"plain": first, "shielded": copy.deepcopy(first)}
-    frozen = copy.deepcopy(first)
-    if freeze_statistics(frozen):
-        named["frozen"] = frozen
-    shield = shielded(recipe, named["shielded"])
-    optimizers = {name: recipe.optimizer(model) for name, model in named.items()}
-    shield.guard(optimizers["shielded"])
+def memory_gpt2(size: Size, device: torch.device) -> list[Row]:
+    """Each alone: build, (remember,) three steps, then the peak of three more."""
+    recipe = recipes.gpt2(size, device)
     batches = recipe.new()
-    calls: dict[str, Callable[[], object]] = {
-        name: Trainer.of(recipe, model, optimizers[name], batches).step
-        for name, model in named.items()
-    }
-    found = side_by_side(calls, device, **effort(size, device))
 
-    ceilings = measure_ceilings(device, size)
-    claimed = ranks(shield)
-    model = named["shielded"]
-    floor = least_seconds(model, claimed, ceilings, rows=rows)
-    measured = []
-    baselines = {"plain": "", "frozen": " (plain with BatchNorm statistics frozen too)"}
-    for name, note in baselines.items():
-        if name not in found:
-            continue
-        ratio, low, high = found["shielded"].against(found[name])
-        added = found["shielded"].median - found[name].median
-        notes = {
-            "ratio_quartiles": [low, high],
-            "plain_quartiles": found[name].quartiles,
-            "shielded_quartiles": found["shielded"].quartiles,
-            "steps": found["shielded"].calls,
-            "added_seconds": added,
-            "floor_seconds_float32": least_seconds(
-                model, claimed, ceilings, rows=rows, rate=ceilings.float32
-            ),
-            "mean_quota": sum(shield.quota().values()) / len(shield.quota()),
-        }
-        measured.append(
-            Row(
-                what,
-                f"{recipe.name} {recipe.setting}, rank {recipe.rank}"
-                f"{', hard' if recipe.hard else ''}{note}",
-                plain=found[name].median,
-                ours=found["shielded"].median,
-                ratio=ratio,
-                target=target,
-                floor=floor,
-                share=floor / added if added > 0 else None,
-                drift=kept.drift,
-                drift_plain=kept.drift_plain,
-                leak=kept.leak,
-                notes=notes,
-            )
+    def build(protected: bool) -> Callable[[], object]:
+        model = recipe.build()
+        shield = recipe.shielded(model) if protected else None
+        return partial(Trainer(recipe, model, batches, shield).run, 3)
+
+    peaks, reserved = [], []
+    for protected in (False, True):
+        peaks.append(peak_memory(partial(build, protected), device))
+        # what torch has taken from the GPU, recorded graphs and unused blocks included
+        reserved.append(torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None)
+        release(device)
+    return [
+        Row(
+            "memory-gpt2",
+            f"{recipe}, rank {recipe.rank}: peak memory of training",
+            unit="B",
+            plain=peaks[0],
+            ours=peaks[1],
+            ratio=peaks[1] / peaks[0],
+            target=aim(1.12, size, device),
+            notes={"reserved_plain_and_ours": reserved},
         )
-    shield.detach()
-    return measured
+    ]

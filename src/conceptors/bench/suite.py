@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -16,11 +17,11 @@ import torch
 from conceptors._internal.storage import write_atomically
 from conceptors._internal.suggest import nearest
 from conceptors.bench.ceilings import measure_ceilings
-from conceptors.bench.machine import file_stem, heading, machine
 from conceptors.bench.measure import release
 from conceptors.bench.registry import BENCHMARKS
-from conceptors.bench.row import SIZES, Row, Size, UnfitError, finite
+from conceptors.bench.row import SIZES, Row, Size, UnfitError
 from conceptors.bench.table import table
+from conceptors.experiments import machine
 from conceptors.experiments.results import readable
 
 SCHEMA = 1
@@ -38,13 +39,22 @@ class Outcome:
 
     def text(self) -> str:
         """Heading, table, and what is missing from it."""
-        return f"{heading(self.machine, self.command)}\n\n{self._below()}"
+        return f"{self._heading()}\n\n{self._below()}"
 
     def page(self) -> str:
         """The same in Markdown, without the curves, which are for a figure."""
         rows = [row for row in self.rows if row.what != "growth"]
-        head = f"```text\n{heading(self.machine, self.command)}\n```"
-        return f"{head}\n\n{replace(self, rows=rows)._below()}\n"
+        return f"```text\n{self._heading()}\n```\n\n{replace(self, rows=rows)._below()}\n"
+
+    def _heading(self) -> str:
+        at = self.machine
+        gpu = f" (CUDA {at['cuda']}), {at['processor']}" if at["cuda"] else ""
+        commit = f" ({at['commit']})" if at["commit"] else ""
+        return (
+            f"{at['device_name']}{gpu}, {at['cores']} cores, {at['threads']} threads\n"
+            f"conceptors {at['conceptors']}{commit}, torch {at['torch']}, Python {at['python']}, "
+            f"{at['platform']}\n{self.command}"
+        )
 
     def _below(self) -> str:
         parts = [table(self.rows)]
@@ -68,15 +78,8 @@ def choose(names: Sequence[str], device: torch.device) -> list[str]:
 
 
 def find_device(name: str) -> torch.device:
-    """A device that works here; "auto" is a GPU if there is one."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        why = str(error).splitlines()[0]
-        raise ValueError(f"device {name!r} cannot be used ({why}); try --device cpu") from error
+    """As `conceptors run` finds it; ValueError unless it is one that benchmarks know."""
+    device = machine.find_device(name)
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"benchmarks run on cpu or cuda, not on {name!r}")
     return device
@@ -98,7 +101,7 @@ def run_suite(
     if size not in SIZES:
         raise ValueError(f"size must be one of {', '.join(SIZES)}, got {size!r}")
     chosen = choose(names, device)
-    outcome = Outcome(machine(device), command)
+    outcome = Outcome(machine.environment(device), command)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     started = datetime.now(UTC).isoformat(timespec="seconds")
@@ -133,8 +136,9 @@ def _write(outcome: Outcome, size: Size, device: torch.device, folder: Path, sta
         "failed": outcome.failed,
         "left_out": outcome.left_out,
     }
-    stem = file_stem(device)
-    write_atomically(folder / f"{stem}.json", readable(finite(results)).encode())
+    name = outcome.machine["device_name"].lower() if device.type == "cuda" else "cpu"
+    stem = re.sub(r"[^a-z0-9]+", "-", name).strip("-")
+    write_atomically(folder / f"{stem}.json", readable(results).encode())
     write_atomically(folder / f"{stem}.md", outcome.page().encode())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 from difflib import get_close_matches
@@ -37,7 +38,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     """Versions and the machine, as plain values."""
     from conceptors import __version__
 
-    named = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    cuda = device.type == "cuda"
     return {
         "conceptors": __version__,
         "commit": _commit(),
@@ -45,10 +46,23 @@ def environment(device: torch.device) -> dict[str, Any]:
         "torch": torch.__version__,
         "numpy": np.__version__,
         "device": str(device),
-        "device_name": named,
+        "device_name": torch.cuda.get_device_name(device) if cuda else processor(),
+        "processor": processor(),
+        "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "cuda": torch.version.cuda if cuda else None,
         "platform": platform.system(),
     }
+
+
+def processor() -> str:
+    """The model of the CPU, as far as the system tells."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
 
 
 def _commit() -> str | None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from conceptors._internal.storage import write_atomically
 from conceptors.experiments.checks import check_form, cut
+from conceptors.experiments.presets import RENAMED, current_name
 
 SCHEMA = 1
 
@@ -107,7 +108,7 @@ def read_results(path: Path | str) -> dict[str, Any]:
     except RecursionError:
         raise ValueError(f"{path} is nested too deeply to be a results file") from None
     try:
-        return check_results(found)
+        return _in_todays_words(check_results(found))
     except ValueError as error:
         raise ValueError(f"{path} is not a results file of conceptors: {error}") from None
 
@@ -125,6 +126,20 @@ def check_results(results: Any) -> dict[str, Any]:
         )
     check_form(results)
     return results
+
+
+def _in_todays_words(found: dict[str, Any]) -> dict[str, Any]:
+    """Results as they would be written today: an earlier version had "report" for the paper."""
+    for part in (found, found.get("identity") or {}):
+        if part.get("preset"):
+            part["preset"] = current_name(part["preset"])
+    if found.get("command"):
+        old = re.compile(rf"(--preset[ =])({'|'.join(RENAMED)})\b")
+        found["command"] = old.sub(lambda m: m[1] + RENAMED[m[2]], found["command"])
+    for entry in (found.get("reference") or {}).values():
+        if "source" in entry:
+            entry["source"] = current_name(entry["source"])
+    return found
 
 
 def readable(content: Any) -> str:

@@ -23,7 +23,7 @@ from conceptors.experiments.events import Event, Progress
 from conceptors.experiments.experiment import Experiment, ExperimentError
 from conceptors.experiments.machine import environment
 from conceptors.experiments.methods import METHODS, parse_settings
-from conceptors.experiments.presets import current_name, preset
+from conceptors.experiments.presets import preset
 from conceptors.experiments.results import Results, Run, measures
 
 __all__ = ["Experiment", "ExperimentError", "run"]
@@ -193,7 +193,6 @@ def _resume(experiment: Experiment, folder: Path) -> Results:
 
 def _difference(held: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
     """What differs, a line each; methods that only one of the two has do not count."""
-    held = {**held, "preset": current_name(held.get("preset"))}
     lines = []
     for key in ("scenario", "preset", "options"):
         if held.get(key) != wanted[key]:

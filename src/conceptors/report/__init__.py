@@ -67,11 +67,8 @@ def write_shield_page(shield: Shield, path: Path | str, stuck: Sequence[str] = (
     need_charts()
     import torch
 
-    from conceptors.algebra.conceptor import Conceptor, similarity
+    from conceptors.algebra.conceptor import similarity
     from conceptors.report.shield_page import write
-
-    def _alike(a: Conceptor, b: Conceptor) -> float:
-        return float(similarity(a, b).mean())
 
     kept = shield.tasks()
     alike = {

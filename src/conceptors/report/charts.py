@@ -5,7 +5,7 @@ Every mark a reader may ask about has its words in the channel `description`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ MOST = 20  # rows and columns of a matrix that are drawn
 class Curve:
     """Values over x, with what each point says; `low` and `high` where there is a spread."""
 
-    x: Sequence[float]
+    x: Sequence[Any]  # numbers; for bars also words
     y: Sequence[float]
     tips: Sequence[str]
     low: Sequence[float] | None = None
@@ -63,11 +63,21 @@ def band_curve(band: Band, name: str, unit: str, digits: int, top: float) -> Cur
 
 def over_tasks(curves: Mapping[str, Curve], looks: Sequence[Look], axes: Axes) -> Drawing:
     """Lines over the number of learned tasks; bars where there are only one or two of them."""
-    if len({x for curve in curves.values() for x in curve.x}) > 2:
-        return lines(curves, looks, axes)
+    few = len({x for curve in curves.values() for x in curve.x}) <= 2
+    return bars(curves, looks, axes) if few else lines(curves, looks, axes)
+
+
+def bars(curves: Mapping[str, Curve], looks: Sequence[Look], axes: Axes) -> Drawing:
+    """At each x one bar per curve, in their order, with its value; words may have several lines."""
     rows, scales = _series(curves, looks)
     first = alt.Chart(_data(rows)).encode(
-        x=alt.X("x:O", title=axes.x), xOffset=alt.XOffset("series:N", sort=labels(list(curves)))
+        x=alt.X(
+            "x:O",
+            title=axes.x or None,
+            sort="ascending" if axes.whole else None,
+            axis=alt.Axis(labelExpr="split(datum.label, '\\n')"),
+        ),
+        xOffset=alt.XOffset("series:N", sort=labels(list(curves))),
     )
     scale = alt.Scale(domain=axes.domain) if axes.domain else alt.Scale(zero=True)
     y = alt.Y("y:Q", title=axes.y, scale=scale)
@@ -113,7 +123,7 @@ def lines(
     parts = [drawn, points]
     if any(curve.low is not None for curve in curves.values()):
         band = chart.mark_area(aria=False, opacity=0.16, interpolate="linear").encode(
-            y=alt.Y("low:Q", title=axes.y), y2="high:Q", color=scales["color"]
+            y=alt.Y("low:Q", title=axes.y, scale=scale), y2="high:Q", color=scales["color"]
         )
         parts = [band, *parts]
     return alt.layer(*parts).properties(width=WIDTH, height=HEIGHT)
@@ -215,11 +225,21 @@ def heat(
     return alt.layer(*parts).properties(width=300, height=max(tall, 40.0))
 
 
-def pictures(columns: Mapping[str, Array], title: str) -> Drawing:
-    """Images as pixels on one grey scale: one column per name, one row per image."""
+def pictures(
+    columns: Mapping[str, Array],
+    title: str = "",
+    notes: Mapping[str, Sequence[str]] | None = None,
+    side: int = 110,
+) -> Drawing:
+    """Images as pixels on one grey scale: one column per name, one row per image.
+
+    `notes` are words below the images, by the name of the column; `side` is an image's width.
+    """
     top = max(float(np.abs(next(iter(columns.values()))).max()), 1e-12)
     count, height, width = next(iter(columns.values())).shape
-    scale = 110 / width
+    size = {"width": side, "height": max(side / width * height, 20.0)}
+    bare: dict[str, Any] = {"labels": False, "ticks": False, "domain": False, "grid": False}
+    down = alt.Y("y:Q", axis=None, scale=alt.Scale(domain=[height, 0], nice=False))
     charts = []
     for k in range(count):
         for name, stack in columns.items():
@@ -229,42 +249,35 @@ def pictures(columns: Mapping[str, Array], title: str) -> Drawing:
                 for (y, x), v in np.ndenumerate(shown)
                 if v > 0.01
             ]
-            right: dict[str, Any] = {
-                "axis": None,
-                "scale": alt.Scale(domain=[0, width], nice=False),
-            }
-            down: dict[str, Any] = {
-                "axis": None,
-                "scale": alt.Scale(domain=[height, 0], nice=False),
-            }
+            axis = alt.Axis(title=notes[name][k], **bare) if notes else None
+            right = alt.X("x:Q", axis=axis, scale=alt.Scale(domain=[0, width], nice=False))
             pixels = (
                 alt.Chart(_data(rows))
                 .mark_rect(aria=False, fill="#000000", stroke=None)
                 .encode(
-                    x=alt.X("x:Q", **right),
+                    x=right,
                     x2="x2:Q",
-                    y=alt.Y("y:Q", **down),
+                    y=down,
                     y2="y2:Q",
                     fillOpacity=alt.FillOpacity("v:Q", scale=None),
                 )
             )
-            head = alt.Title(name if k == 0 else "", fontSize=11, anchor="middle")
-            size = {"width": 110, "height": max(scale * height, 20.0)}
+            head = alt.Title(name.split("\n") if k == 0 else "", fontSize=11, anchor="middle")
             charts.append(pixels.properties(title=head, view={"stroke": LIGHT["rule"]}, **size))
     together = alt.concat(*charts, columns=len(columns), spacing=8)
     return together.properties(title=title) if title else together
 
 
-def joined(charts: Mapping[str, Drawing], columns: int) -> Drawing:
+def joined(charts: Iterable[tuple[str, Drawing]], columns: int, title: str = "") -> Drawing:
     """Several charts as one, each under its name; their scales stay apart."""
-    named = [chart.properties(title=name) if name else chart for name, chart in charts.items()]
+    named = [chart.properties(title=name) if name else chart for name, chart in charts]
     if len(named) == 1:
         return named[0]
     together = alt.concat(*named, columns=columns)
     apart: Drawing = together.resolve_scale(
         color="independent", shape="independent", strokeDash="independent"
     )
-    return apart
+    return apart.properties(title=title) if title else apart
 
 
 def _data(rows: Rows) -> alt.InlineData:

@@ -22,7 +22,7 @@ from conceptors.report.sections import Section, sections, seeds_panel
 from conceptors.report.settings import Settings, pairs, settings
 from conceptors.report.summary import summary
 from conceptors.report.text import clean, labels, spread
-from conceptors.report.theme import DARK, LIGHT, page_svg, write_whole
+from conceptors.report.theme import DARK, LIGHT, page_svg, write_file
 
 RAW = "results.json"  # lies beside the page
 Pictures = Sequence[tuple[str, Path]]
@@ -54,14 +54,7 @@ def write(
     names: Sequence[str] = ("",),
 ) -> Path:
     """The page of the results at these addresses, written whole or not at all."""
-    return write_html(render(found, pictures, names), path)
-
-
-def write_html(html: str, path: Path) -> Path:
-    """Write a page whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, html.encode("utf-8", "replace"))
-    return path
+    return write_file(path, render(found, pictures, names).encode("utf-8", "replace"))
 
 
 def render(

@@ -13,7 +13,7 @@ from conceptors.experiments.results import check_results
 from conceptors.report import charts, measures
 from conceptors.report.charts import Axes, Curve
 from conceptors.report.measures import Band, Matrix
-from conceptors.report.text import MISSING, clean, labels, number, shorten, spread
+from conceptors.report.text import MISSING, clean, number, shorten, spread
 from conceptors.report.theme import Drawing, look, method_looks, save, task_looks
 
 LEARNED = "number of tasks learned"
@@ -61,9 +61,8 @@ def write(results: dict[str, Any], folder: Path) -> list[Path]:
     check_results(results)
     written = []
     for section in sections(results):
-        titles = labels([panel.title for panel in section.panels], 60)
-        named = {t if p.title else "": p.chart for t, p in zip(titles, section.panels)}
-        written += save(charts.joined(named, section.columns), folder / section.name)
+        panels = [(shorten(p.title, 60), p.chart) for p in section.panels]
+        written += save(charts.joined(panels, section.columns), folder / section.name)
     return written
 
 

@@ -10,10 +10,10 @@ import numpy as np
 from conceptors.report import charts
 from conceptors.report.charts import Axes, Curve
 from conceptors.report.measures import Array, Matrix, some
-from conceptors.report.page import fill, write_html
+from conceptors.report.page import fill
 from conceptors.report.sections import Panel, Section
 from conceptors.report.text import shorten
-from conceptors.report.theme import look
+from conceptors.report.theme import look, write_file
 from conceptors.shield.explain import Explanation, LayerRow
 
 FULL, OPEN = 0.9, 0.5  # quotas above which a layer is full, and below which it is open
@@ -47,7 +47,7 @@ def write(
         rows=[_cells(row) for row in layers],
         sections=[section for section in made if section.panels],
     )
-    return write_html(html, path)
+    return write_file(path, html.encode("utf-8", "replace"))
 
 
 def advice(tasks: int, layers: Sequence[LayerRow], stuck: Sequence[str] = ()) -> list[str]:

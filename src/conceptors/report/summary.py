@@ -106,7 +106,7 @@ def _reference(entry: dict[str, Any] | None) -> Cell:
     if entry is None:
         return Cell(MISSING)
     source = entry.get("source") or ""
-    note = "the paper" if source == "report" else source
+    note = "the paper" if source == "paper" else source
     return Cell(spread(entry["mean"], entry.get("std")), entry["mean"], note=note)
 
 

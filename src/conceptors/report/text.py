@@ -63,21 +63,6 @@ def ranges(text: str) -> str:
     return re.sub(r"\b\d{1,6}(?:, *\d{1,6}){2,}\b", shown, text)
 
 
-def slug(text: str, taken: set[str]) -> str:
-    """A file name for `text`: letters, digits and hyphens, not one of `taken`, to which it goes.
-
-    >>> slug("CAB (hard)", {"cab-hard"})
-    'cab-hard-2'
-    """
-    base = re.sub(r"[^a-z0-9]+", "-", text.lower())[:40].strip("-") or "unnamed"
-    name, k = base, 1
-    while name in taken:
-        k += 1
-        name = f"{base}-{k}"
-    taken.add(name)
-    return name
-
-
 def number(value: float | None, digits: int = 2, *, signed: bool = False) -> str:
     """A number with a true minus sign, a dash where there is none.
 
@@ -113,8 +98,3 @@ def duration(seconds: float | None) -> str:
         return MISSING
     digits = 2 if seconds < 10 else 1 if seconds < 100 else 0
     return f"{seconds:,.{digits}f}"
-
-
-def count(n: int, one: str, many: str | None = None) -> str:
-    """`1 seed`, `10 seeds`."""
-    return f"{n} {one if n == 1 else many or one + 's'}"

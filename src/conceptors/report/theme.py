@@ -6,7 +6,6 @@ are those of Okabe and Ito, which people with any colour vision tell apart.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import altair as alt
 import vl_convert
 from markupsafe import Markup
 
+from conceptors._internal.storage import write_atomically
 from conceptors.report.measures import CEILINGS
 from conceptors.report.text import clean
 
@@ -91,8 +91,8 @@ _CONFIG: dict[str, Any] = {
         "labelLimit": 190,
         "symbolLimit": 0,
         "symbolOpacity": 1,
-        "symbolSize": 70,
-        "symbolStrokeWidth": 2,
+        "symbolSize": 100,
+        "symbolStrokeWidth": 0,  # the dashes of the curve would fray the marker's outline
         "rowPadding": 4,
         "columnPadding": 26,
     },
@@ -151,32 +151,30 @@ def page_svg(chart: Drawing, label: str) -> Markup:
 
 
 def save(chart: Drawing, stem: Path) -> list[Path]:
-    """The chart as `stem` with each of the endings, each written whole or not at all."""
-    stem.parent.mkdir(parents=True, exist_ok=True)
+    """The chart as `stem` with each of the endings."""
+    return [draw(chart, stem.with_name(f"{stem.name}.{ending}")) for ending in FORMATS]
+
+
+def draw(chart: Drawing, path: Path) -> Path:
+    """The chart as a file, whole or not at all; its ending says of which kind.
+
+    Raises:
+        ValueError: another ending than .svg, .pdf or .png.
+    """
+    ending = path.suffix.lower().lstrip(".")
+    if ending not in FORMATS:
+        raise ValueError(f"{path} must end in one of .{', .'.join(FORMATS)}")
     drawn = svg(chart)
-    written = []
-    for ending in FORMATS:
-        target = stem.with_name(f"{stem.name}.{ending}")
-        write_whole(target, convert(drawn, ending))
-        written.append(target)
-    return written
+    content = drawn.encode()
+    if ending == "pdf":
+        content = vl_convert.svg_to_pdf(drawn)
+    if ending == "png":
+        content = vl_convert.svg_to_png(drawn, scale=2)
+    return write_file(path, content)
 
 
-def convert(drawn: str, ending: str) -> bytes:
-    """An SVG as the content of a file with this ending."""
-    if ending == "svg":
-        return drawn.encode()
-    found: bytes = (
-        vl_convert.svg_to_pdf(drawn) if ending == "pdf" else vl_convert.svg_to_png(drawn, scale=2)
-    )
-    return found
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.write_bytes(content)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+def write_file(path: Path, content: bytes) -> Path:
+    """Write a file whole or not at all, and the folder it is in where there is none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, content)
+    return path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -25,14 +25,12 @@ class Lesson:
     train: Part
     validation: Part
     test: Part
-    outputs: Tensor | None = None
+    outputs: Tensor | None = field(default=None, kw_only=True)
 
     def to(self, device: torch.device) -> Lesson:
-        train, validation, test = (
-            (x.to(device), y.to(device)) for x, y in (self.train, self.validation, self.test)
-        )
+        parts = (self.train, self.validation, self.test)
         outputs = None if self.outputs is None else self.outputs.to(device)
-        return Lesson(train, validation, test, outputs)
+        return Lesson(*((x.to(device), y.to(device)) for x, y in parts), outputs=outputs)
 
     def head(self, out: Tensor, y: Tensor) -> Part:
         """Outputs and targets of this task's head."""
@@ -45,11 +43,13 @@ class Lesson:
 class Sequence:
     """Tasks, a network, and the usual loss: cross-entropy, or squared error for regression.
 
+    `target`: what `Shield(model)` is to reach with the first optimizer, in percent.
     `grows`: before every later task the model's `grow(number of new classes)` is called, and a new
     optimizer is made.
     """
 
     name: str
+    target: float
     lessons: Callable[[], list[Lesson]]
     model: Callable[[], nn.Module]
     epochs: int = 20

