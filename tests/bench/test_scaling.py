@@ -27,9 +27,9 @@ from conceptors.shield.step import factored
 from conceptors.shield.step.free_space import FreeSpace
 from conceptors.shield.step.memory import both
 from conceptors.shield.step.strategy import Way
-from step.common import sites
+from shield.step.common import sites
 
-PAGE = Path(__file__).parent.parent / "docs" / "scaling.md"
+PAGE = Path(__file__).parents[2] / "docs" / "scaling.md"
 
 
 def test_parameters_of_the_large_model() -> None:

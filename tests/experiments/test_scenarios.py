@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from conceptors.experiments.scenarios import SCENARIOS, Split, build, union
-from tasks import blobs
+from experiments.tasks import blobs
 
 IMAGES = "conceptors.experiments.scenarios.images"
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from conceptors import Shield
 from helpers import normal
-from step.common import blocks, gradients, root
+from shield.step.common import blocks, gradients, root
 
 # --- sparse gradients ------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from conceptors import Shield
 from layers.cases import BY_NAME, CASES, REMARKS, Case, Draw, Inputs, flat, run
-from step.common import root
+from shield.step.common import root
 
 pytestmark = REMARKS
 

@@ -13,7 +13,7 @@ from conceptors import Shield, ShieldFullWarning
 from conceptors.shield.room import warn_if_stuck
 from conceptors.shield.step.passing import Passing
 from helpers import normal
-from step.common import backward, gradients, mixed, train
+from shield.step.common import backward, gradients, mixed, train
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])

@@ -20,7 +20,7 @@ from conceptors.experiments.methods.fisher import fisher
 from conceptors.experiments.presets import preset
 from conceptors.experiments.runner import Experiment, ExperimentError, run
 from conceptors.experiments.scenarios import build
-from tasks import blobs, small
+from experiments.tasks import blobs, small
 
 CPU = torch.device("cpu")
 TINY = {"hidden": "5", "batch": 8, "steps": 12, "check_every": 6, "rate": 0.2}

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from conceptors.shield.step.memory import both, in_place, memory_of
-from step.common import sites
+from shield.step.common import sites
 
 
 def test_memory_order() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from conceptors import Conceptor
 from conceptors.shield.step.free_space import FreeSpace, restrict
 from helpers import normal, rotation, symmetric
-from step.common import odds, root
+from shield.step.common import odds, root
 
 VALUES = torch.tensor([[0.0, 0.19, 0.75, 1.0]], dtype=torch.float64)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from conceptors import Shield
 from conceptors.algebra.targets import Auto
-from step.common import gradients
+from shield.step.common import gradients
 
 
 def network() -> Any:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from conceptors import Shield
 from conceptors.algebra.targets import Auto
 from helpers import normal
-from step.common import backward, blocks, gradients, mixed, odds, root, set_gradients, train
+from shield.step.common import backward, blocks, gradients, mixed, odds, root, set_gradients, train
 
 
 def rows(count: int = 30) -> Tensor:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from conceptors import Shield
 from layers.cases import Draw
-from step.common import root
+from shield.step.common import root
 
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "sgd-momentum": lambda p: optim.SGD(p, lr=0.01, momentum=0.9),

@@ -13,7 +13,7 @@ from conceptors import Shield
 from conceptors.shield.step import factored
 from conceptors.shield.step.elementwise import Small, Tokens
 from conceptors.shield.step.factored import Factored
-from step.common import (
+from shield.step.common import (
     backward,
     blocks,
     gradients,

@@ -21,10 +21,10 @@ from conceptors.experiments.events import Event, quiet
 from conceptors.experiments.results import Results, Run, measures, summarise
 from conceptors.experiments.runner import Experiment, ExperimentError, run
 from conceptors.report import read_results
-from tasks import blobs
+from experiments.tasks import blobs
 
 FAST: dict[str, Any] = {"hidden": "8", "steps": 20, "batch": 16, "check_every": 10}
-COMMITTED = Path(__file__).parents[1] / "results"
+COMMITTED = Path(__file__).parents[2] / "results"
 TWO = Experiment("disjoint-mnist", ["sgd", "ewc"], [0, 1], settings={"*": FAST})
 
 
@@ -136,8 +136,8 @@ sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 import conceptors.experiments.scenarios.images as images
 from conceptors.experiments.runner import Experiment, run
-from tasks import blobs
-from test_experiment import KILLED
+from experiments.tasks import blobs
+from experiments.test_experiment import KILLED
 images.load = blobs
 print("ready", flush=True)
 run(KILLED, Path(sys.argv[2]), progress=lambda event: print(event, flush=True))
@@ -148,7 +148,13 @@ KILLED = replace(TWO, seeds=[0, 1, 2], settings={"*": {**FAST, "steps": 60, "che
 def test_a_killed_run_resumes_to_the_same_results(tmp_path: Path) -> None:
     """kill -9 at random moments; then the same command until it is done."""
     chance = random.Random()
-    command = [sys.executable, "-c", PROGRAM, str(Path(__file__).parent), str(tmp_path / "killed")]
+    command = [
+        sys.executable,
+        "-c",
+        PROGRAM,
+        str(Path(__file__).parents[1]),
+        str(tmp_path / "killed"),
+    ]
     kills = 0
     for _ in range(2):
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

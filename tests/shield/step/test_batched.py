@@ -15,7 +15,7 @@ from conceptors.shield.step.factored import make_factored
 from conceptors.shield.step.free_space import FreeSpace
 from conceptors.shield.step.memory import both
 from conceptors.shield.step.strategy import Strategy, Way
-from step.common import sites
+from shield.step.common import sites
 
 
 def strategies(model: nn.Module, claims: list[Conceptor], stiff: bool) -> list[Strategy]:

@@ -16,7 +16,7 @@ from conceptors.cli import main
 from conceptors.experiments.methods import METHODS, explain_settings
 from conceptors.experiments.scenarios import SCENARIOS
 from conceptors.experiments.scenarios.data import DataUnavailableError
-from tasks import blobs
+from experiments.tasks import blobs
 
 QUICK = ["--set", "hidden=6", "--set", "steps=8", "--set", "batch=8"]
 RUN = ["run", "disjoint-mnist", "--device", "cpu", *QUICK]
@@ -432,7 +432,7 @@ torch.set_num_threads(1)
 sys.path.insert(0, sys.argv[1])
 import conceptors.experiments.scenarios.images as images
 from conceptors.cli import main
-from tasks import blobs
+from experiments.tasks import blobs
 images.load = blobs
 sys.exit(main(sys.argv[2:]))
 """
@@ -440,7 +440,7 @@ sys.exit(main(sys.argv[2:]))
 
 def test_two_processes_share_a_study(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
-    command = [sys.executable, "-c", PROGRAM, str(Path(__file__).parent)]
+    command = [sys.executable, "-c", PROGRAM, str(Path(__file__).parents[1])]
     command += [*TUNE, "--out", str(tmp_path), "--trials", "12"]
     both = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for _ in range(2)]
     try:

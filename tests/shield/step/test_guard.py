@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from conceptors import Shield
-from step.common import root
+from shield.step.common import root
 
 
 def network() -> Any:
