@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from conceptors import Shield
 from layers.cases import BY_NAME, CASES, REMARKS, Case, Draw, Inputs, flat, run
+from shield.common import block, gradient
 from shield.step.common import root
 
 pytestmark = REMARKS
@@ -162,16 +163,6 @@ def soft_linear(aperture: float = 3.0, **options: Any) -> tuple[nn.Linear, Shiel
     rows = torch.cat([x, torch.ones(30, 1).double()], 1)
     free = torch.linalg.inv(torch.eye(9).double() + aperture**2 * rows.mT @ rows / 30)
     return layer, shield, rows, free
-
-
-def block(layer: nn.Linear) -> Tensor:
-    return torch.cat([layer.weight.detach(), layer.bias.detach()[:, None]], 1)
-
-
-def gradient(layer: nn.Linear) -> Tensor:
-    assert layer.weight.grad is not None
-    assert layer.bias.grad is not None
-    return torch.cat([layer.weight.grad, layer.bias.grad[:, None]], 1)
 
 
 def loss_of(layer: nn.Module, seed: int) -> Tensor:

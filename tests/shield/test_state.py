@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from conceptors import Shield
+from shield.common import samples, train
+
+data = partial(samples, count=30, inputs=8)
 
 
 def network() -> Any:
@@ -19,19 +23,6 @@ def network() -> Any:
     return nn.Sequential(
         nn.Linear(8, 20), nn.BatchNorm1d(20), nn.Tanh(), nn.Dropout(0.2), nn.Linear(20, 3)
     ).double()
-
-
-def data(seed: int, rank: int = 3) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    left = torch.randn(30, rank, generator=generator, dtype=torch.float64)
-    return left @ torch.randn(rank, 8, generator=generator, dtype=torch.float64)
-
-
-def steps(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, count: int) -> None:
-    for _ in range(count):
-        optimizer.zero_grad()
-        (model(x) - 1).square().mean().backward()
-        optimizer.step()
 
 
 OPTIONS: list[dict[str, Any]] = [
@@ -58,17 +49,17 @@ def test_a_checkpoint_taken_mid_task_resumes_bit_equal(
     model = network()
     shield = Shield(model, **options)
     first = shield.guard(make(model.parameters()))
-    steps(model, first, data(1), 4)
+    train(model, first, data(1), 4)
     shield.remember(data(1))
-    steps(model, first, data(2), 4)
+    train(model, first, data(2), 4)
     shield.remember(data(2))
-    steps(model, first, data(3), 3)  # in the middle of the third task
+    train(model, first, data(3), 3)  # in the middle of the third task
     buffer = io.BytesIO()
     torch.save([model.state_dict(), first.state_dict(), torch.get_rng_state()], buffer)
     state = copy.deepcopy(shield.state_dict())
     if by_file:
         shield.save(tmp_path / "shield.safetensors")
-    steps(model, first, data(3), 4)
+    train(model, first, data(3), 4)
 
     buffer.seek(0)
     weights, moments, random = torch.load(buffer, weights_only=True)
@@ -84,7 +75,7 @@ def test_a_checkpoint_taken_mid_task_resumes_bit_equal(
     assert report.fits
     assert str(report) == "3 layers loaded"
     torch.set_rng_state(random)
-    steps(twin, second, data(3), 4)
+    train(twin, second, data(3), 4)
     for (name, ours), theirs in zip(twin.state_dict().items(), model.state_dict().values()):
         assert torch.equal(ours, theirs), name
     assert other.quota() == shield.quota()
@@ -115,13 +106,13 @@ def test_a_tied_weight_whose_bias_goes_apart_resumes_bit_equal() -> None:
 
     model, shield, first = run()
     shield.remember(torch.arange(10))
-    steps(model, first, torch.arange(5, 40), 7)
+    train(model, first, torch.arange(5, 40), 7)
     twin, other, second = run()
     twin.load_state_dict(model.state_dict())
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     other.load_state_dict(shield.state_dict())
-    steps(model, first, torch.arange(5, 40), 7)
-    steps(twin, second, torch.arange(5, 40), 7)
+    train(model, first, torch.arange(5, 40), 7)
+    train(twin, second, torch.arange(5, 40), 7)
     for ours, theirs in zip(twin.parameters(), model.parameters()):
         assert torch.equal(ours, theirs)
 
@@ -150,7 +141,7 @@ def test_another_dtype() -> None:
     optimizer = other.guard(torch.optim.AdamW(model.parameters(), lr=0.01))
     other.load_state_dict(shield.state_dict())
     old = model(data(1).float()).detach()
-    steps(model, optimizer, data(2).float(), 20)
+    train(model, optimizer, data(2).float(), 20)
     torch.testing.assert_close(model(data(1).float()).detach(), old, rtol=1e-4, atol=1e-5)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,18 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from conceptors import Shield
+from shield.common import block, gradient, samples
 from shield.step.common import root
+
+data = partial(samples, count=15)
 
 
 def network() -> Any:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(10, 64), nn.Tanh(), nn.Linear(64, 3)).double()
-
-
-def data(seed: int = 1, rank: int = 3) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    left = torch.randn(15, rank, generator=generator, dtype=torch.float64)
-    return left @ torch.randn(rank, 10, generator=generator, dtype=torch.float64)
 
 
 def backward(model: nn.Module, x: Tensor) -> None:
@@ -29,16 +27,6 @@ def backward(model: nn.Module, x: Tensor) -> None:
 
 def claimed(shield: Shield, name: str) -> Tensor:
     return shield.conceptors()[name][0].matrix()
-
-
-def block(layer: nn.Linear) -> Tensor:
-    return torch.cat([layer.weight.detach(), layer.bias.detach()[:, None]], 1)
-
-
-def gradient(layer: nn.Linear) -> Tensor:
-    assert layer.weight.grad is not None
-    assert layer.bias.grad is not None
-    return torch.cat([layer.weight.grad, layer.bias.grad[:, None]], 1)
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])

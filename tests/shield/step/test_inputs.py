@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +14,10 @@ from torch import Tensor, nn
 
 from conceptors import Shield
 from conceptors.algebra.targets import Auto
+from shield.common import block, samples
 from shield.step.common import gradients
+
+data = partial(samples, count=20, rank=4)
 
 
 def network() -> Any:
@@ -21,12 +25,6 @@ def network() -> Any:
     return nn.Sequential(
         nn.Linear(10, 64), nn.ReLU(inplace=True), nn.Linear(64, 40, bias=False), nn.Tanh()
     ).double()
-
-
-def data(seed: int, count: int = 20) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    left = torch.randn(count, 4, generator=generator, dtype=torch.float64)
-    return left @ torch.randn(4, 10, generator=generator, dtype=torch.float64)
 
 
 class Run:
@@ -46,10 +44,6 @@ class Run:
 
     def done(self) -> set[str]:
         return {row.done for row in self.shield.explain()}
-
-
-def first_block(model: Any) -> Tensor:
-    return torch.cat([model[0].weight, model[0].bias[:, None]], 1).detach()
 
 
 # --- the same steps --------------------------------------------------------------------------
@@ -113,7 +107,7 @@ def called_twice(run: Run, step: int) -> None:
 def varying(run: Run, step: int) -> None:
     """Some batches have more rows than a layer has outputs."""
     run.optimizer.zero_grad()
-    run.loss(data(step + 2, 100 if step % 3 else 20)).backward()
+    run.loss(data(step + 2, count=100 if step % 3 else 20)).backward()
     run.optimizer.step()
 
 
@@ -188,13 +182,13 @@ def test_layers_that_are_no_plain_linear_ones_are_done_by_gradients(momentum: fl
     model = model.double()
     shield = Shield(model, 1e4, hard=True, project="inputs", warn_at_quota=1.0)
     optimizer = shield.guard(torch.optim.SGD(model.parameters(), lr=0.05, momentum=momentum))
-    shield.remember(data(1, 3))
-    before = model(data(1, 3)).detach()
+    shield.remember(data(1, count=3))
+    before = model(data(1, count=3)).detach()
     for seed in range(5):
         optimizer.zero_grad()
         (model(data(seed + 2)) - 1).square().mean().backward()
         optimizer.step()
-    torch.testing.assert_close(model(data(1, 3)), before, rtol=0, atol=1e-10)
+    torch.testing.assert_close(model(data(1, count=3)), before, rtol=0, atol=1e-10)
     done = {row.layer: row.done for row in shield.explain()}
     assert done["0"] == "inputs projected"
     otherwise = "steps projected" if momentum else "gradients projected"
@@ -208,13 +202,13 @@ def test_a_layer_in_groups_of_its_own_rates_is_done_by_steps() -> None:
     weights, biases = [model[0].weight, model[2].weight], [model[0].bias]
     groups = [{"params": weights, "lr": 0.1}, {"params": biases, "lr": 0.01}]
     optimizer = shield.guard(torch.optim.SGD(groups))
-    shield.remember(data(1, 3))
-    before = model(data(1, 3)).detach()
+    shield.remember(data(1, count=3))
+    before = model(data(1, count=3)).detach()
     for seed in range(5):
         optimizer.zero_grad()
         (model(data(seed + 2)) - 1).square().mean().backward()
         optimizer.step()
-    torch.testing.assert_close(model(data(1, 3)), before, rtol=0, atol=1e-10)
+    torch.testing.assert_close(model(data(1, count=3)), before, rtol=0, atol=1e-10)
     done = {row.layer: row.done for row in shield.explain()}
     assert done == {"0": "gradients and steps projected", "2": "inputs projected"}
 
@@ -227,10 +221,10 @@ def test_momentum_of_an_old_task_does_not_push_into_its_space() -> None:
     for step in range(5):
         plain(run, step)
     run.shield.remember(data(77))
-    claims, start = run.shield.conceptors()["0"][0].matrix(), first_block(run.model)
+    claims, start = run.shield.conceptors()["0"][0].matrix(), block(run.model[0])
     for step in range(5):
         plain(run, step)
-    moved = first_block(run.model) - start
+    moved = block(run.model[0]) - start
     assert float(moved.norm()) > 1e-4
     torch.testing.assert_close(moved @ claims, torch.zeros_like(start), rtol=0, atol=1e-12)
 
@@ -244,11 +238,11 @@ def test_momentum_from_before_the_guard_does_not_either() -> None:
         optimizer.step()
     shield = Shield(model, 3.0, hard=True, project="inputs", warn_at_quota=1.0).remember(data(1))
     shield.guard(optimizer)
-    claims, start = shield.conceptors()["0"][0].matrix(), first_block(model)
+    claims, start = shield.conceptors()["0"][0].matrix(), block(model[0])
     optimizer.zero_grad()
     (model(data(3)) - 1).square().mean().backward()
     optimizer.step()
-    moved = first_block(model) - start
+    moved = block(model[0]) - start
     torch.testing.assert_close(moved @ claims, torch.zeros_like(start), rtol=0, atol=1e-12)
 
 
