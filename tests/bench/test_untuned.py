@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Row], Path]:
     folder = tmp_path_factory.mktemp("untuned")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(suite, "_jobs", lambda device: 1)  # in this process
+        patch.setattr("os.cpu_count", lambda: 1)  # in this process
         return untuned("tiny", CPU, folder), folder
 
 
@@ -68,7 +68,7 @@ def test_the_best_of_the_grid_is_chosen_on_validation_data(
         return one.key, {"validation": [good], "test": [100 - good], "learned": [100.0]}
 
     monkeypatch.setattr(suite, "run_cell", cell)
-    monkeypatch.setattr(suite, "_jobs", lambda device: 1)
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
     row = untuned("tiny", CPU, tmp_path, only=["digits 2x5"], grid=True)[0]
     assert "aperture 27" in row.notes["grid_setting"]
     assert row.notes["grid"][0] == pytest.approx(10.0)  # test data had no say

@@ -172,13 +172,13 @@ def test_the_fisher_is_that_of_single_samples(
     found = learner("ewc", [2], loss=loss, labels=labels, n=20)
     softmax = loss == "softmax"
     drawn: list[Tensor] = []
-    plain_targets = fisher_module._targets
+    plain_targets = fisher_module.targets
 
     def spy(*args: Any) -> Tensor:
         drawn.append(plain_targets(*args))
         return drawn[-1]
 
-    monkeypatch.setattr(fisher_module, "_targets", spy)
+    monkeypatch.setattr(fisher_module, "targets", spy)
     monkeypatch.setattr(torch, "randperm", lambda n, **_: torch.arange(n))  # samples in order
     ours = fisher(found, 0, 0, labels)
     picks = iter(drawn[0][0]) if drawn else iter(())
@@ -199,7 +199,7 @@ def test_drawn_labels_follow_the_model() -> None:
     y = torch.zeros(1, 20_000, dtype=torch.long)
     for softmax in (True, False):
         wanted = out[0, 0].softmax(-1) if softmax else out[0, 0].sigmoid()
-        found = fisher_module._targets(out, y, "sample", softmax, chance)
+        found = fisher_module.targets(out, y, "sample", softmax, chance)
         torch.testing.assert_close(found.mean((0, 1)), wanted, rtol=0, atol=0.02)
         assert set(found.unique().tolist()) == {0.0, 1.0}
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from conceptors import Conceptor, Shield
+from conceptors import Conceptor
 from conceptors.shield.blocks import WeightBlock, scan
 
 
@@ -96,12 +96,6 @@ def _set(model: nn.Module, values: Mapping[str, Tensor], get: Callable[[Any], An
         parts = values[name].split([view.shape[2:].numel() for view in views], -1)
         for view, part in zip(views, parts):
             view.copy_(part.reshape(view.shape))
-
-
-def plan_of(shield: Shield) -> Any:
-    """What is done around the steps of a shield's only optimizer."""
-    (guard,) = shield._guards
-    return guard.plan
 
 
 def odds(conceptor: Conceptor, least: float = 0.0) -> Tensor:

@@ -11,17 +11,20 @@ from torch import Tensor, nn
 
 from conceptors import Shield
 from conceptors.shield.step import factored
-from conceptors.shield.step.elementwise import Small, Tokens
-from conceptors.shield.step.factored import Factored
+from conceptors.shield.step.choose import choose
+from conceptors.shield.step.elementwise import make_small, make_tokens
+from conceptors.shield.step.factored import make_factored
+from conceptors.shield.step.free_space import FreeSpace
+from conceptors.shield.step.memory import both
 from shield.step.common import (
     backward,
     blocks,
     gradients,
     mixed,
-    plan_of,
     root,
     set_blocks,
     set_gradients,
+    sites,
     train,
 )
 
@@ -99,14 +102,18 @@ def test_momentum_is_that_of_algorithm_2(nesterov: bool, decay: float) -> None:
 def test_every_kind_of_block_is_in_the_mixed_model(channels_last: bool) -> None:
     """And only transposed weights have no view in place, if memory is in the usual order."""
     model = mixed(channels_last)
-    shield = Shield(model, 3.0, warn_at_quota=1.0).remember(torch.arange(5))
-    shield.guard(torch.optim.AdamW(model.parameters()))
-    found = {block.name: block.strategy for block in plan_of(shield).blocks}
-    kinds = {name: type(strategy) for name, strategy in found.items()}
-    assert kinds.pop("words") is Tokens
-    assert (kinds.pop("norm"), kinds.pop("end")) == (Small, Small)
-    assert set(kinds.values()) == {Factored}
-    copied = {name for name in kinds if found[name].weights.is_copy}
+    claimed = Shield(model, 3.0, warn_at_quota=1.0).remember(torch.arange(5)).conceptors()
+    optimizer = torch.optim.AdamW(model.parameters())
+    made, copied = {}, set()
+    for name, site in sites(model).items():
+        active, free = site.active(), FreeSpace(claimed[name], torch.float64)
+        made[name] = choose(site, active, free, optimizer, optimizer.param_groups, False).make
+        weights, _ = both(site, active, torch.zeros_like)
+        if weights.is_copy:
+            copied.add(name)
+    assert made.pop("words") is make_tokens
+    assert (made.pop("norm"), made.pop("end")) == (make_small, make_small)
+    assert set(made.values()) == {make_factored}
     assert copied == (set() if channels_last else {"back"})
 
 
