@@ -16,7 +16,7 @@ from conceptors.shield.remember.moments import Moments, SketchedMoments
 from conceptors.shield.step.context import Claim
 
 _LEAST = 0.02  # singular values up to this count as free under an automatic aperture
-STOWED = 2048  # layers of so many inputs keep their claims off the GPU
+_STOWED = 2048  # layers of so many inputs keep their claims off the GPU
 
 
 @dataclass
@@ -189,6 +189,6 @@ def _check_precision(name: str, moments: Moments | SketchedMoments, alpha: float
 
 
 def _stowed(conceptor: Conceptor) -> Conceptor:
-    if conceptor.dim < STOWED or conceptor.device.type != "cuda":
+    if conceptor.dim < _STOWED or conceptor.device.type != "cuda":
         return conceptor
     return conceptor.mapped(lambda tensor, _: to_host(tensor))
