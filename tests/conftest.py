@@ -6,11 +6,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from torch import distributed as dist
+
+from processes import Pair
 
 torch.set_num_threads(1)  # most matrices here are tiny; waiting for threads would take longer
 
@@ -26,3 +30,12 @@ def seeded() -> None:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    if not (dist.is_available() and dist.is_gloo_available()):
+        pytest.skip("torch was built without gloo")
+    found = Pair(tmp_path_factory.mktemp("pair"))
+    yield found
+    found.stop()

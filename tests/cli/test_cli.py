@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -11,29 +10,13 @@ from typing import Any
 
 import pytest
 
+from cli.words import RUN
 from conceptors import __version__
 from conceptors.cli import main
 from conceptors.experiments.methods import METHODS, explain_settings
 from conceptors.experiments.scenarios import SCENARIOS
 from conceptors.experiments.scenarios.data import DataUnavailableError
-from experiments.tasks import blobs
-
-QUICK = ["--set", "hidden=6", "--set", "steps=8", "--set", "batch=8"]
-RUN = ["run", "disjoint-mnist", "--device", "cpu", *QUICK]
-
-
-@pytest.fixture(autouse=True)
-def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("conceptors.experiments.scenarios.images.load", blobs)
-    monkeypatch.setattr("conceptors.report.seen.load", blobs)
-    monkeypatch.setenv("CONCEPTORS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("CONCEPTORS_DATA", raising=False)
-
-
-def results(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "results.json").read_text())
-    return found
-
+from experiments.runs import read
 
 # --- help and lists ----------------------------------------------------------------------
 
@@ -124,7 +107,7 @@ def test_run_and_report(
     assert re.search(after, said.err, re.MULTILINE)
     assert re.search(r"^ewc seed 6 task 1/2: .*, about \d+ s left$", said.err, re.MULTILINE)
     assert "step " not in said.err  # only on a terminal
-    found = results(folder)
+    found = read(folder)
     assert found["command"].startswith("conceptors run disjoint-mnist --device cpu")
     assert {r["seed"] for r in found["runs"]} == {5, 6}
     assert found["runs"][-1]["config"]["strength"] == 2.0
@@ -175,7 +158,7 @@ def test_the_table_shows_the_paper(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_scenario_options(tmp_path: Path) -> None:
     words = ["--method", "sgd", "--out", str(tmp_path), "--quiet", "--tasks", "5"]
     assert main([*RUN, *words, "--class-order", "seed", "--limit", "300", "--stacked", "2"]) == 0
-    found = results(tmp_path)
+    found = read(tmp_path)
     assert len(found["task_names"]) == 5
     assert found["identity"]["options"] == {"tasks": 5, "limit": 300, "class_order": "seed"}
 
@@ -334,7 +317,7 @@ def test_a_method_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         assert re.search("factor +0.01 +float +of the gradients", capsys.readouterr().out)
         words = ["--method", "sgd", "--set", "slow.factor=0", "--quiet", "--out"]
         assert main([*RUN, *own, *words, str(tmp_path / "out")]) == 0
-        rows = results(tmp_path / "out")["runs"]
+        rows = read(tmp_path / "out")["runs"]
         slow = next(row for row in rows if row["method"] == "slow")
         assert slow["config"]["factor"] == 0.0
         assert slow["accuracy"][0] == slow["accuracy"][1]  # the second task changed nothing
@@ -353,7 +336,7 @@ def test_tensorboard(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     words = ["--method", "sgd", "--seeds", "2", "--out", str(tmp_path / "out"), "--quiet"]
     assert main([*RUN, *words, "--tensorboard", str(logs)]) == 0
-    for row in results(tmp_path / "out")["runs"]:
+    for row in read(tmp_path / "out")["runs"]:
         events = EventAccumulator(str(logs / "sgd" / f"seed{row['seed']}")).Reload()
         assert {"accuracy/seen tasks", "accuracy/task 1", "accuracy/task 2"} == set(
             events.Tags()["scalars"]
@@ -372,119 +355,3 @@ def test_missing_extras_are_named(
     assert "pip install 'conceptors[tensorboard]'" in capsys.readouterr().err
     assert main(["tune", *RUN[1:], *own, "--vary", "rate=0.1:1"]) == 2
     assert "pip install 'conceptors[tune]'" in capsys.readouterr().err
-
-
-# --- tune --------------------------------------------------------------------------------
-
-TUNE = ["tune", *RUN[1:], "--method", "sgd", "--vary", "rate=0.01:1:log", "--quiet"]
-
-
-def trials(folder: Path) -> list[Any]:
-    optuna = pytest.importorskip("optuna")
-    from optuna.storages.journal import JournalFileBackend
-
-    backend = JournalFileBackend(str(folder / "study.log"))
-    storage = optuna.storages.JournalStorage(backend)
-    found: list[Any] = optuna.load_study(study_name="disjoint-mnist/sgd", storage=storage).trials
-    return found
-
-
-def test_tuning_is_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("optuna")
-    words = [*TUNE, "--out", str(tmp_path), "--vary", "batch=4:16", "--vary", "loss=bce,mse"]
-    assert main([*words, "--trials", "2"]) == 0
-    first = [t.params for t in trials(tmp_path)]
-    assert len(first) == 2
-    assert main([*words, "--trials", "4"]) == 0
-    found = trials(tmp_path)
-    assert [t.params for t in found[:2]] == first
-    assert len({t.params["rate"] for t in found}) == 4  # nothing is tried twice
-    out = capsys.readouterr().out
-    assert main([*words, "--trials", "4"]) == 0
-    again = capsys.readouterr().out
-    assert len(trials(tmp_path)) == 4
-    assert again in out
-    best = max(found, key=lambda t: t.value)
-    assert f"accuracy {best.value:.2f} %" in again
-    # what is printed can be given to run
-    chosen = re.findall(r"--set (\S+)", again)
-    assert {c.partition("=")[0] for c in chosen} == {"rate", "batch", "loss"}
-    told = [word for setting in chosen for word in ("--set", setting)]
-    run = [*RUN, *told, "--method", "sgd", "--out", str(tmp_path / "run"), "--quiet"]
-    assert main(run) == 0
-
-
-def test_tuning_looks_at_validation_data_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("optuna")
-
-    def never(self: Any) -> None:
-        raise AssertionError("test data used")
-
-    monkeypatch.setattr("conceptors.experiments.methods.base.Learner.test", never)
-    assert main([*TUNE, "--out", str(tmp_path), "--trials", "1"]) == 0
-
-
-PROGRAM = """
-import sys, torch
-torch.set_num_threads(1)
-sys.path.insert(0, sys.argv[1])
-import conceptors.experiments.scenarios.images as images
-from conceptors.cli import main
-from experiments.tasks import blobs
-images.load = blobs
-sys.exit(main(sys.argv[2:]))
-"""
-
-
-def test_two_processes_share_a_study(tmp_path: Path) -> None:
-    pytest.importorskip("optuna")
-    command = [sys.executable, "-c", PROGRAM, str(Path(__file__).parents[1])]
-    command += [*TUNE, "--out", str(tmp_path), "--trials", "12"]
-    both = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for _ in range(2)]
-    try:
-        assert [process.wait(timeout=100) for process in both] == [0, 0]
-    finally:
-        for process in both:
-            process.kill()
-    found = trials(tmp_path)
-    assert 12 <= len(found) <= 13  # one may have begun when the other finished the last
-    assert len({t.params["rate"] for t in found}) == len(found)
-    assert all(t.state.is_finished() for t in found)
-
-
-@pytest.mark.parametrize(
-    ("vary", "message"),
-    [
-        ("rate", "--vary takes NAME=LOW:HIGH"),
-        ("rate=1:0.1", "needs LOW < HIGH"),
-        ("rate=0:1:log", "LOW > 0 with :log"),
-        ("rate=a:b", "must be floats"),
-        ("batch=1.5:3", "must be ints"),
-        ("rate=0.1:1:cubic", "needs LOW < HIGH"),
-        ("rat=0.1:1", "did you mean 'rate'"),
-        ("loss=1:2", "give choices as loss=a,b,c"),
-    ],
-)
-def test_bad_ranges_are_refused(
-    vary: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("optuna")
-    words = ["tune", *RUN[1:], "--method", "sgd", "--out", str(tmp_path), "--vary", vary]
-    assert main(words) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_tuning_takes_one_method_and_keeps_to_its_settings(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("optuna")
-    words = [*TUNE, "--out", str(tmp_path), "--trials", "1"]
-    assert main([*words, "--method", "cab"]) == 2
-    assert "one method at a time" in capsys.readouterr().err
-    assert main(words) == 0
-    assert main([*words, "--set", "momentum=0.5"]) == 2
-    assert "holds a search with other settings" in capsys.readouterr().err
-    assert main([*words, "--minutes", "0.001", "--trials", "500"]) == 0
-    assert len(trials(tmp_path)) < 20

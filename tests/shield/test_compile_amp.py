@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from conceptors import Shield
+from helpers import weights
 
 BACKENDS = ("eager", "aot_eager")
 
@@ -63,10 +64,6 @@ def outputs(model: nn.Module, x: Tensor) -> Tensor:
     with torch.no_grad():
         found: Tensor = model(x).clone()
     return found
-
-
-def snapshot(model: nn.Module) -> list[Tensor]:
-    return [p.detach().clone() for p in model.parameters()]
 
 
 def same(model: nn.Module, values: list[Tensor]) -> bool:
@@ -243,7 +240,7 @@ def test_gradient_scaler(make: type[Optimizer], fused: bool) -> None:
     assert moved(model, before, OLD) < 1e-4
 
     # a step with infinite gradients is skipped: nothing changes
-    values, scale = snapshot(model), scaler.get_scale()
+    values, scale = weights(model), scaler.get_scale()
     scaled_step(scaler, model, optimizer, torch.full_like(NEW, 1e38))
     assert scaler.get_scale() < scale
     assert same(model, values)
@@ -262,7 +259,7 @@ def test_a_skipped_step_does_not_decay_the_increment(fused: bool) -> None:
     shield.remember([OLD])
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
     scaled_step(scaler, model, optimizer, NEW)
-    values = snapshot(model)
+    values = weights(model)
     scaled_step(scaler, model, optimizer, torch.full_like(NEW, 1e38))
     assert same(model, values)
 

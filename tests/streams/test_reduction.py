@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
-from torch import distributed as dist
-from torch.multiprocessing.spawn import spawn
 
 from conceptors import Correlation, FrequentDirections
 from helpers import normal
+from processes import Pair
 
 WORLD = 2
 DIM, RANK = 9, 4
@@ -22,41 +19,30 @@ def samples(rank: int) -> Tensor:
     return normal(rank, 20 + 10 * rank, DIM)
 
 
-def work(rank: int, folder: str) -> None:
-    """What one process does; its results go to a file."""
-    torch.set_num_threads(1)
-    meeting = f"file://{folder}/meeting"
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=WORLD)
-    try:
-        weights = torch.full((len(samples(rank)),), 1.0 + rank).double()
-        R = Correlation(DIM).update(samples(rank), weights)
-        sketch = FrequentDirections(DIM, RANK)
-        for part in samples(rank).split(6):
-            sketch.update(part, torch.full((len(part),), 1.0 + rank).double())
-        few = FrequentDirections(DIM, RANK)
-        if rank == 1:  # the other has seen nothing
-            few.update(samples(1)[:3])
-        for thing in (R, sketch, few):
-            assert thing.all_reduce() is thing
-        found = {
-            "R": R.matrix(),
-            "numbers": torch.tensor([R.weight, R.count, sketch.weight, sketch.count]),
-            "rows": sketch.rows(),
-            "bound": torch.tensor(sketch.error_bound, dtype=torch.float64),
-            "few": few.rows(),
-        }
-        torch.save(found, f"{folder}/{rank}.pt")
-    finally:
-        dist.destroy_process_group()
+def reduced(rank: int) -> dict[str, Tensor]:
+    """What one process finds."""
+    weights = torch.full((len(samples(rank)),), 1.0 + rank).double()
+    R = Correlation(DIM).update(samples(rank), weights)
+    sketch = FrequentDirections(DIM, RANK)
+    for part in samples(rank).split(6):
+        sketch.update(part, torch.full((len(part),), 1.0 + rank).double())
+    few = FrequentDirections(DIM, RANK)
+    if rank == 1:  # the other has seen nothing
+        few.update(samples(1)[:3])
+    for thing in (R, sketch, few):
+        assert thing.all_reduce() is thing
+    return {
+        "R": R.matrix(),
+        "numbers": torch.tensor([R.weight, R.count, sketch.weight, sketch.count]),
+        "rows": sketch.rows(),
+        "bound": torch.tensor(sketch.error_bound, dtype=torch.float64),
+        "few": few.rows(),
+    }
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    if not dist.is_available() or not dist.is_gloo_available():
-        pytest.skip("this torch has no gloo")
-    folder: Path = tmp_path_factory.mktemp("processes")
-    spawn(work, args=(str(folder),), nprocs=WORLD)
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(WORLD)]
+def results(pair: Pair) -> Results:
+    return pair(reduced)
 
 
 def everything() -> tuple[Tensor, Tensor]:

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 import conceptors.shield.remember.moments
 from conceptors import Conceptor, Shield
-from conceptors.layers import OwnedRows, Rows, SecondMoment
 from conceptors.shield.blocks import scan
 from conceptors.shield.remember import recorder
-from conceptors.shield.remember.moments import Moments, Products, multiplied
+from conceptors.shield.remember.moments import multiplied
 from conceptors.shield.remember.run import collect
 from helpers import generator, normal
 
@@ -352,20 +351,6 @@ def test_queries_keys_and_values_are_multiplied_once(monkeypatch: pytest.MonkeyP
     assert len(sizes) == 2 * once  # and what enters the output projection
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_rows_have_exact_products(device: str, dtype: torch.dtype) -> None:
-    if device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("needs a GPU")
-    rows = (normal(0, 1, 8192, 96) + 0.5).to(device, dtype)
-    before = torch.get_float32_matmul_precision()
-    product, sums = multiplied(list(rows.split(3000, 1)), torch.float64)
-    wanted = rows.double().mT @ rows.double()
-    assert float((product - wanted).norm() / wanted.norm()) < 1e-6
-    torch.testing.assert_close(sums, rows.double().sum(1))
-    assert torch.get_float32_matmul_precision() == before
-
-
 def test_rows_under_autocast_are_those_that_the_layer_multiplies() -> None:
     x = normal(0, 3000, 16).float()
     layer = nn.Linear(16, 4)
@@ -373,33 +358,6 @@ def test_rows_under_autocast_are_those_that_the_layer_multiplies() -> None:
         found = gather(layer, [x])["Linear"].correlation()[0]
     rounded = exact(x.bfloat16().double())
     torch.testing.assert_close(found, rounded, rtol=1e-6, atol=1e-6)
-
-
-def test_moments_are_the_same_however_the_rows_come() -> None:
-    """In large and small pieces, of several weights, dtypes and bias columns."""
-    parts: list[Rows | SecondMoment] = [
-        Rows(normal(0, 2, 5000, 3), 2.0),
-        Rows(normal(1, 2, 10, 3).float(), 3.0),
-        OwnedRows(normal(2, 2, 4000, 3), 2.0),
-        OwnedRows(normal(3, 2, 700, 3), 2.0),
-        Rows(normal(4, 2, 0, 3), 1.0),
-    ]
-    columns = [0, 1, None, 1, 0]
-    moments = Moments(2, 5, 2, torch.empty(0).double(), Products())
-    wanted = torch.zeros(2, 5, 5).double()
-    for part, column in zip(parts, columns):
-        assert isinstance(part, Rows)
-        moments.add(part, column)
-        wide = torch.cat([part.values.double(), torch.zeros(*part.values.shape[:2], 2)], -1)
-        if column is not None:
-            wide[..., 3 + column] = 1
-        wanted += part.weight * wide.mT @ wide
-    moments.flush()
-    torch.testing.assert_close(moments.total, wanted)
-    assert moments.weight == 10000 + 30 + 8000 + 1400
-    total = moments.total.clone()
-    moments.flush()
-    assert torch.equal(moments.total, total)
 
 
 def test_the_shield_takes_its_rows_from_here() -> None:

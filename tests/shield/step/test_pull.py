@@ -17,48 +17,7 @@ from conceptors import Shield
 from conceptors.algebra.targets import Auto
 from helpers import normal
 from shield.step.common import backward, blocks, gradients, mixed, odds, root, set_gradients, train
-
-
-def rows(count: int = 30) -> Tensor:
-    """Samples `[n, 8]` with three directions in use, of about the same size."""
-    found: Tensor = torch.linalg.qr(normal(0, count, 3)).Q @ normal(1, 3, 8) * count**0.5
-    return found
-
-
-def pulled(x: Tensor, aperture: Any = "auto", **options: Any) -> tuple[nn.Linear, Shield]:
-    """A layer that has remembered x, and has moved since."""
-    torch.manual_seed(0)
-    layer = nn.Linear(8, 5).double()
-    shield = Shield(layer, aperture, rows=None, warn_at_quota=1.0, **options).remember(x)
-    with torch.no_grad():
-        layer.weight.add_(normal(2, 5, 8), alpha=0.1)
-        layer.bias.add_(normal(3, 5), alpha=0.1)
-    return layer, shield
-
-
-def stiffness_of(shield: Shield) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = shield.state_dict()["stiffness"]
-    return found
-
-
-def block(layer: nn.Module) -> Tensor:
-    return next(iter(blocks(layer).values()))[0]
-
-
-def second_moment(x: Tensor) -> Tensor:
-    """E x xᵀ over all rows, with the constant 1 of the bias."""
-    wide = torch.cat([x, torch.ones(*x.shape[:-1], 1).double()], -1).flatten(0, -2)
-    return wide.mT @ wide / len(wide)
-
-
-def given_out(weights: Tensor, moment: Tensor) -> Tensor:
-    """E|W x|²."""
-    return (weights @ moment @ weights.mT).trace()
-
-
-def anchor() -> Tensor:
-    torch.manual_seed(0)
-    return block(nn.Linear(8, 5).double())
+from shield.step.pulled import anchor, block, given_out, pulled, rows, second_moment, stiffness_of
 
 
 @pytest.mark.parametrize("shape", [(30, 8), (6, 5, 8)], ids=["rows", "sequences"])
@@ -319,61 +278,6 @@ def test_a_model_moved_to_another_dtype_is_pulled(dtype: torch.dtype) -> None:
     wanted = -rate * stiffness * (start - anchor()) @ claimed
     size = float(wanted.abs().max()) * (0.05 if dtype == torch.bfloat16 else 1e-4)
     torch.testing.assert_close(block(layer).double() - start, wanted, rtol=0, atol=size)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_sgd_is_pulled_no_stiffer_than_its_steps_can_follow(
-    momentum: float, dtype: torch.dtype
-) -> None:
-    """Half the way back at most in one step: c <= 1 / (2 η), whichever way steps are made."""
-    layer, shield = pulled(1e3 * rows(), Auto(pull=1e4))
-    assert float(stiffness_of(shield)["Linear"]) > 1e3
-    layer.to(dtype)
-    optimizer = shield.guard(torch.optim.SGD(layer.parameters(), lr=0.1, momentum=momentum))
-    start = block(layer).double()
-    for parameter in layer.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    claimed = shield.conceptors()["Linear"][0]
-    Q = odds(claimed, least=0.02)
-    A = Q @ torch.linalg.inv(Q + torch.eye(9))
-    wanted = -0.5 * (start - anchor()) @ A
-    size = 2e-3 if dtype == torch.bfloat16 else 1e-6
-    torch.testing.assert_close(block(layer).double() - start, wanted, rtol=0, atol=size)
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_sgd_is_steady_on_very_large_inputs(momentum: float, nesterov: bool) -> None:
-    x = 1e4 * rows()
-    layer, shield = pulled(x, Auto(pull=1e4))
-    options: Any = {"lr": 0.1, "momentum": momentum, "nesterov": nesterov and momentum > 0}
-    optimizer = shield.guard(torch.optim.SGD(layer.parameters(), **options))
-    start = float((x @ (block(layer) - anchor())[:, :8].mT).norm())
-    for seed in range(300):
-        optimizer.zero_grad()
-        (layer(normal(seed, 6, 8)) - 1).square().mean().backward()
-        optimizer.step()
-    assert bool(block(layer).isfinite().all())
-    assert float((x @ (block(layer) - anchor())[:, :8].mT).norm()) < start
-
-
-def test_a_rate_that_was_raised_by_hand_is_followed_as_well() -> None:
-    """Schedulers tell in advance how far they will go; a loop that sets rates does not."""
-    layer, shield = pulled(1e3 * rows(), Auto(pull=1e4))
-    groups: list[dict[str, Any]] = [
-        {"params": [layer.weight]},
-        {"params": [layer.bias], "lr": 1e-5},
-    ]
-    optimizer = torch.optim.SGD(groups, lr=1e-4, momentum=0.9)
-    shield.guard(optimizer)
-    for step in range(200):
-        optimizer.param_groups[0]["lr"] = min(1e-4 * (1 + step), 0.01)
-        optimizer.zero_grad()
-        (layer(normal(step, 6, 8)) - 1).square().mean().backward()
-        optimizer.step()
-    assert float((block(layer) - anchor()).abs().max()) < 1
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
