@@ -107,8 +107,9 @@ def test_a_clone_is_as_new(estimator: BaseEstimator) -> None:
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=name)
 def test_read_only_data_is_taken(estimator: BaseEstimator) -> None:
     X, y = data(estimator)
+    wanted = clone(estimator).fit(X, y).predict(X)
     X.flags.writeable = y.flags.writeable = False
-    clone(estimator).fit(X, y).predict(X)
+    np.testing.assert_array_equal(clone(estimator).fit(X, y).predict(X), wanted)
 
 
 @pytest.mark.parametrize("estimator", LEARNERS, ids=name)
