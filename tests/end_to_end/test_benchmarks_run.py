@@ -17,7 +17,7 @@ def test_benchmarks_run(tmp_path: Path) -> None:
     table = tmp_path / "table.md"
     command = "-m pytest -q benchmarks --small -p no:cacheprovider"
     # one of `conceptors bench` is enough: tests/bench runs them all
-    chosen = "not test_performance or step-mlp"
+    chosen = "not test_performance or step-minilm"
     found = subprocess.run(
         [sys.executable, *command.split(), f"--table={table}", "-k", chosen],
         cwd=ROOT,
@@ -30,7 +30,7 @@ def test_benchmarks_run(tmp_path: Path) -> None:
     assert found.returncode == 0, found.stdout + found.stderr
     written = table.read_text(encoding="utf-8")
     assert "| peak memory of OR, float64" in written
-    assert "| step-mlp" in written
+    assert "| step-minilm" in written
     assert written.startswith("torch ")
     assert "passed" in found.stdout
     assert "skipped" not in found.stdout
