@@ -1,12 +1,20 @@
-"""How tests run: one thread, and the same hypothesis examples on every run.
+"""How tests run: one thread, seeded, and the same hypothesis examples on every run.
 
 `--hypothesis-profile=search` looks for new ones.
 """
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from torch import distributed as dist
+
+from processes import Pair
 
 torch.set_num_threads(1)  # most matrices here are tiny; waiting for threads would take longer
 
@@ -14,3 +22,20 @@ common = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("same", common, max_examples=40, derandomize=True, database=None)
 settings.register_profile("search", common, max_examples=1000)
 settings.load_profile("same")
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Seed all global generators, so that a test draws the same alone as after any others."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    if not (dist.is_available() and dist.is_gloo_available()):
+        pytest.skip("torch was built without gloo")
+    found = Pair(tmp_path_factory.mktemp("pair"))
+    yield found
+    found.stop()

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -37,6 +37,18 @@ def symmetric(seed: int, *shape: int) -> Tensor:
     """A random correlation matrix `[..., d, d]` of full rank, from `[..., n, d]` samples."""
     x = normal(seed, *shape)
     return x.mT @ x / shape[-2]
+
+
+def wide_states(seed: int, count: int, dim: int, decades: float) -> Tensor:
+    """Samples whose standard deviations fall from 1 to 10^-decades, in random directions."""
+    scales = torch.logspace(0, -decades, dim, dtype=torch.float64)
+    return normal(seed, count, dim) * scales @ rotation(seed + 1, dim)
+
+
+def inverse_formula(R: Tensor, aperture: float) -> Tensor:
+    """C = R (R + α⁻² I)⁻¹ as the paper prints it."""
+    found: Tensor = R @ torch.linalg.inv(R + aperture**-2 * eye(R.shape[-1]))
+    return found
 
 
 def values(kind: Kind, dim: int, seed: int) -> Tensor:
@@ -136,6 +148,11 @@ def _null_space(matrix: Tensor) -> Tensor:
     rank = int((s > 1e-10 * s.max().clamp_min(1e-300)).sum())
     found: Tensor = vh[rank:].mT
     return found
+
+
+def weights(model: nn.Module) -> list[Tensor]:
+    """Copies of all parameters."""
+    return [p.detach().clone() for p in model.parameters()]
 
 
 class LargestTensor(TorchDispatchMode):

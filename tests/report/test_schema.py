@@ -37,20 +37,20 @@ def test_rows_may_end_at_the_diagonal() -> None:
     results = sample.make(3, 1, ("cab",), bare=True)
     rows = results["runs"][0]["accuracy"]
     results["runs"][0]["accuracy"] = [row[: i + 1] for i, row in enumerate(rows)]
-    check_results(results)
+    assert check_results(results) is results
 
 
 def test_tasks_may_have_no_names() -> None:
     results = sample.make(2, 1, ("cab",), bare=True)
     results["task_names"] = []
-    check_results(results)
+    assert check_results(results) is results
 
 
 def test_forgetting_may_be_undefined() -> None:
     results = sample.make(1, 1, ("cab",), bare=True)
     for entry in (results["runs"][0], results["summary"]["cab"]):
         entry["forgetting"], entry["backward_transfer"] = None, math.nan
-    check_results(results)
+    assert check_results(results) is results
 
 
 def _set(*place: Any) -> Damage:

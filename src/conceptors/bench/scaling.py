@@ -14,7 +14,6 @@ from conceptors._internal import checks
 from conceptors.shield.remember.recorder import enough
 
 DENSE_LIMIT = 8192  # the shield's: layers of more inputs keep a sketch
-STOWED = 2048  # the shield's: claims of layers with so many inputs wait in main memory
 FACTORS = 3  # d x r matrices a large layer holds on a GPU: U, and U cut in two for tensor cores
 _SINGLE, _DOUBLE = 4, 8  # bytes of a number
 _ADAM = 16  # bytes a parameter: weight, gradient and two moments, in float32

@@ -55,7 +55,7 @@ def fisher(learner: Learner, number: int, samples: int, labels: str) -> list[Ten
                 for k in range(out.shape[-1]):
                     _add_expected(total, values, x, out, k, softmax, log_likelihood, one_output)
                 continue
-            target = _targets(out, y, labels, softmax, chance)
+            target = targets(out, y, labels, softmax, chance)
             squares = vmap(grad(log_likelihood), in_dims=(None, 1, 1))(values, x, target)
             for so_far, square in zip(total, squares):
                 so_far.add_(square.square().sum(0))
@@ -119,7 +119,7 @@ def _add_expected(
         so_far.add_((square.square() * weight).sum(0))
 
 
-def _targets(out: Tensor, y: Tensor, labels: str, softmax: bool, chance: Tensor) -> Tensor:
+def targets(out: Tensor, y: Tensor, labels: str, softmax: bool, chance: Tensor) -> Tensor:
     """Labels `[seeds, n, classes]` of zeros and ones; `chance` are random numbers in [0, 1[."""
     one_hot = torch.nn.functional.one_hot
     if labels == "true":

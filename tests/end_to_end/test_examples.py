@@ -1,0 +1,96 @@
+"""The examples, run as a user would, and what they print."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torch import distributed as dist
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+pytestmark = pytest.mark.skipif(not EXAMPLES.is_dir(), reason="the examples are in the checkout")
+
+
+def run(name: str, *launcher: str) -> str:
+    """What an example prints; its warnings are errors."""
+    pytest.importorskip("sklearn")
+    environment = {**os.environ, "PYTHONWARNINGS": "error", "PYTHONIOENCODING": "utf-8"}
+    if launcher:
+        environment |= {"PYTHONWARNINGS": "default", "OMP_NUM_THREADS": "1"}
+    found = subprocess.run(
+        [sys.executable, *launcher, str(EXAMPLES / name)],
+        capture_output=True,
+        encoding="utf-8",
+        timeout=300,
+        env=environment,
+        check=False,
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+    return found.stdout
+
+
+def numbers(text: str, start: str) -> list[float]:
+    """The numbers on the line that starts so, the last if there are several."""
+    lines = [line for line in text.splitlines() if line.startswith(start)]
+    assert lines, f"no line starts with {start!r} in:\n{text}"
+    found = re.findall(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]\d+)?", lines[-1].removeprefix(start))
+    return [float(number) for number in found]
+
+
+def test_your_own_loop() -> None:
+    text = run("your_own_loop.py")
+    forgotten, new = numbers(text, "as it was")
+    assert forgotten < 20
+    assert new > 90
+    kept, new = numbers(text, "with a shield")
+    assert kept > 85
+    assert new > 88
+
+
+def test_growing_heads() -> None:
+    text = run("growing_heads.py")
+    plain, shielded = text.split("with a shield")
+    assert len(numbers(shielded, "after task 4")) == 4
+    (first,) = numbers(shielded, "after task 1")
+    at_the_end = numbers(shielded, "after task 4")
+    assert at_the_end[0] > first - 4  # kept
+    assert min(at_the_end) > 90  # and every task learned
+    assert numbers(plain, "after task 4")[0] < first - 15  # where it is lost otherwise
+    assert numbers(shielded, "mean at the end")[0] > numbers(plain, "mean at the end")[0] + 5
+    # heads that were added are shielded too
+    assert re.search(r"heads\.3\.2 0\.(0[1-9]|[1-9])", plain)
+
+
+def test_transformer_adamw() -> None:
+    text = run("transformer_adamw.py")
+    learned, lost, turned = numbers(text, "without a shield")
+    assert lost < learned - 40
+    assert turned > 90
+    learned, kept, turned = numbers(text, "with a shield")
+    assert kept > learned - 4
+    assert turned > 85
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_torchrun_ddp(processes: int) -> None:
+    if processes == 1:
+        text = run("torchrun_ddp.py")
+    elif dist.is_available() and dist.is_gloo_available():
+        text = run(
+            "torchrun_ddp.py",
+            *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+        )
+    else:
+        pytest.skip("torch was built without gloo")
+    assert numbers(text, "processes:") == [processes]
+    assert numbers(text, "largest difference between their conceptors:") == [0.0]
+    assert numbers(text, "largest difference between their weights:") == [0.0]
+    assert abs(numbers(text, "quota of layer 0:")[0] - 0.311) < 0.03  # one process or two
+    accuracy = re.search(r"digits 0-4 ([\d.]+) %, digits 5-9 ([\d.]+) %", text)
+    assert accuracy
+    assert min(float(value) for value in accuracy.groups()) > 85

@@ -1,0 +1,341 @@
+"""Methods: stacked seeds do not meet, and every formula is checked against a plain version."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from conceptors.experiments.events import quiet
+from conceptors.experiments.methods import METHODS, Learner, add, parse_settings
+from conceptors.experiments.methods.base import Stream
+from conceptors.experiments.methods.fisher import fisher
+from conceptors.experiments.presets import preset
+from conceptors.experiments.runner import Experiment, ExperimentError, run
+from conceptors.experiments.scenarios import build
+from experiments.learners import CPU, learner
+from experiments.tasks import blobs
+from helpers import weights
+
+# --- seeds together ----------------------------------------------------------------------
+
+STACKED: list[tuple[str, dict[str, Any]]] = [
+    ("sgd", {}),
+    ("sgd", {"momentum": 0.9, "decay": 1e-3, "loss": "softmax", "activation": "tanh"}),
+    ("sgd", {"gradient": "unit", "loss": "mse", "activation": "sigmoid", "init": "truncated"}),
+    ("sgd", {"stop_above": 55.0, "steps": 60, "momentum": 0.5, "decay": 0.01}),
+    ("cab", {"aperture": 2.0}),
+    ("cab", {"aperture": 0.7, "hard": True, "gradient": "sum", "rate": 0.02}),
+    ("cab", {"gradient": "unit", "increment_decay": 0.01, "first_anchor": "zero", "samples": 30}),
+    ("ewc", {"loss": "softmax"}),
+    ("ewc", {"labels": "sample", "fisher_samples": 20}),
+    ("ewc", {"labels": "sample", "loss": "softmax", "online": True, "fade": 0.9}),
+    ("imm", {"l2": 0.01}),
+    ("imm", {"mode": "mean", "drop": 0.3}),
+    ("joint", {}),
+    ("conceptor-ridge", {"features": 20}),
+    ("conceptor-ridge", {"features": 20, "solution": "exact"}),
+]
+
+
+@pytest.mark.parametrize(("method", "settings"), STACKED, ids=str)
+def test_stacked_seeds_are_as_one_by_one(method: str, settings: dict[str, Any]) -> None:
+    seeds = [0, 3, 8]
+    together = learner(method, seeds, **settings)
+    histories = [together.learn(k) for k in range(2)]
+    tested = together.test()
+    for i, seed in enumerate(seeds):
+        alone = learner(method, [seed], **settings)
+        for k in range(2):
+            (history,) = alone.learn(k)
+            stacked = histories[k][i]
+            assert stacked["step"] == history["step"]
+            assert stacked["loss"] == pytest.approx(history["loss"], rel=1e-3, abs=1e-4)
+        for ours, theirs in zip(together.model.parameters(), alone.model.parameters()):
+            torch.testing.assert_close(ours[i : i + 1], theirs, rtol=1e-3, atol=1e-4)
+        if method == "conceptor-ridge":
+            torch.testing.assert_close(
+                together.weights[i : i + 1], alone.weights, rtol=1e-3, atol=1e-5
+            )
+        torch.testing.assert_close(tested[i : i + 1], alone.test(), rtol=0, atol=2.6)  # a sample
+
+
+def test_seeds_differ() -> None:
+    found = learner("sgd", [0, 1])
+    assert not torch.equal(found.model.layers[0].weight[0], found.model.layers[0].weight[1])
+
+
+@pytest.mark.parametrize("optimizer", [{}, {"momentum": 0.9}, {"decay": 0.1}], ids=str)
+@pytest.mark.parametrize("method", ["sgd", "cab"])
+def test_a_seed_that_reached_its_goal_stands_still(method: str, optimizer: dict[str, Any]) -> None:
+    """Its weights are those of a run that ends there, whatever the others do."""
+    extra = {"increment_decay": 0.01} if method == "cab" else {}
+    settings: dict[str, Any] = {
+        "stop_above": 70.0,
+        "steps": 40,
+        "check_every": 2,
+        **optimizer,
+        **extra,
+    }
+    seeds = list(range(6))
+    together = learner(method, seeds, **settings)
+    history = together.learn(0)
+    ends = [h["step"][-1] for h in history]
+    assert len(set(ends)) > 1  # some stop earlier than others
+    for i, h in enumerate(history):
+        assert all(v <= 70.0 for v in h["validation"][:-1])
+        # the same seed, made to stop at its own end by the number of steps
+        bare: dict[str, Any] = {**settings, "steps": ends[i], "stop_above": 0.0}
+        alone = learner(method, [seeds[i]], **bare)
+        alone.learn(0)
+        for ours, theirs in zip(together.model.parameters(), alone.model.parameters()):
+            torch.testing.assert_close(ours[i : i + 1], theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_later_tasks_may_stop_earlier() -> None:
+    found = learner("sgd", [0], stop_above=90.0, stop_above_later=70.0)
+    assert found.threshold(0) == 90.0
+    assert found.threshold(1) == 70.0
+    assert learner("sgd", [0], stop_above_later=70.0).threshold(1) == float("inf")
+
+
+# --- CAB ---------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("hard", [True, False])
+def test_a_cab_step_is_algorithm_2_with_the_authors_details(hard: bool) -> None:
+    """Project, then scale each neuron's gradient to length 1, then the increment's decay."""
+    given = preset("paper", "disjoint-mnist").settings("cab")
+    aperture = 0.7 if hard else 0.6  # six inputs only: some directions are to stay free
+    own = {"hidden": "5", "steps": 4, "batch": 12, "stop_above": 0.0, "stop_above_later": 0.0}
+    found = learner("cab", [3], tasks=3, **{**given, **own, "aperture": aperture, "hard": hard})
+    s = found.settings
+    assert (s.gradient, s.activation, s.loss, s.first_anchor) == ("unit", "sigmoid", "mse", "zero")
+
+    def blocks() -> list[Tensor]:
+        return [
+            torch.cat([layer.weight[0], layer.bias[0][:, None]], 1).detach().clone()
+            for layer in found.model.layers
+        ]
+
+    w = blocks()
+    previous = [torch.zeros_like(b) for b in w]
+    claimed = [torch.zeros(b.shape[1], b.shape[1]) for b in w]
+    sums = [c.clone() for c in claimed]
+
+    def with_unit(h: Tensor) -> Tensor:
+        return torch.cat([h, torch.ones(len(h), 1)], 1)
+
+    for k in range(3):
+        split = found.scenario.tasks[k].train
+        stream = Stream([60], [3], k, 12, 4, CPU)
+        for step in range(4):
+            x, y = (part[0] for part in split.take(stream.places(step)))
+            b0 = with_unit(x)
+            b1 = with_unit(torch.sigmoid(b0 @ w[0].T))
+            out = torch.sigmoid(b1 @ w[1].T)
+            g1 = (out - torch.eye(4)[y]) * out * (1 - out)
+            h = b1[:, :-1]
+            g0 = (g1 @ w[1])[:, :-1] * h * (1 - h)
+            for i, (g, b) in enumerate([(g0, b0), (g1, b1)]):
+                direction = g.T @ b @ (torch.eye(len(claimed[i])) - claimed[i])
+                unit = direction / direction.norm(dim=1, keepdim=True).clamp_min(1e-6)
+                w[i] = w[i] - s.rate * (unit + 2 * s.increment_decay * (w[i] - previous[i]))
+        found.learn(k)
+        for ours, theirs in zip(blocks(), w):
+            torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-9)
+        x = split.take(torch.arange(60)[None])[0][0]
+        b0 = with_unit(x)
+        for i, b in enumerate([b0, with_unit(torch.sigmoid(b0 @ w[0].T))]):
+            r = b.T @ b / 60
+            if hard:  # directions of conceptor value >= 1/2; OR is the projector on their span
+                values, vectors = torch.linalg.eigh(r)
+                kept = vectors[:, values >= aperture**-2]
+                sums[i] = sums[i] + kept @ kept.T
+                values, vectors = torch.linalg.eigh(sums[i])
+                span = vectors[:, values > 1e-9]
+                claimed[i] = span @ span.T
+            else:
+                sums[i] = sums[i] + r
+                claimed[i] = sums[i] @ torch.linalg.inv(sums[i] + aperture**-2 * torch.eye(len(r)))
+        previous = [block.clone() for block in w]
+    quotas = [float(c.trace()) / len(c) for c in claimed]
+    assert all(0.1 < q < 0.99 for q in quotas), quotas  # some directions protected, some free
+    assert [v[-1] for v in found.extras[0]["quota"].values()] == pytest.approx(quotas, abs=1e-6)
+
+
+def test_cab_forgets_less_than_plain_training() -> None:
+    settings: dict[str, Any] = {"hidden": "30", "steps": 300, "rate": 0.1, "aperture": 4.0}
+    kept = []
+    for method in ("sgd", "cab"):
+        own = {k: v for k, v in settings.items() if method == "cab" or k != "aperture"}
+        found = learner(method, [0, 1, 2], **own)
+        found.learn(0)
+        before = found.test()[:, 0]
+        found.learn(1)
+        kept.append(float((found.test()[:, 0] - before).mean()))
+    assert kept[1] > kept[0] + 5
+
+
+def test_conceptor_ridge_learns() -> None:
+    found = learner("conceptor-ridge", [0, 1], features=60, regularization=1e-3)
+    found.learn(0)
+    assert float(found.test()[:, 0].mean()) > 80
+
+
+def test_joint_is_plain_training_on_everything() -> None:
+    found = learner("joint", [0, 1], tasks=3, steps=0, epochs=1.0)
+    assert found.training_split(2).counts == (180, 180)
+    assert [found.steps(k) for k in range(3)] == [8, 8, 24]
+
+
+# --- colour images and heads -------------------------------------------------------------
+
+
+def colour(method: str, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Any:
+    monkeypatch.setattr("conceptors.experiments.scenarios.images.load", partial(blobs, train=220))
+    kind = METHODS[method]
+    parsed = parse_settings(kind.settings_type, {"steps": 1, "batch": 8, **settings})
+    return kind(build("split-cifar100", [0], tasks=2), parsed, CPU, quiet)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("sgd", {"gradient": "unit", "stop_above": 50.0, "momentum": 0.5}),
+        ("ewc", {"fisher_samples": 3, "labels": "pred"}),
+        ("imm", {"fisher_samples": 3, "drop": 0.3, "l2": 0.1}),
+        ("joint", {"loss": "softmax"}),
+    ],
+)
+def test_methods_learn_colour_images(
+    method: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = colour(method, monkeypatch, **settings)
+    before = weights(found.model)
+    for k in range(2):
+        (history,) = found.learn(k)
+        assert all(v < 1000 for v in history["loss"])  # no label outside its head
+    for now, old in zip(weights(found.model), before):
+        assert bool(now.isfinite().all())
+        assert not torch.equal(now, old) or now.ndim == 1
+    assert all(norm.running_mean is None for norm in found.model.norms)
+    assert found.test().shape == (1, 2)
+
+
+def test_the_fisher_of_a_network_with_batchnorm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Statistics are those of the task's samples, held fixed; then sample by sample."""
+    found = colour("ewc", monkeypatch, loss="softmax")
+    split, model = found.scenario.tasks[0].train, found.model
+    seen: dict[Any, tuple[Tensor, Tensor]] = {}
+
+    def note(norm: Any, given: tuple[Tensor]) -> None:
+        channels = given[0].transpose(0, 1).flatten(1)
+        seen[norm] = channels.var(1, correction=0), channels.mean(1)
+
+    hooks = [norm.register_forward_pre_hook(note) for norm in model.norms]
+    model.eval()
+    with torch.no_grad():
+        model(split.take(torch.arange(split.counts[0])[None])[0])
+    for hook in hooks:
+        hook.remove()
+    ours = fisher(found, 0, 2, "true")
+    for norm, (var, mean) in seen.items():
+        norm.running_mean, norm.running_var = mean, var
+    model.eval()
+    total = [torch.zeros_like(p) for p in model.parameters()]
+    draw = torch.Generator().manual_seed(350_377)
+    for i in torch.randperm(split.counts[0], generator=draw)[:2]:
+        x, y = split.take(i.reshape(1, 1))
+        log_p = found.masked(model(x), 0)[0, 0].log_softmax(-1)[int(y)]
+        for so_far, grad in zip(total, torch.autograd.grad(log_p, list(model.parameters()))):
+            so_far.add_(grad.square() / 2)
+    for mine, plain in zip(ours, total):
+        torch.testing.assert_close(mine, plain, rtol=1e-3, atol=1e-7)
+
+
+def test_joint_training_gives_every_sample_its_own_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = colour("joint", monkeypatch, loss="softmax")
+    outputs = torch.randn(1, 4, 100, generator=torch.Generator().manual_seed(0))
+    y = torch.tensor([[3, 70, 49, 50]])
+    losses = found.loss(outputs, y, 1)[0]
+    for i, label in enumerate(y[0].tolist()):
+        own = slice(0, 50) if label < 50 else slice(50, 100)
+        wanted = -outputs[0, i, own].log_softmax(-1)[label % 50]
+        assert float(losses[i]) == pytest.approx(float(wanted), rel=1e-5)
+
+
+# --- settings ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "message"),
+    [
+        ("sgd", {"rat": 1}, "unknown setting 'rat'; did you mean 'rate'"),
+        ("sgd", {"rate": "fast"}, "rate='fast' is not a float"),
+        ("sgd", {"rate": -1}, "rate must be a finite number"),
+        ("sgd", {"rate": "nan"}, "rate must be a finite number"),
+        ("sgd", {"steps": "1.5"}, "steps='1.5' is not a int"),
+        ("sgd", {"steps": 1.5}, "steps=1.5 is not a int"),
+        ("sgd", {"steps": -3}, "steps must be a finite number >= 0"),
+        ("sgd", {"batch": 0}, "batch must be at least 1"),
+        ("sgd", {"check_every": 0}, "check_every must be at least 1"),
+        ("sgd", {"validation": 0}, "validation must be at least 1"),
+        ("sgd", {"hidden": "8,x"}, "hidden='8,x' is not like"),
+        ("sgd", {"hidden": "0"}, "hidden must be at least 1"),
+        ("sgd", {"activation": "swish"}, "activation must be one of"),
+        ("sgd", {"loss": "hinge"}, "loss must be one of"),
+        ("sgd", {"gradient": "max"}, "gradient must be one of"),
+        ("cab", {"hard": "maybe"}, "hard='maybe' is not a bool"),
+        ("cab", {"first_anchor": "last"}, "first_anchor must be"),
+        ("ewc", {"labels": "some"}, "labels must be one of"),
+        ("imm", {"mode": "median"}, "mode must be"),
+        ("imm", {"share": 0.0}, "share must be in"),
+        ("imm", {"drop": 1.0}, "drop in"),
+        ("conceptor-ridge", {"solution": "best"}, "solution must be"),
+    ],
+)
+def test_bad_settings_are_refused(method: str, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        learner(method, [0], **settings)
+
+
+def test_settings_may_be_strings() -> None:
+    kind = METHODS["cab"].settings_type
+    made: Any = parse_settings(kind, {"hard": "yes", "rate": "1e-2", "steps": "7", "hidden": 30})
+    assert (made.hard, made.rate, made.steps, made.sizes) == (True, 0.01, 7, [30])
+
+
+# --- one's own ---------------------------------------------------------------------------
+
+
+def test_a_method_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("conceptors.experiments.scenarios.images.load", blobs)
+
+    class Slow(Learner):
+        """After the first task, gradients are made smaller."""
+
+        name = "slow"
+        about = "learns later tasks slowly"
+
+        def gradients(self, number: int) -> None:
+            for parameter in self.model.parameters():
+                if number and parameter.grad is not None:
+                    parameter.grad *= 0.01
+
+    monkeypatch.setitem(METHODS, "slow", Slow)
+    assert add(Slow) is Slow  # again: the same one
+    common = {"hidden": "8", "steps": 40, "batch": 16}
+    wanted = Experiment("disjoint-mnist", ["sgd", "slow"], [0], settings={"*": common})
+    results = run(wanted, tmp_path, progress=quiet)
+    summary = results.summary
+    assert summary["slow"]["forgetting"] < summary["sgd"]["forgetting"]
+    with pytest.raises(ValueError, match="there is a method 'slow' already"):
+        add(type("Other", (Learner,), {"name": "slow"}))
+    with pytest.raises(ExperimentError, match="did you mean 'slow'"):
+        run(Experiment("disjoint-mnist", ["slw"], [0]), tmp_path, progress=quiet)

@@ -1,0 +1,89 @@
+"""Two gloo processes that run cases: functions of the rank, and whatever else they are given."""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed as dist
+
+Case = Callable[..., Any]
+
+PATIENCE = 60  # seconds for a case; a deadlock must not stop the test run
+
+
+class Pair:
+    """Two processes of one process group that run cases, started when first needed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._starts = 0
+        self._workers: list[Any] = []
+        self._pipes: list[Any] = []
+
+    def __call__(self, case: Case, *args: Any) -> list[Any]:
+        """What the case returns on rank 0 and on rank 1."""
+        if not self._workers:
+            self._start()
+        for pipe in self._pipes:
+            pipe.send((case, args))
+        answers = []
+        for rank, pipe in enumerate(self._pipes):
+            if not pipe.poll(PATIENCE):
+                self.stop()
+                pytest.fail(f"rank {rank} did not answer within {PATIENCE} s")
+            fine, value = torch.load(io.BytesIO(pipe.recv_bytes()), weights_only=False)
+            if not fine:
+                self.stop()
+                pytest.fail(f"rank {rank} failed:\n{value}")
+            answers.append(value)
+        return answers
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._starts += 1
+        store = self._folder / f"store{self._starts}"
+        for rank in range(2):
+            here, there = context.Pipe()
+            worker = context.Process(target=serve, args=(rank, str(store), there), daemon=True)
+            worker.start()
+            there.close()
+            self._pipes.append(here)
+            self._workers.append(worker)
+
+    def stop(self) -> None:
+        for worker in self._workers:
+            worker.terminate()
+            worker.join()
+        for pipe in self._pipes:
+            pipe.close()
+        self._workers, self._pipes = [], []
+
+
+def serve(rank: int, store: str, pipe: Any) -> None:
+    """The life of one process: join the group, then run cases until the end."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=2,
+        timeout=timedelta(seconds=PATIENCE),
+    )
+    while True:
+        case, args = pipe.recv()
+        torch.manual_seed(0)  # as before every test
+        try:
+            answer = (True, case(rank, *args))
+        except Exception:
+            answer = (False, traceback.format_exc())
+        buffer = io.BytesIO()
+        torch.save(answer, buffer)
+        pipe.send_bytes(buffer.getvalue())

@@ -1,0 +1,321 @@
+"""Remembering, how much is claimed, and what is told about it."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from conceptors import Conceptor, Energy, Quota, Shield, ShieldFullWarning, similarity
+from shield.common import mlp, quiet, samples, train
+
+# --- what is remembered ------------------------------------------------------------------
+
+
+def test_conceptors_are_those_of_the_layer_inputs_with_the_bias_unit() -> None:
+    model, x = mlp(), samples()
+    shield = quiet(model).remember(x)
+    hidden = model[1](model[0](x)).detach()
+    for name, states in {"0": x, "2": hidden}.items():
+        rows = torch.cat([states, torch.ones(len(states), 1).double()], 1)
+        expected = Conceptor.from_states(rows, 3.0)
+        assert shield.conceptors()[name][0].allclose(expected, 1e-10)
+        assert shield.quota()[name] == pytest.approx(float(expected.quota), abs=1e-10)
+        torch.testing.assert_close(
+            shield.spectra()[name], expected.singular_values, atol=1e-10, rtol=0
+        )
+
+
+def test_tasks_are_joined_by_or() -> None:
+    model, first, second = mlp(), samples(1), samples(2)
+    shield = quiet(model).remember(first).remember(second)
+    rows = [torch.cat([x, torch.ones(40, 1).double()], 1) for x in (first, second)]
+    expected = Conceptor.from_states(rows[0], 3.0) | Conceptor.from_states(rows[1], 3.0)
+    assert shield.conceptors()["0"][0].allclose(expected, 1e-10)
+    assert shield.n_tasks == 2
+
+
+def test_hard_conceptors_are_joined_as_subspaces() -> None:
+    model, first, second = mlp(), samples(1, rank=2), samples(2, rank=3)
+    shield = quiet(model, 1e4, hard=True).remember(first).remember(second)
+    values = shield.spectra()["0"]
+    assert set(values.tolist()) == {0.0, 1.0}
+    assert int(values.sum()) == 2 + 3 + 1  # and the bias unit
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        lambda x: x,
+        lambda x: [x[:7], x[7:30], x[30:]],
+        lambda x: [(x[:20], torch.zeros(20)), (x[20:], torch.zeros(20))],
+        lambda x: DataLoader(TensorDataset(x, torch.zeros(len(x))), batch_size=16, shuffle=True),
+        lambda x: (part for part in x.split(9)),
+        lambda x: [{"input": x}],
+        lambda x: [x[:0], x],
+    ],
+    ids=["tensor", "list", "pairs", "loader", "generator", "mapping", "empty-batch"],
+)
+def test_all_forms_of_batches_give_the_same(batches: Any) -> None:
+    model, x = mlp(), samples()
+    whole = quiet(model).remember(x)
+    expected = whole.conceptors()
+    whole.detach()
+    shield = quiet(model).remember(batches(x))
+    for name, conceptor in shield.conceptors().items():
+        assert conceptor.allclose(expected[name], 1e-9)
+
+
+def test_a_function_says_how_a_batch_is_fed_and_a_limit_how_many_samples() -> None:
+    model, x = mlp(), samples()
+    shield = quiet(model).remember(
+        [{"pixels": x, "names": ["a"] * 40}], feed=lambda m, batch: m(batch["pixels"]), limit=100
+    )
+    expected = shield.conceptors()["0"]
+    shield.detach()
+    limited = quiet(model).remember(
+        [(x[:25], torch.zeros(25)), (x[25:], torch.zeros(15))], limit=30
+    )
+    rows = torch.cat([x[:30], torch.ones(30, 1).double()], 1)
+    assert limited.conceptors()["0"][0].allclose(Conceptor.from_states(rows, 3.0), 1e-9)
+    assert not limited.conceptors()["0"].allclose(expected, 1e-9)
+
+
+def test_remembering_disturbs_nothing() -> None:
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(
+        nn.Linear(10, 12), nn.BatchNorm1d(12), nn.Dropout(0.5), nn.Linear(12, 3)
+    ).double()
+    model[1].eval()  # a flag that differs from the model's own
+    flags = {name: module.training for name, module in model.named_modules()}
+    before = copy.deepcopy(model.state_dict())
+    shield = quiet(model)
+    random = torch.get_rng_state()
+    shield.remember(DataLoader(TensorDataset(samples()), batch_size=8, shuffle=True))
+    assert torch.equal(random, torch.get_rng_state())
+    assert flags == {name: module.training for name, module in model.named_modules()}
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_failing_pass_loses_nothing() -> None:
+    model, x = mlp(), samples()
+    shield = quiet(model).remember(x)
+    held = {name: c.matrix() for name, c in shield.conceptors().items()}
+
+    def batches() -> Iterator[Tensor]:
+        yield x
+        raise RuntimeError("the disk is gone")
+
+    model.train()
+    with pytest.raises(RuntimeError, match="the disk is gone"):
+        shield.remember(batches())
+    bad = x.clone()
+    bad[3, 2] = torch.nan
+    with pytest.raises(ValueError, match=r"enter '0'.*in batch 1; nothing was remembered"):
+        shield.remember([x, bad])
+    empties: list[Any] = [[], iter([]), x[:0]]
+    for empty in empties:
+        with pytest.raises(ValueError, match="no batches"):
+            shield.remember(empty)
+    with pytest.raises(ValueError, match="no rows reached"):
+        shield.remember([x], feed=lambda m, b: None)
+    with pytest.raises(TypeError, match="DataLoader"):
+        shield.remember(3)
+    with pytest.raises(ValueError, match="limit"):
+        shield.remember(x, limit=0)
+    assert shield.n_tasks == 1
+    assert model.training
+    assert not any(m._forward_hooks for m in model.modules())
+    for name, conceptor in shield.conceptors().items():
+        assert torch.equal(conceptor.matrix(), held[name])
+
+
+def test_nan_inside_the_model_names_the_layer() -> None:
+    model: Any = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)).double()
+    shield = quiet(model)
+    with torch.no_grad():
+        model[0].weight[0, 0] = torch.inf
+    with pytest.raises(ValueError, match=r"enter '1' in batch 0"):
+        shield.remember(torch.ones(3, 4).double())
+    assert shield.n_tasks == 0
+
+
+def test_rows_are_sampled_reproducibly_and_all_on_request() -> None:
+    x = samples(count=60000, rank=9)
+    found = {}
+    choices: dict[str, dict[str, Any]] = {
+        "all": {"rows": None},
+        "auto": {},
+        "same": {},
+        "other": {"seed": 5},
+        "few": {"rows": 100},
+    }
+    for label, options in choices.items():
+        model = mlp()
+        shield = quiet(model, **options).remember([x])
+        found[label] = shield.conceptors()["0"].matrix()
+    assert torch.equal(found["auto"], found["same"])
+    assert not torch.equal(found["auto"], found["other"])
+    assert float((found["auto"] - found["all"]).norm()) < 0.05
+    assert float((found["few"] - found["all"]).norm()) > 1e-3
+
+
+# --- how much ----------------------------------------------------------------------------
+
+
+def test_apertures_by_layer_quota_and_energy() -> None:
+    x = samples(rank=10)
+    model = mlp()
+    shield = quiet(model, {"0": 5.0, "*": Quota(0.25)}).remember(x)
+    assert shield.quota()["2"] == pytest.approx(0.25, abs=1e-6)
+    rows = torch.cat([x, torch.ones(len(x), 1).double()], 1)
+    assert shield.conceptors()["0"][0].allclose(Conceptor.from_states(rows, 5.0), 1e-9)
+    shield.detach()
+
+    shield = quiet(model, Energy(0.9)).remember(x)
+    conceptor = shield.conceptors()["0"][0]
+    kept = (conceptor @ rows).square().sum() / rows.square().sum()
+    assert float(kept) == pytest.approx(0.9, abs=1e-6)
+    shield.detach()
+
+    shield = quiet(model, Energy(0.9), hard=True).remember(x)
+    projector = shield.conceptors()["0"][0]
+    sigma = torch.linalg.eigvalsh(rows.T @ rows).flip(0)
+    needed = int((sigma.cumsum(0) / sigma.sum() < 0.9).sum()) + 1
+    assert int(projector.singular_values.sum()) == needed
+    shield.detach()
+
+    shield = quiet(model, Quota(0.5), hard=True).remember(x)
+    assert int(shield.spectra()["0"].sum()) == round(0.5 * 11)
+
+
+def test_rank_caps_protect_the_strongest_directions() -> None:
+    model, x = mlp(), samples(rank=10)
+    shield = quiet(model, 100.0, rank=4)
+    optimizer = shield.guard(torch.optim.SGD(model.parameters(), lr=0.1))
+    shield.remember(x)
+    before = model[0].weight.detach().clone(), model[0].bias.detach().clone()
+    train(model, optimizer, samples(3, rank=10), steps=1)
+    change = torch.cat(
+        [model[0].weight.detach() - before[0], (model[0].bias.detach() - before[1])[:, None]], 1
+    )
+    rows = torch.cat([x, torch.ones(len(x), 1).double()], 1)
+    vectors = torch.linalg.eigh(rows.T @ rows)[1].flip(1)
+    moved = (change @ vectors).norm(dim=0)
+    assert float(moved[:4].max()) < 1e-3 * float(moved[4:].max())
+
+
+def test_hard_rank_caps_put_earlier_tasks_first() -> None:
+    model = mlp(width=30)
+    shield = quiet(model, 1e4, hard=True, rank=6)
+    optimizer = shield.guard(torch.optim.AdamW(model.parameters(), lr=0.05))
+    first = samples(1, rank=2)
+    shield.remember(first)
+    held = int(shield.spectra()["0"].sum())
+    assert held == 3
+    shield.remember(samples(2, rank=10))
+    assert int(shield.spectra()["0"].sum()) == 6
+    out = model[0](first).detach()
+    train(model, optimizer, samples(3, rank=10))
+    torch.testing.assert_close(model[0](first).detach(), out, rtol=1e-10, atol=1e-10)
+
+
+def test_wide_layers_keep_a_sketch() -> None:
+    model, x = mlp(inputs=60), samples(count=200, inputs=60, rank=5)
+    exact = quiet(model).remember(x)
+    expected = {name: c.matrix() for name, c in exact.conceptors().items()}
+    exact.detach()
+    shield = quiet(model, dense_limit=40, rank=12)
+    optimizer = shield.guard(torch.optim.AdamW(model.parameters(), lr=1e-2))
+    shield.remember(x)
+    assert shield.conceptors()["0"].rank <= 12
+    assert not shield.conceptors()["2"].is_factored
+    assert float((shield.conceptors()["0"].matrix() - expected["0"]).abs().max()) < 1e-6
+    shield.remember(samples(7, count=200, inputs=60, rank=9))
+    assert shield.conceptors()["0"].rank <= 12
+    train(model, optimizer, samples(8, count=200, inputs=60, rank=60), steps=3)
+    bad = x.clone()
+    bad[0, 0] = torch.inf
+    with pytest.raises(ValueError, match=r"'0'.*in batch 0"):
+        shield.remember(bad)
+
+
+def test_full_layers_are_named_once() -> None:
+    model = mlp(inputs=4)
+    shield = Shield(model, 1e3, warn_at_quota=0.9)
+    with pytest.warns(ShieldFullWarning, match=r"in: 0 \(99"):
+        shield.remember(samples(inputs=4, rank=4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        shield.remember(samples(2, inputs=4, rank=4))
+
+
+def test_similarity_forecasts_difficulty() -> None:
+    model, x = mlp(), samples()
+    shield = quiet(model).remember(x)
+    held = {name: c.matrix() for name, c in shield.conceptors().items()}
+    same, other = shield.similarity(x), shield.similarity(samples(9))
+    assert same["0"] == pytest.approx(1.0)
+    assert other["0"] < 0.9
+    rows = torch.cat([samples(9), torch.ones(40, 1).double()], 1)
+    expected = similarity(Conceptor.from_states(rows, 3.0), shield.conceptors()["0"][0])
+    assert other["0"] == pytest.approx(float(expected), abs=1e-9)
+    assert shield.n_tasks == 1
+    assert all(torch.equal(c.matrix(), held[name]) for name, c in shield.conceptors().items())
+
+
+@pytest.mark.parametrize("hard", [False, True])
+def test_forgetting_a_task_frees_what_it_alone_claims(hard: bool) -> None:
+    model = mlp()
+    shield = quiet(model, 50.0, keep_tasks=True, hard=hard)
+    shield.remember(samples(1)).remember(samples(2)).remember(samples(3))
+    shield.forget(1)
+    assert shield.n_tasks == 2
+    found = shield.conceptors()
+    shield.detach()
+    expected = quiet(model, 50.0, hard=hard).remember(samples(1)).remember(samples(3))
+    for name, conceptor in expected.conceptors().items():
+        assert found[name].allclose(conceptor, 1e-9)
+    with pytest.raises(ValueError, match="keep_tasks=True"):
+        expected.forget(0)
+    expected.detach()
+    again = quiet(model, keep_tasks=True).remember(samples())
+    with pytest.raises(ValueError, match="task 1 is not remembered; there are 1"):
+        again.forget(1)
+    again.forget(0)
+    assert again.quota() == {"0": 0.0, "2": 0.0}
+
+
+# --- explaining --------------------------------------------------------------------------
+
+
+def test_explain_tells_what_is_done_where() -> None:
+    model = nn.Sequential(mlp(), nn.Linear(3, 2).double(), nn.PReLU().double())
+    shield = quiet(model, hard=True, unsupported="ignore", freeze=["1.bias"])
+    assert {row.done for row in shield.explain()[:3]} == {"nothing is claimed"}
+    optimizer = torch.optim.AdamW([*model[0].parameters(), *model[2].parameters()], lr=1e-3)
+    shield.guard(optimizer).zero_grad()
+    shield.remember(samples())
+    model(samples(2)).sum().backward()
+    optimizer.step()
+    rows = {row.layer: row for row in shield.explain()}
+    assert list(rows) == ["0.0", "0.2", "1", "1.bias", "2.weight"]
+    assert rows["0.0"].done == "gradients and steps projected"
+    assert (rows["0.0"].rank, rows["0.0"].dim) == (4, 11)
+    assert rows["0.0"].quota == pytest.approx(4 / 11)
+    assert 0 < (rows["0.0"].passing or 0) < 1
+    assert rows["1"].done == "no guarded optimizer steps it"
+    assert rows["1.bias"].done == "held fixed after the first task"
+    assert rows["2.weight"].done.startswith("left alone: PReLU")
+    lines = str(shield.explain()).splitlines()
+    assert lines[0].split() == ["layer", "done", "there", "rank", "quota", "passing"]
+    assert "4/11  36.4%" in lines[1]
+    assert len(lines) == 6
