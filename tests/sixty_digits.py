@@ -35,7 +35,7 @@ def draw(seed: int, dtype: torch.dtype) -> tuple[Conceptor, Conceptor]:
 
     dim = 1 + seed % 6
     position = one_of(POSITIONS)
-    shared = dim // 2 if position == "partly" else 0
+    shared = {"common": dim, "partly": dim // 2}.get(position, 0)
     basis = _turned(shared, rotation(seed, dim - shared))
     near = 10.0 ** (-2 - 4 * float(torch.rand((), generator=pick)))
     found = []
@@ -69,8 +69,9 @@ def is_clear(a: Conceptor, b: Conceptor) -> bool:
 
 
 def _turned(shared: int, own: Tensor) -> Tensor:
-    """The first axes as they are, so that rounding leaves them shared exactly, and own ones."""
-    return torch.block_diag(torch.eye(shared).double(), own)
+    """Some axes as they are, so that rounding leaves them shared exactly, and own directions."""
+    axes = torch.eye(shared, dtype=torch.float64)
+    return torch.block_diag(axes, own) if len(own) else axes
 
 
 def _conceptor(kind: str, form: str, vectors: Tensor, seed: int) -> Conceptor:

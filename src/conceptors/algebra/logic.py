@@ -31,9 +31,9 @@ _ACCURATE = 1e-12  # an error of singular values that eigh may make
 def disjoin(a: Spectrum, b: Spectrum, kept: torch.dtype | None = None) -> Spectrum:
     """A ∨ B, the sum of odds matrices, exact also for singular values of 0 and 1.
 
-    Directions of infinite odds span H; what either claims fully, the result claims fully, so H is
-    the sum of both. Elsewhere odds add: with F = [U_a √o_a, U_b √o_b], seen from outside H, the odds
-    of A ∨ B are the squared singular values of F, and its directions those on the left.
+    What either claims fully, the result claims fully: its directions of infinite odds span H, the
+    sum of both such spaces. Elsewhere odds add: with F = [U_a √o_a, U_b √o_b], projected out of H,
+    the odds of A ∨ B are the squared singular values of F, and its directions those on the left.
 
     Args:
         kept: dtype of the result, and of what a and b were rounded to; that of a by default.
@@ -133,7 +133,8 @@ def _beside_neutral(a: Spectrum, b: Spectrum, neutral: float) -> Spectrum | None
 
 def _add_inside(a: Spectrum, b: Spectrum, kept: torch.dtype, is_dense: bool) -> Spectrum:
     """A ∨ B where directions that a spectrum does not hold have the odds 0."""
-    hard = joined(*(Subspace(_hard_columns(x)) for x in _expanded(a, b)), same_angle(kept)).basis
+    one, other = (Subspace(_hard_columns(x)) for x in _expanded(a, b))
+    hard = joined(one, other, same_angle(kept)).basis
     roots = _roots(a, b)
     if hard.shape[-1]:
         roots = roots - hard @ (hard.mT @ roots)
@@ -156,13 +157,13 @@ def _add_inside(a: Spectrum, b: Spectrum, kept: torch.dtype, is_dense: bool) -> 
 
 def _add_outside(a: Spectrum, b: Spectrum, kept: torch.dtype) -> Spectrum:
     """A ∨ B without batch, where at least one claims all directions that it does not hold."""
-    spaces = (
+    one, other = (
         Subspace(x.vectors[:, ~x.odds.isinf()], complement=True)
         if x.rest
         else Subspace(_hard_columns(x))
         for x in (a, b)
     )
-    free = joined(*spaces, same_angle(kept)).basis  # [d, k]
+    free = joined(one, other, same_angle(kept)).basis  # [d, k]
     roots = free.mT @ _roots(a, b)
     missing = roots.new_zeros(len(roots), max(0, len(roots) - roots.shape[1]))
     turn, odds = _squares(torch.cat([roots, missing], -1), kept)
@@ -170,7 +171,7 @@ def _add_outside(a: Spectrum, b: Spectrum, kept: torch.dtype) -> Spectrum:
 
 
 def _hard_columns(spectrum: Spectrum) -> Tensor:
-    """The directions of infinite odds `[..., d, h]`; zero columns where others of a batch have more."""
+    """The directions of infinite odds `[..., d, h]`; zero columns where a batch has fewer."""
     hard = spectrum.odds.isinf()
     columns = _in_any(hard)
     return spectrum.vectors[..., columns] * hard[..., None, columns]

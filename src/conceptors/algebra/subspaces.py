@@ -48,6 +48,7 @@ def added(u: Tensor, v: Tensor, least: float) -> Tensor:
     Directions of v at an angle to span(u) whose sine is at most `least` add nothing. In a batch
     zero columns, after all others, fill up to the largest k. At most 3 d r numbers are held.
     """
+    basis: Tensor
     basis, triangle = torch.linalg.qr(v - u @ (u.mT @ v))
     left, sines, _ = torch.linalg.svd(triangle)
     is_new = sines > least  # descending, so that new ones come first
