@@ -43,6 +43,9 @@ def disjoin(a: Spectrum, b: Spectrum, kept: torch.dtype | None = None) -> Spectr
     if (other := _beside_neutral(a, b, 0.0)) is not None:
         return cast(other, kept)
     a, b = _widen(a), _widen(b)
+    if a.dim == 1:  # numbers, and often thousands of them: one per token
+        total = _number(a) + _number(b)
+        return cast(Spectrum(torch.ones_like(total).unsqueeze(-1), total), kept)
     is_dense = a.rank + b.rank >= a.dim
     if is_dense:
         a, b = (x if x.is_dense or not x.rest else complete(x) for x in (a, b))
@@ -129,6 +132,12 @@ def _beside_neutral(a: Spectrum, b: Spectrum, neutral: float) -> Spectrum | None
         if one.rank == 0 and one.rest == neutral and other.odds.shape[:-1] == batch:
             return other
     return None
+
+
+def _number(spectrum: Spectrum) -> Tensor:
+    """The odds `[..., 1]` of the only direction of a space of one dimension."""
+    odds = spectrum.odds
+    return odds if spectrum.rank else odds.new_full((*odds.shape[:-1], 1), spectrum.rest)
 
 
 def _add_inside(a: Spectrum, b: Spectrum, kept: torch.dtype, is_dense: bool) -> Spectrum:
