@@ -224,12 +224,15 @@ def _squares(roots: Tensor, kept: torch.dtype) -> tuple[Tensor, Tensor]:
     dim, count = roots.shape[-2:]
     if not roots.numel():
         return roots[..., :0], roots.new_zeros((*roots.shape[:-2], 0))
-    eps = torch.finfo(roots.dtype).eps
-    energy = roots.square().sum((-2, -1))
+    limits = torch.finfo(roots.dtype)
+    size = roots.abs().amax((-2, -1), keepdim=True).clamp_min(limits.tiny)
+    size = size.log2().floor().exp2()  # a power of two, so that odds of 1e308 can be squared
+    roots, size = roots / size, size.squeeze(-1)
+    energy = roots.square().sum((-2, -1)) * size.squeeze(-1).square()
     basis = None
     if count < dim:
         basis, roots = torch.linalg.qr(roots)
-    if float(energy.amax()) * eps <= max(_ACCURATE, torch.finfo(kept).eps / 100):
+    if float(energy.amax()) * limits.eps <= max(_ACCURATE, torch.finfo(kept).eps / 100):
         values, vectors = torch.linalg.eigh(roots @ roots.mT)
         noise = tolerance(dim, roots.dtype)
     else:
@@ -238,8 +241,9 @@ def _squares(roots: Tensor, kept: torch.dtype) -> tuple[Tensor, Tensor]:
         vectors, values, _ = torch.linalg.svd(roots)
         values, noise = values.square(), tolerance(dim, roots.dtype) ** 2
     top = values.amax(-1, keepdim=True)
-    least = torch.clamp(same_angle(kept) ** 2 * top, max=tolerance(dim, kept))
-    odds = torch.where(values > torch.maximum(least, noise * top), values, 0.0)
+    least = tolerance(dim, kept) / (top * size.square())
+    least = least.clamp_max(same_angle(kept) ** 2).clamp_min(noise)
+    odds = torch.where(values > least * top, values * size * size, 0.0).clamp_max(limits.max)
     return vectors if basis is None else basis @ vectors, odds
 
 
