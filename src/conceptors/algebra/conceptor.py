@@ -132,14 +132,16 @@ class Conceptor(ConceptorBase):
             both = OddsForm(self.form.matrix + other.form.matrix, self.dtype)
             if bool(torch.isfinite(both.trace()).all()):
                 return self.from_form(both, aperture)
-        return self._with(logic.disjoin(self.form.spectrum(), other.form.spectrum()), aperture)
+        parts = self.form.exact_spectrum(), other.form.exact_spectrum()
+        return self._with(logic.disjoin(*parts, self.dtype), aperture)
 
     def __and__(self, other: Conceptor) -> Conceptor:
         """AND: what both claim, ¬(¬A ∨ ¬B)."""
         if not isinstance(other, Conceptor):
             return NotImplemented
         self._check_partner(other)
-        return self._with(logic.conjoin(self.form.spectrum(), other.form.spectrum()))
+        parts = self.form.exact_spectrum(), other.form.exact_spectrum()
+        return self._with(logic.conjoin(*parts, self.dtype))
 
     def __le__(self, other: Conceptor) -> Tensor:
         """Whether `other` - self has no negative eigenvalue, up to rounding: bool `[...]`."""

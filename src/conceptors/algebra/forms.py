@@ -25,6 +25,7 @@ class OddsForm:
 
     def __init__(self, matrix: Tensor, dtype: torch.dtype) -> None:
         self.matrix, self.dtype = matrix.contiguous(), dtype
+        self._exact: Spectrum | None = None
         self._spectrum: Spectrum | None = None
         self._dense: Tensor | None = None
         self._quota: Tensor | None = None
@@ -41,8 +42,14 @@ class OddsForm:
 
     def spectrum(self) -> Spectrum:
         if self._spectrum is None:
-            self._spectrum = spectra.cast(spectra.from_odds_matrix(self.matrix), self.dtype)
+            self._spectrum = spectra.cast(self.exact_spectrum(), self.dtype)
         return self._spectrum
+
+    def exact_spectrum(self) -> Spectrum:
+        """Not rounded to the dtype, for logic: AND may magnify what rounding does to directions."""
+        if self._exact is None:
+            self._exact = spectra.from_odds_matrix(self.matrix)
+        return self._exact
 
     def dense(self, keep: bool = True) -> Tensor:
         """C `[..., d, d]`: kept for the next time, and not to be changed; or one's own."""
@@ -80,6 +87,8 @@ class OddsForm:
         found = OddsForm(change(self.matrix, self.matrix.shape[depth:]), self.dtype)
         if self._spectrum is not None:
             found._spectrum = _mapped(self._spectrum, change, depth)
+        if self._exact is not None:
+            found._exact = _mapped(self._exact, change, depth)
         return found
 
     def cast(self, dtype: torch.dtype) -> OddsForm:
@@ -99,6 +108,9 @@ class SpectrumForm:
         return self._parts.vectors
 
     def spectrum(self) -> Spectrum:
+        return self._parts
+
+    def exact_spectrum(self) -> Spectrum:
         return self._parts
 
     def dense(self, keep: bool = True) -> Tensor:

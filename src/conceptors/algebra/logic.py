@@ -10,9 +10,11 @@ from torch import Tensor
 from conceptors.algebra.spectrum import (
     Spectrum,
     cast,
+    complete,
     items_of,
     negate,
     orthonormalised,
+    pad,
     snap,
     stack,
     to_matrix,
@@ -21,33 +23,51 @@ from conceptors.algebra.spectrum import (
     values_of,
     work_dtype,
 )
+from conceptors.algebra.subspaces import Subspace, added, joined, same_angle
+
+_ACCURATE = 1e-12  # an error of singular values that eigh may make
 
 
-def conjoin(a: Spectrum, b: Spectrum) -> Spectrum:
-    """A ∧ B, exact also for singular values of 0 and 1.
+def disjoin(a: Spectrum, b: Spectrum, kept: torch.dtype | None = None) -> Spectrum:
+    """A ∨ B, the sum of odds matrices, exact also for singular values of 0 and 1.
 
-    With the parallel sum P = A (A + B)⁺ B, whose range is the intersection of both ranges,
-    A ∧ B = P (I - P)⁻¹. All matrices are bounded (0 <= P <= I/2), so nothing is inverted that
-    may be singular except A + B, by its pseudo-inverse. For invertible A, B this is
-    (A⁻¹ + B⁻¹ - I)⁻¹; for hard projectors it is the projector on the intersection.
+    What either claims fully, the result claims fully: its directions of infinite odds span H, the
+    sum of both such spaces. Elsewhere odds add: with F = [U_a √o_a, U_b √o_b], projected out of H,
+    the odds of A ∨ B are the squared singular values of F, and its directions those on the left.
+
+    Args:
+        kept: dtype of the result, and of what a and b were rounded to; that of a by default.
     """
+    kept = a.vectors.dtype if kept is None else kept
     batch = torch.Size(torch.broadcast_shapes(a.odds.shape[:-1], b.odds.shape[:-1]))
-    for one, other in ((a, b), (b, a)):
-        if one.rank == 0 and math.isinf(one.rest) and other.odds.shape[:-1] == batch:
-            return other  # I ∧ C = C, to the last bit
-    dtype, tol = a.vectors.dtype, tolerance(a.dim, a.vectors.dtype)
+    if (other := _beside_neutral(a, b, 0.0)) is not None:
+        return cast(other, kept)
     a, b = _widen(a), _widen(b)
-    if a.rank + b.rank >= a.dim:
-        return cast(_conjoin_matrices(to_matrix(a), to_matrix(b), tol), dtype)
+    if a.dim == 1:  # numbers, and often thousands of them: one per token
+        total = _number(a) + _number(b)
+        return cast(Spectrum(torch.ones_like(total).unsqueeze(-1), total), kept)
+    is_dense = a.rank + b.rank >= a.dim
+    if is_dense:
+        a, b = (x if x.is_dense or not x.rest else complete(x) for x in (a, b))
+        return cast(_add_inside(a, b, kept, is_dense), kept)
+    if not a.rest and not b.rest:
+        return cast(_add_inside(a, b, kept, is_dense), kept)
     if not batch:
-        return cast(_conjoin_factored(a, b, tol), dtype)
+        return cast(_add_outside(a, b, kept), kept)
     pairs = zip(items_of(a, batch), items_of(b, batch))
-    return cast(stack([_conjoin_factored(x, y, tol) for x, y in pairs], batch), dtype)
+    return cast(stack([_add_outside(x, y, kept) for x, y in pairs], batch), kept)
 
 
-def disjoin(a: Spectrum, b: Spectrum) -> Spectrum:
-    """A ∨ B = ¬(¬A ∧ ¬B)."""
-    return negate(conjoin(negate(a), negate(b)))
+def conjoin(a: Spectrum, b: Spectrum, kept: torch.dtype | None = None) -> Spectrum:
+    """A ∧ B = ¬(¬A ∨ ¬B).
+
+    For invertible A, B this is (A⁻¹ + B⁻¹ - I)⁻¹; for hard projectors it is the projector on the
+    intersection of their ranges.
+    """
+    kept = a.vectors.dtype if kept is None else kept
+    if (other := _beside_neutral(a, b, math.inf)) is not None:
+        return cast(other, kept)
+    return negate(disjoin(negate(_widen(a)), negate(_widen(b)), kept))
 
 
 def similarity(a: Spectrum, b: Spectrum) -> Tensor:
@@ -98,48 +118,133 @@ def precedes(a: Spectrum, b: Spectrum) -> Tensor:
     batch = torch.Size(torch.broadcast_shapes(a.odds.shape[:-1], b.odds.shape[:-1]))
     found = []
     for x, y in zip(items_of(a, batch), items_of(b, batch)):
-        outside = joint_complement(x.vectors, y.vectors, tol)
+        outside = added(x.vectors, y.vectors, tol)
         gap = _compress(y, x.vectors, outside) - _compress(x, x.vectors, outside)
         low = float(torch.linalg.eigvalsh(gap).amin()) if gap.numel() else 0.0
         found.append(low >= -4 * tol and x.rest <= y.rest)
     return torch.tensor(found, device=a.vectors.device).reshape(batch)
 
 
-def joint_complement(u: Tensor, v: Tensor, tol: float) -> Tensor:
-    """Orthonormal basis `[d, k]` of what the columns of v add to the span of the columns of u.
-
-    Directions of v within `tol` of span(u) add nothing. At most 3 d r numbers are held.
-    """
-    basis, triangle = torch.linalg.qr(torch.addmm(v, u, u.mT @ v, alpha=-1))
-    left, sines, _ = torch.linalg.svd(triangle)
-    basis = basis @ left[:, sines > tol]
-    basis.addmm_(u, u.mT @ basis, alpha=-1)  # directions of tiny sine need it again
-    orthonormal: Tensor = torch.linalg.qr(basis).Q if basis.shape[1] else basis
-    return orthonormal
+def _beside_neutral(a: Spectrum, b: Spectrum, neutral: float) -> Spectrum | None:
+    """0 ∨ C = C and I ∧ C = C, to the last bit: C, if the other has these odds everywhere."""
+    batch = torch.broadcast_shapes(a.odds.shape[:-1], b.odds.shape[:-1])
+    for one, other in ((a, b), (b, a)):
+        if one.rank == 0 and one.rest == neutral and other.odds.shape[:-1] == batch:
+            return other
+    return None
 
 
-def _conjoin_matrices(a: Tensor, b: Tensor, tol: float) -> Spectrum:
-    """A ∧ B of dense conceptor matrices `[..., d, d]`."""
-    sums, vectors = torch.linalg.eigh(a + b)
-    inverse = torch.where(sums > tol, 1 / sums, 0.0)
-    parallel = (a @ (vectors * inverse.unsqueeze(-2))) @ (vectors.mT @ b)
-    values, vectors = torch.linalg.eigh((parallel + parallel.mT) / 2)
-    odds = torch.where(1 - 2 * values > tol, values / (1 - 2 * values), torch.inf)
-    return Spectrum(vectors, torch.where(values > tol, odds, 0.0))
+def _number(spectrum: Spectrum) -> Tensor:
+    """The odds `[..., 1]` of the only direction of a space of one dimension."""
+    odds = spectrum.odds
+    return odds if spectrum.rank else odds.new_full((*odds.shape[:-1], 1), spectrum.rest)
 
 
-def _conjoin_factored(a: Spectrum, b: Spectrum, tol: float) -> Spectrum:
-    """A ∧ B of two spectra without batch, in the span of their directions."""
-    outside = joint_complement(a.vectors, b.vectors, tol)
-    small = _conjoin_matrices(
-        _compress(a, a.vectors, outside), _compress(b, a.vectors, outside), tol
+def _add_inside(a: Spectrum, b: Spectrum, kept: torch.dtype, is_dense: bool) -> Spectrum:
+    """A ∨ B where directions that a spectrum does not hold have the odds 0."""
+    one, other = (Subspace(_hard_columns(x)) for x in _expanded(a, b))
+    hard = joined(one, other, same_angle(kept)).basis
+    roots = _roots(a, b)
+    if hard.shape[-1]:
+        roots = roots - hard @ (hard.mT @ roots)
+    vectors, odds = _squares(roots, kept)
+    if hard.shape[-1]:
+        infinite = torch.where(hard.abs().amax(-2) > 0, torch.inf, 0.0)
+        vectors, odds = torch.cat([hard, vectors], -1), torch.cat([infinite, odds], -1)
+    odds, order = odds.sort(dim=-1, descending=True, stable=True)
+    vectors = vectors.take_along_dim(order.unsqueeze(-2), -1)
+    count = a.dim if is_dense else _most(odds > 0)
+    found = Spectrum(vectors[..., :count], odds[..., :count])
+    found = pad(found, count)
+    held = found.odds.unsqueeze(-2) > 0
+    if hard.shape[-1] or (is_dense and not bool(held.all())):
+        # columns that are held come first: orthonormal now, and the others complete them
+        vectors = torch.linalg.qr(torch.where(held, found.vectors, 0.0)).Q
+        found = found._replace(vectors=vectors if is_dense else torch.where(held, vectors, 0.0))
+    return found
+
+
+def _add_outside(a: Spectrum, b: Spectrum, kept: torch.dtype) -> Spectrum:
+    """A ∨ B without batch, where at least one claims all directions that it does not hold."""
+    one, other = (
+        Subspace(x.vectors[:, ~x.odds.isinf()], complement=True)
+        if x.rest
+        else Subspace(_hard_columns(x))
+        for x in (a, b)
     )
-    rest = min(a.rest, b.rest)
-    kept = small.odds != rest
-    turn = small.vectors[:, kept]
-    vectors = a.vectors @ turn[: a.rank]
-    vectors.addmm_(outside, turn[a.rank :])
-    return Spectrum(vectors, small.odds[kept], rest)
+    free = joined(one, other, same_angle(kept)).basis  # [d, k]
+    roots = free.mT @ _roots(a, b)
+    missing = roots.new_zeros(len(roots), max(0, len(roots) - roots.shape[1]))
+    turn, odds = _squares(torch.cat([roots, missing], -1), kept)
+    return Spectrum(free @ turn, odds, math.inf)
+
+
+def _hard_columns(spectrum: Spectrum) -> Tensor:
+    """The directions of infinite odds `[..., d, h]`; zero columns where a batch has fewer."""
+    hard = spectrum.odds.isinf()
+    columns = _in_any(hard)
+    return spectrum.vectors[..., columns] * hard[..., None, columns]
+
+
+def _in_any(mask: Tensor) -> Tensor:
+    """Which columns `[r]` some member of the batch `[..., r]` has."""
+    return mask.flatten(0, -2).any(0) if mask.ndim > 1 else mask
+
+
+def _most(mask: Tensor) -> int:
+    """How many columns `[..., r]` the member of the batch with most of them has."""
+    return int(mask.sum(-1).amax())
+
+
+def _roots(a: Spectrum, b: Spectrum) -> Tensor:
+    """F = [U_a √o_a, U_b √o_b] `[..., d, r]` of the finite odds, so that F Fᵀ is their sum."""
+    parts = []
+    for x in _expanded(a, b):
+        soft = torch.where(x.odds.isinf(), 0.0, x.odds)
+        columns = _in_any(soft > 0)
+        parts.append(x.vectors[..., columns] * soft[..., None, columns].sqrt())
+    return torch.cat(parts, -1)
+
+
+def _expanded(a: Spectrum, b: Spectrum) -> list[Spectrum]:
+    """Both with the batch that they have together."""
+    batch = torch.broadcast_shapes(a.odds.shape[:-1], b.odds.shape[:-1])
+    return [
+        Spectrum(x.vectors.expand(*batch, -1, -1), x.odds.expand(*batch, -1), x.rest)
+        for x in (a, b)
+    ]
+
+
+def _squares(roots: Tensor, kept: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Eigenvectors `[..., d, m]` and eigenvalues `[..., m]` of F Fᵀ for F `[..., d, r]`, m <= d, r.
+
+    Squaring F costs half of the digits, which eigh can afford while odds are small; else the
+    singular values of F, which are known to eps · max √o.
+    """
+    dim, count = roots.shape[-2:]
+    if not roots.numel():
+        return roots[..., :0], roots.new_zeros((*roots.shape[:-2], 0))
+    limits = torch.finfo(roots.dtype)
+    size = roots.abs().amax((-2, -1), keepdim=True).clamp_min(limits.tiny)
+    size = size.log2().floor().exp2()  # a power of two, so that odds of 1e308 can be squared
+    roots, size = roots / size, size.squeeze(-1)
+    energy = roots.square().sum((-2, -1)) * size.squeeze(-1).square()
+    basis = None
+    if count < dim:
+        basis, roots = torch.linalg.qr(roots)
+    if float(energy.amax()) * limits.eps <= max(_ACCURATE, torch.finfo(kept).eps / 100):
+        values, vectors = torch.linalg.eigh(roots @ roots.mT)
+        noise = tolerance(dim, roots.dtype)
+    else:
+        if count > dim:
+            roots = torch.linalg.qr(roots.mT, mode="r").R.mT
+        vectors, values, _ = torch.linalg.svd(roots)
+        values, noise = values.square(), tolerance(dim, roots.dtype) ** 2
+    top = values.amax(-1, keepdim=True)
+    least = tolerance(dim, kept) / (top * size.square())
+    least = least.clamp_max(same_angle(kept) ** 2).clamp_min(noise)
+    odds = torch.where(values > least * top, values * size * size, 0.0).clamp_max(limits.max)
+    return vectors if basis is None else basis @ vectors, odds
 
 
 def _compress(spectrum: Spectrum, inside: Tensor, outside: Tensor) -> Tensor:

@@ -1,0 +1,194 @@
+"""Hard conceptors stay hard: AND and OR of nearly parallel projectors, and shields made of them."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+
+from conceptors import Conceptor, Shield
+from conceptors.algebra.subspaces import same_angle
+from helpers import normal, rotation
+
+DTYPES = [torch.float64, torch.float32]
+ANGLES = [1e-2, 1e-3, 1e-4, 1e-5, 1e-6]
+FORMS = ["dense", "factored", "negated"]
+DIM, OWN, SHARED = 24, 3, 2
+
+
+def bases(angle: float, dtype: torch.dtype, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Directions of A, those of B, each turned out of A by `angle`, and axes that both have."""
+    axes = torch.eye(DIM, dtype=torch.float64)[:, :SHARED]
+    turned = torch.block_diag(torch.zeros(SHARED, SHARED), rotation(seed, DIM - SHARED)).double()
+    first, away = turned[:, SHARED : SHARED + OWN], turned[:, SHARED + OWN : SHARED + 2 * OWN]
+    second = first * math.cos(angle) + away * math.sin(angle)
+    return first.to(dtype), second.to(dtype), axes.to(dtype)
+
+
+def projector(form: str, *parts: Tensor) -> Conceptor:
+    vectors = torch.cat(parts, -1)
+    ones = vectors.new_ones(vectors.shape[:-2] + vectors.shape[-1:])
+    found = Conceptor.from_spectrum(vectors, ones)
+    if form == "dense":
+        return found.dense().harden()
+    return ~(~found).dense().factored() if form == "negated" else found
+
+
+def leak(claimed: Conceptor, vectors: Tensor) -> float:
+    """The largest part of a unit vector among the columns that is not claimed."""
+    rows = vectors.mT
+    return float((rows - claimed @ rows).norm(dim=-1).amax())
+
+
+def is_hard(conceptor: Conceptor, rank: int) -> bool:
+    """Whether singular values are exactly 1, `rank` times, and exactly 0."""
+    wanted = torch.arange(conceptor.dim) < rank
+    return torch.equal(conceptor.singular_values, wanted.to(conceptor.dtype))
+
+
+@pytest.mark.parametrize("angle", ANGLES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", FORMS)
+def test_or_of_nearly_parallel_projectors_claims_both(
+    form: str, dtype: torch.dtype, angle: float
+) -> None:
+    first, second, axes = bases(angle, dtype)
+    A, B = projector(form, first, axes), projector(form, second, axes)
+    both = A | B
+    assert is_hard(both, 2 * OWN + SHARED)
+    rounding = 4 * torch.finfo(dtype).eps
+    assert max(leak(both, vectors) for vectors in (first, second, axes)) <= rounding
+    matrix = both.matrix().double()
+    assert float((matrix @ matrix - matrix).norm()) <= 16 * rounding
+    assert is_hard(A & B, SHARED)
+    assert leak(A & B, axes) <= rounding / angle  # as far as rounding of A and B turns it
+    assert is_hard(~A & ~B, DIM - 2 * OWN - SHARED)
+    assert is_hard(~A | ~B, DIM - SHARED)
+    assert is_hard(A | ~B, DIM)
+    assert is_hard(A & ~B, 0)  # no direction of A is quite outside B
+    assert bool(both >= A)
+    assert bool(both >= B)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", FORMS)
+def test_below_the_stated_angle_directions_are_the_same(form: str, dtype: torch.dtype) -> None:
+    first, second, axes = bases(same_angle(dtype) / 5, dtype)
+    A, B = projector(form, first, axes), projector(form, second, axes)
+    for both in (A | B, A & B):
+        assert is_hard(both, OWN + SHARED)
+        assert max(leak(both, vectors) for vectors in (first, second)) <= same_angle(dtype)
+    turned = first @ rotation(5, OWN).to(dtype)  # the same space, rounded in another basis
+    assert is_hard(A | projector(form, turned, axes), OWN + SHARED)
+    assert is_hard(A & projector(form, turned, axes), OWN + SHARED)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [64, 300])
+def test_bases_of_one_space_do_not_add_up(dtype: torch.dtype, dim: int) -> None:
+    vectors = rotation(0, dim)[:, : dim // 3]
+    claimed = Conceptor.zero(dim, dtype=dtype)
+    for seed in range(5):
+        claimed = claimed | projector("factored", (vectors @ rotation(seed, dim // 3)).to(dtype))
+    assert is_hard(claimed, dim // 3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", ["dense", "factored"])
+def test_members_of_a_batch_may_differ_in_rank(form: str, dtype: torch.dtype) -> None:
+    pairs = [bases(angle, dtype, seed) for seed, angle in enumerate([1e-6, 0.0, 1e-3])]
+    firsts = torch.stack([torch.cat([first, axes], -1) for first, _, axes in pairs])
+    seconds = torch.stack([torch.cat([second, axes], -1) for _, second, axes in pairs])
+    A, B = projector(form, firsts), projector(form, seconds)
+    both = A | B
+    for i, rank in enumerate([2 * OWN, OWN, 2 * OWN]):
+        assert is_hard(both[i], rank + SHARED)
+        torch.testing.assert_close(both[i].matrix(), (A[i] | B[i]).matrix(), rtol=0, atol=1e-6)
+        assert leak(both[i], seconds[i]) <= 4 * torch.finfo(dtype).eps
+    assert is_hard((A & B)[0], SHARED)
+    assert is_hard((A & B)[1], SHARED + OWN)
+    one = A[0] | B  # a single conceptor with a batch
+    assert is_hard(one[0], 2 * OWN + SHARED)
+    top = both.top_k(SHARED + OWN)
+    assert all(is_hard(top[i], SHARED + OWN) for i in range(3))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_softness_beside_hardness_is_left_alone(dtype: torch.dtype) -> None:
+    """Odds add outside what is claimed fully; inside they are infinite."""
+    first, second, axes = bases(1e-6, dtype)
+    hard = projector("factored", first)
+    soft = Conceptor.from_spectrum(torch.cat([second, axes], -1), first.new_full((5,), 0.5))
+    both = hard | soft
+    wanted = [1.0] * OWN + [0.5] * SHARED
+    assert both.singular_values[: OWN + SHARED].tolist() == pytest.approx(wanted, abs=1e-6)
+    assert bool((both.singular_values[:OWN] == 1).all())
+    assert float(both.singular_values[OWN + SHARED :].max()) < 1e-11  # the square of the angle
+    assert leak(both, first) <= 4 * torch.finfo(dtype).eps
+
+
+def test_numbers_one_by_one() -> None:
+    odds = torch.tensor([0.0, 1.0, torch.inf], dtype=torch.float64)
+    values = torch.where(odds.isinf(), 1.0, odds / (1 + odds))[:, None]
+    ones = torch.ones(3, 1, 1, dtype=torch.float64)
+    A, B = Conceptor.from_spectrum(ones, values), Conceptor.from_spectrum(ones, values.flip(0))
+    assert (A | B).matrix().flatten().tolist() == pytest.approx([1, 2 / 3, 1])
+    assert (A & B).matrix().flatten().tolist() == pytest.approx([0, 1 / 3, 0])
+
+
+# --- shields -------------------------------------------------------------------------------
+
+
+def network(kind: str) -> nn.Module:
+    if kind == "linear":
+        return nn.Sequential(nn.Linear(24, 64), nn.Tanh(), nn.Linear(64, 5))
+    return nn.Sequential(
+        nn.Unflatten(1, (8, 3)), nn.Conv1d(8, 16, 3, groups=2), nn.Tanh(), nn.Flatten(),
+        nn.Linear(16, 5),
+    )  # fmt: skip
+
+
+MAKES: dict[str, Any] = {"sgd": partial(optim.SGD, lr=0.05), "adam": partial(optim.Adam, lr=0.005)}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "whole": {},
+    "capped": {"rank": 10},
+    "sketched": {"dense_limit": 0, "rank": 10},
+}
+
+
+@pytest.mark.parametrize("angle", [1e-2, 1e-4, 1e-6])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("kind", ["linear", "grouped"])
+def test_two_nearly_parallel_tasks_are_both_held(
+    kind: str, options: str, dtype: torch.dtype, angle: float
+) -> None:
+    first = normal(0, 3, 24)
+    tasks = [x.to(dtype) for x in (first, first + angle * normal(1, 3, 24))]
+    new, wanted = (3 * normal(2, 64, 24)).to(dtype), normal(3, 64, 5).to(dtype)
+    for make in MAKES.values():
+        torch.manual_seed(0)
+        model = network(kind).to(dtype)
+        shield = Shield(model, 1e4, hard=True, warn_at_quota=1.0, **OPTIONS[options])
+        optimizer = shield.guard(make(model.parameters()))
+        for rows in tasks:
+            shield.remember(rows)
+        for conceptor in shield.conceptors().values():
+            for i in range(len(conceptor.singular_values)):
+                assert is_hard(conceptor[i], 2 * len(first))
+        with torch.no_grad():
+            before = [model(rows) for rows in (*tasks, new)]
+        for _ in range(60):
+            optimizer.zero_grad()
+            (model(new) - wanted).square().mean().backward()
+            optimizer.step()
+        with torch.no_grad():
+            drifts = [
+                float((model(x) - y).norm() / y.norm()) for x, y in zip((*tasks, new), before)
+            ]
+        assert max(drifts[:2]) <= (1e-6 if dtype == torch.float32 else 1e-10), drifts
+        assert drifts[2] > 0.1
