@@ -48,7 +48,7 @@ def read(path: str | Path, what: str) -> tuple[dict[str, Tensor], dict[str, str]
         ) from error
     if "sha256" not in header:
         raise ValueError(
-            f"{path} is a safetensors file but holds no {what} (format {header.get('format')!r}, "
+            f"{path} is a safetensors file but holds no {what} (format {header.get('format')!r:.60}, "
             f"tensors {sorted(tensors)[:5]})"
         )
     if header.pop("sha256") != digest(tensors, header):

@@ -19,19 +19,30 @@ def check_values(content: Any) -> None:
 
     Comes before everything else: what passes can be shown in a message and written again.
     """
-    left: list[tuple[Any, str, int]] = [(content, "", 0)]
+    left: list[tuple[Any, tuple[Any, ...], int]] = [(content, (), 0)]
     while left:
-        value, where, depth = left.pop()
-        if isinstance(value, (dict, list)):
-            if depth == _DEEPEST:
-                raise ValueError(f"{cut(where)} is nested more than {_DEEPEST} times")
-            if isinstance(value, dict):
-                parts = [(f"{where}.{key}" if where else str(key), v) for key, v in value.items()]
-            else:
-                parts = [(f"{where}[{k}]", part) for k, part in enumerate(value)]
-            left += [(part, name, depth + 1) for name, part in parts]
-        elif isinstance(value, (int, float)) and _too_large(value):
-            raise ValueError(f"{cut(where)} must be a finite number, got {shown(value)}")
+        owner, trail, depth = left.pop()
+        if isinstance(owner, dict):
+            parts: Iterator[tuple[Any, Any]] = iter(owner.items())
+        elif isinstance(owner, list):
+            parts = enumerate(owner)
+        else:
+            continue
+        if depth == _DEEPEST:
+            raise ValueError(f"{_place(trail)} is nested more than {_DEEPEST} times")
+        for key, value in parts:
+            if isinstance(value, (dict, list)):
+                left.append((value, (*trail, key), depth + 1))
+            elif isinstance(value, (int, float)) and _too_large(value):
+                raise ValueError(
+                    f"{_place((*trail, key))} must be a finite number, got {shown(value)}"
+                )
+
+
+def _place(trail: tuple[Any, ...]) -> str:
+    """`runs[2].accuracy[0][1]`, from the keys that lead there."""
+    words = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in trail)
+    return cut(words.removeprefix("."))
 
 
 def _too_large(value: float) -> bool:
@@ -40,7 +51,6 @@ def _too_large(value: float) -> bool:
         return math.isinf(value)
     except OverflowError:
         return True
-
 
 
 def check_form(results: dict[str, Any]) -> None:

@@ -321,7 +321,7 @@ class Shield(Inspection):
         self, path: str | Path, *, strict: bool = True, rename: Mapping[str, str] | None = None
     ) -> LoadReport:
         """Read a file that `save` wrote; see `load_state_dict`."""
-        return self.load_state_dict(shield_state.load(path), strict=strict, rename=rename)
+        return shield_state.load_into(self, path, strict=strict, rename=rename)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

@@ -25,6 +25,7 @@ FORMAT = "conceptors.Shield"
 VERSION = 1
 _TENSORS = ("anchors", "stiffness", "notes")
 _SCALARS = ("format", "version", "n_tasks")
+_MOST_TASKS = 100_000  # in a file; a header of a few bytes must not fill the memory
 
 
 class LoadReport(NamedTuple):
@@ -95,6 +96,7 @@ def unpack(
                 f"the state has {size[0]} groups of {size[1]} inputs, the model {sizes[name][0]} "
                 f"of {sizes[name][1]} (biases count as inputs)"
             )
+    _check_sizes(claimed, tasks, [extra["stiffness"], *own])
     loaded = [name for name in claimed if name in sizes and name not in mismatched]
     report = LoadReport(
         loaded=loaded,
@@ -131,6 +133,29 @@ def unpack(
     return report
 
 
+def _check_sizes(
+    claimed: Mapping[str, Conceptor],
+    tasks: list[dict[str, Conceptor]],
+    stiffness: list[dict[str, Tensor]],
+) -> None:
+    """Refuse parts that contradict each other, which would only be noticed while training."""
+    for name, part in ((n, c) for task in tasks for n, c in task.items() if n in claimed):
+        whole = claimed[name]
+        if (part.batch_shape, part.dim) != (whole.batch_shape, whole.dim):
+            raise ValueError(
+                f"the state of layer {name!r} is damaged: a task's conceptor is of "
+                f"{[*part.batch_shape, part.dim]} inputs, all tasks' of "
+                f"{[*whole.batch_shape, whole.dim]}; nothing was loaded"
+            )
+    for name, value in ((n, c) for part in stiffness for n, c in part.items() if n in claimed):
+        if value.shape != claimed[name].batch_shape or bool((value < 0).any()):
+            raise ValueError(
+                f"the state of layer {name!r} is damaged: stiffness of shape {list(value.shape)} "
+                f"is not one number from 0 for each of {list(claimed[name].batch_shape)} groups; "
+                f"nothing was loaded"
+            )
+
+
 def save(state: Mapping[str, Any], path: str | Path) -> None:
     """Write a state as a safetensors file."""
     tensors: dict[str, Tensor] = {}
@@ -153,12 +178,12 @@ def load(path: str | Path) -> dict[str, Any]:
     tensors, raw = storage.read(path, "shield")
     try:
         header = {key: json.loads(value) for key, value in raw.items()}
-        count = int(header.get("tasks", 0))
-    except (ValueError, TypeError) as error:
+        count = checks.whole(header.get("tasks", 0), "tasks", 0, _MOST_TASKS)
+    except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is not a shield file: {error}") from error
     state: dict[str, Any] = {key: header.get(key) for key in _SCALARS}
     state |= {label: {} for label in _TENSORS}
-    state |= {"claimed": {}, "tasks": [{} for _ in range(min(count, 10**6))]}
+    state |= {"claimed": {}, "tasks": [{} for _ in range(count)]}
     for key, tensor in tensors.items():
         label, _, rest = key.partition("/")
         name, _, part = rest.rpartition("/")
@@ -167,11 +192,24 @@ def load(path: str | Path) -> dict[str, Any]:
             continue
         tasks = state["tasks"]
         index = label.removeprefix("task")
-        if label != "claimed" and not (index.isdigit() and int(index) < len(tasks)):
-            raise ValueError(f"{path} is not a shield file: unknown entry {key!r}")
+        if label != "claimed" and not (
+            index.isascii() and index.isdecimal() and len(index) < 9 and int(index) < len(tasks)
+        ):
+            raise ValueError(f"{path} is not a shield file: unknown entry {key!r:.80}")
         target = state["claimed"] if label == "claimed" else tasks[int(index)]
-        target.setdefault(name, {})[part] = tensor if tensor.ndim else float(tensor)
+        target.setdefault(name, {})[part] = tensor if tensor.ndim else tensor.item()
     return state
+
+
+def load_into(
+    shield: Shield, path: str | Path, *, strict: bool, rename: Mapping[str, str] | None
+) -> LoadReport:
+    """Read a file into a shield; whatever is wrong with its content is a ValueError."""
+    state = load(path)
+    try:
+        return shield.load_state_dict(state, strict=strict, rename=rename)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def _pack(conceptor: Conceptor, stiffness: Tensor | None = None) -> dict[str, Any]:
@@ -191,12 +229,14 @@ def _pack(conceptor: Conceptor, stiffness: Tensor | None = None) -> dict[str, An
 def _unpack(name: str, packed: Mapping[str, Any]) -> Conceptor:
     try:
         if "odds_matrix" in packed:
-            odds = packed["odds_matrix"]
+            odds = _real(packed["odds_matrix"], "odds_matrix")
             odds = checks.positive_semidefinite(odds.double(), f"odds_matrix of {name}")
             if odds.ndim != 3:
                 raise ValueError(f"shape {list(odds.shape)} is not [groups, d, d]")
             return Conceptor.from_form(OddsForm(odds, torch.float64))
-        vectors, odds = packed["vectors"].double(), packed["odds"].double()
+        vectors, odds = (_real(packed[key], key).double() for key in ("vectors", "odds"))
+        if isinstance(packed["rest"], Tensor) and packed["rest"].ndim:
+            raise ValueError(f"rest of shape {list(packed['rest'].shape)} is not one number")
         if bool((odds.isnan() | (odds < 0)).any()):
             raise ValueError("odds are not numbers in [0, inf]")
         values = torch.where(torch.isinf(odds), 1.0, odds / (1 + odds))
@@ -209,6 +249,18 @@ def _unpack(name: str, packed: Mapping[str, Any]) -> Conceptor:
         raise ValueError(
             f"the state of layer {name!r} is damaged: {error}; nothing was loaded"
         ) from error
+
+
+def _real(value: Any, name: str) -> Tensor:
+    """A tensor of floats; a complex one would lose half of itself later on."""
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        found = f"{value.dtype}" if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(f"{name} must be a tensor of floats, got {found}")
+    return value
+
+
+def _finite(value: Any, name: str) -> Tensor:
+    return checks.finite(_real(value, name), name)
 
 
 def _read(
@@ -226,7 +278,7 @@ def _read(
     n_tasks = checks.whole(state.get("n_tasks"), "n_tasks", 0)
     claimed = {name: _unpack(name, packed) for name, packed in state["claimed"].items()}
     tasks = [{n: _unpack(n, packed) for n, packed in task.items()} for task in state["tasks"]]
-    anchors = {n: checks.finite(a, f"anchor of {n}") for n, a in state["anchors"].items()}
+    anchors = {n: _finite(a, f"anchor of {n}") for n, a in state["anchors"].items()}
     return n_tasks, claimed, tasks, anchors
 
 
@@ -245,4 +297,4 @@ def _read_tensors(
     found = state.get(label) or {}
     if not isinstance(found, Mapping):
         raise ValueError(f"the state is damaged: {label} should be a mapping, got {found!r}")
-    return {rename.get(n, n): checks.finite(t, f"{label} of {n}") for n, t in found.items()}
+    return {rename.get(n, n): _finite(t, f"{label} of {n}") for n, t in found.items()}
