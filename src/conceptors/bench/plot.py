@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from conceptors._internal.files import write_atomically
 from conceptors.bench.suite import read
 from conceptors.report import need_charts
 
@@ -29,7 +30,7 @@ def plot_growth(results: Path, picture: Path) -> Path:
     """
     need_charts()
     from conceptors.report.charts import Axes, Curve, joined, lines
-    from conceptors.report.theme import FORMATS, convert, look, svg, write_whole
+    from conceptors.report.theme import FORMATS, convert, look, svg
 
     found = read(results)
     rows = [row for row in found["rows"] if row["what"] == "growth"]
@@ -48,7 +49,7 @@ def plot_growth(results: Path, picture: Path) -> Path:
             panels[label] = lines(curves, [look(0), look(1)][: len(curves)], axes)
     title = f"A shielded step against a plain one, {found['machine']['device_name']}"
     chart = joined(panels, 2).properties(title=title)
-    write_whole(picture, convert(svg(chart), ending))
+    write_atomically(picture, convert(svg(chart), ending))
     return picture
 
 

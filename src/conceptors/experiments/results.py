@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from conceptors._internal.storage import write_atomically
+from conceptors._internal.files import write_atomically
 from conceptors.experiments.checks import check_form, check_values, shown
 
 SCHEMA = 1

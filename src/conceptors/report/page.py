@@ -15,6 +15,7 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from conceptors._internal.files import write_atomically
 from conceptors.experiments.results import check_results
 from conceptors.report import measures
 from conceptors.report.measures import CEILINGS
@@ -22,7 +23,7 @@ from conceptors.report.sections import Section, sections, seeds_panel
 from conceptors.report.settings import Settings, pairs, settings
 from conceptors.report.summary import summary
 from conceptors.report.text import clean, labels, spread
-from conceptors.report.theme import DARK, LIGHT, page_svg, write_whole
+from conceptors.report.theme import DARK, LIGHT, page_svg
 
 RAW = "results.json"  # lies beside the page
 Pictures = Sequence[tuple[str, Path]]
@@ -60,7 +61,7 @@ def write(
 def write_html(html: str, path: Path) -> Path:
     """Write a page whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, html.encode("utf-8", "replace"))
+    write_atomically(path, html.encode("utf-8", "replace"))
     return path
 
 

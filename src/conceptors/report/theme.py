@@ -6,7 +6,6 @@ are those of Okabe and Ito, which people with any colour vision tell apart.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import altair as alt
 import vl_convert
 from markupsafe import Markup
 
+from conceptors._internal.files import write_atomically
 from conceptors.report.measures import CEILINGS
 from conceptors.report.text import clean
 
@@ -157,7 +157,7 @@ def save(chart: Drawing, stem: Path) -> list[Path]:
     written = []
     for ending in FORMATS:
         target = stem.with_name(f"{stem.name}.{ending}")
-        write_whole(target, convert(drawn, ending))
+        write_atomically(target, convert(drawn, ending))
         written.append(target)
     return written
 
@@ -170,13 +170,3 @@ def convert(drawn: str, ending: str) -> bytes:
         vl_convert.svg_to_pdf(drawn) if ending == "pdf" else vl_convert.svg_to_png(drawn, scale=2)
     )
     return found
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.write_bytes(content)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
