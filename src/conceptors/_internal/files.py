@@ -62,6 +62,34 @@ def sweep(path: Path) -> None:
                 os.close(handle)
 
 
+@contextmanager
+def alive(path: Path) -> Iterator[str]:
+    """The name of a file beside `path` that is held as long as this process is at it."""
+    sweep(path)
+    handle, temporary = _create(path)
+    try:
+        yield Path(temporary).name
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+        os.close(handle)
+
+
+def is_alive(path: Path) -> bool:
+    """Whether a process holds this file that it got from `alive`."""
+    try:
+        handle = os.open(path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True  # someone else's: not ours to judge
+    try:
+        return sys.platform == "win32" or not _lock(handle)
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+
+
 def sync_folder(folder: Path) -> None:
     """Make a rename in a folder last: after a crash the name leads to the new file."""
     if sys.platform == "win32":
