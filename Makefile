@@ -11,7 +11,7 @@ endif
 
 .PHONY: help demo tour test browser lint types docs bench lock sbom clean
 
-# Only what requirements.txt lists, only wheels (a source archive would fetch and run more), only
+# Only what requirements*.txt list, only wheels (a source archive would fetch and run more), only
 # files with the hashes given there.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
 HASHED := $(INSTALL) --require-hashes --only-binary :all:
@@ -19,14 +19,14 @@ HASHED := $(INSTALL) --require-hashes --only-binary :all:
 help: ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
 
-$(READY): pyproject.toml requirements.txt requirements-cuda.txt
+$(READY): pyproject.toml requirements.txt requirements-torch-cpu.txt requirements-torch.txt
 	@echo "Setting up $(VENV) (once, a few minutes) ..."
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or later is needed; set PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(HASHED) -r requirements.txt
-	@if $(BIN)/python -c 'from importlib.metadata import requires; exit(not any(r.startswith("cuda-") for r in requires("torch")))'; \
-		then $(HASHED) -r requirements-cuda.txt; fi
+	@echo "Installing torch: its small build without CUDA where pip finds it, else as published ..."
+	@$(HASHED) -r requirements-torch-cpu.txt 2>/dev/null || $(HASHED) -r requirements-torch.txt
 	$(INSTALL) --no-build-isolation -e .
 	$(BIN)/python -m pip check --disable-pip-version-check
 	@touch $@

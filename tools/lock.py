@@ -1,4 +1,7 @@
-"""Hashes for everything in constraints.txt: writes requirements.txt and requirements-cuda.txt.
+"""Hashes for everything in constraints.txt: writes requirements.txt and two more for torch.
+
+requirements-torch-cpu.txt is torch's build without CUDA, where pip is configured to find it;
+requirements-torch.txt is torch as published, which on Linux needs CUDA's libraries.
 
 `make lock` runs it after a version was changed. It asks the indexes and folders that pip is
 configured for, and lists every wheel that Linux (x86_64, aarch64) or macOS could install, or the
@@ -35,11 +38,13 @@ def main() -> int:
     if lacking := [f"{name}=={pins[name]}" for name, known in found.items() if not known]:
         print(f"no file found of: {', '.join(lacking)}", file=sys.stderr)
         return 1
-    plain = {name: known for name, known in found.items() if not CUDA.match(name)}
-    cuda = {name: known for name, known in found.items() if CUDA.match(name)}
-    (ROOT / "requirements.txt").write_text(HEAD + listed(plain, pins))
-    on_linux = ' ; sys_platform == "linux"'
-    (ROOT / "requirements-cuda.txt").write_text(HEAD + listed(cuda, pins, on_linux))
+    cpu = hashes("torch", pins["torch"] + "+cpu", indexes, folders)
+    torch = {name: known for name, known in found.items() if name == "torch" or CUDA.match(name)}
+    rest = {name: known for name, known in found.items() if name not in torch}
+    write("requirements.txt", rest, pins)
+    write("requirements-torch.txt", torch, pins)
+    if cpu:  # else what is known of it stays
+        write("requirements-torch-cpu.txt", {"torch": cpu}, {"torch": pins["torch"] + "+cpu"})
     return 0
 
 
@@ -53,12 +58,13 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def listed(found: dict[str, list[str]], pins: dict[str, str], when: str = "") -> str:
-    lines = []
+def write(file: str, found: dict[str, list[str]], pins: dict[str, str]) -> None:
+    lines = [HEAD]
     for name in sorted(found):
+        when = ' ; sys_platform == "linux"' if CUDA.match(name) else ""
         marks = "".join(f" \\\n    --hash=sha256:{digest}" for digest in found[name])
         lines.append(f"{name}=={pins[name]}{when}{marks}\n")
-    return "".join(lines)
+    (ROOT / file).write_text("".join(lines))
 
 
 def sources() -> tuple[list[str], list[Path]]:
@@ -114,11 +120,11 @@ def links(address: str) -> list[str]:
 def version_of(file: str, name: str) -> str | None:
     stem = file.removesuffix(".tar.gz")
     found = re.match(r"(.+?)-(\d[^-]*)", stem)
-    return flat(found[2].partition("+")[0]) if found and normal(found[1]) == name else None
+    return flat(found[2]) if found and normal(found[1]) == name else None
 
 
 def flat(version: str) -> str:
-    """1.0 and 1.0.0 are the same version."""
+    """1.0 and 1.0.0 are the same version; 1.0+cpu is another build."""
     return re.sub(r"(\.0)+$", "", version)
 
 
