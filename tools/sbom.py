@@ -46,7 +46,7 @@ def bill() -> dict[str, Any]:
 
 
 def component(found: Distribution, demanded: list[str]) -> dict[str, Any]:
-    told = found.metadata
+    told = found.metadata.json
     part: dict[str, Any] = {
         "type": "library",
         "bom-ref": purl(found),
@@ -54,7 +54,7 @@ def component(found: Distribution, demanded: list[str]) -> dict[str, Any]:
         "version": found.version,
         "purl": purl(found),
     }
-    licence = told.get("License-Expression") or told.get("License")
+    licence = str(told.get("license_expression") or told.get("license") or "")
     if licence and len(licence) < 100:  # some put the whole text there
         part["licenses"] = [{"license": {"name": licence}}]
     if len(demanded) == 1:  # else one file of several was installed, and which is not recorded

@@ -183,7 +183,7 @@ def _store_members(data: DataSet, missing: list[DataFile], packed: Path, limit: 
             file = wanted.get(Path(member.name).name)
             content = archive.extractfile(member) if file and member.isfile() else None
             if file and content:
-                store(data, file, lambda content=content: content)
+                store(data, file, lambda content=content: content)  # type: ignore[misc]
                 del wanted[file.name]
     if wanted:
         raise FileNotFoundError(f"{packed.name} does not hold {', '.join(wanted)}")
