@@ -9,18 +9,26 @@ ifneq ($(wildcard ../shared/data),)
 export CONCEPTORS_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: help demo tour test browser lint types docs bench clean
+.PHONY: help demo tour test browser lint types docs bench lock sbom clean
+
+# Only what requirements*.txt list, only wheels (a source archive would fetch and run more), only
+# files with the hashes given there.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
+HASHED := $(INSTALL) --require-hashes --only-binary :all:
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml requirements.txt requirements-torch-cpu.txt requirements-torch.txt
 	@echo "Setting up $(VENV) (once, a few minutes) ..."
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or later is needed; set PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(HASHED) -r requirements.txt
+	@echo "Installing torch: its small build without CUDA where pip finds it, else as published ..."
+	@$(HASHED) -r requirements-torch-cpu.txt 2>/dev/null || $(HASHED) -r requirements-torch.txt
+	$(INSTALL) --no-build-isolation -e .
+	$(BIN)/python -m pip check --disable-pip-version-check
 	@touch $@
 
 demo: $(READY) ## the main job: plain training forgets, conceptors do not (disjoint MNIST, one seed)
@@ -35,17 +43,27 @@ tour: $(READY) ## the algebra and incremental regression at work on small digits
 test: $(READY) browser ## all tests and doctests, two processes at a time
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
-browser: ## Debian's chromium for the tests of the page, where it can be installed
+browser: ## Debian's chromium for the tests of the page; asks before installing it, unless CI is set
 	@for name in "$$CHROMIUM" chromium chromium-browser google-chrome google-chrome-stable chrome; do \
 		[ -n "$$name" ] && command -v "$$name" >/dev/null 2>&1 && exit 0; \
 	done; \
-	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then \
-		echo "Installing chromium for the tests of the page ..."; \
-		export DEBIAN_FRONTEND=noninteractive; \
-		{ timeout 120 apt-get update -qq && \
-			timeout 600 apt-get install -y -qq --no-install-recommends chromium; } >/dev/null 2>&1 && exit 0; \
+	skipped="No chromium: the tests of the page in a browser will be skipped."; \
+	if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then echo "$$skipped"; exit 0; fi; \
+	if [ -z "$$CI" ]; then \
+		if [ -t 0 ]; then \
+			printf "Install chromium for the tests of the page (apt-get install chromium)? [y/N] "; \
+			read -r answer; \
+		fi; \
+		case "$$answer" in \
+			[yY]*) ;; \
+			*) echo "$$skipped To have them: apt-get install chromium, or CI=1 make test"; exit 0 ;; \
+		esac; \
 	fi; \
-	echo "No chromium: the tests of the page in a browser will be skipped."
+	echo "Installing chromium for the tests of the page ..."; \
+	export DEBIAN_FRONTEND=noninteractive; \
+	{ timeout 120 apt-get update -qq && \
+		timeout 600 apt-get install -y -qq --no-install-recommends chromium; } >/dev/null 2>&1 || \
+		echo "$$skipped"
 
 lint: $(READY) ## style
 	$(BIN)/ruff check .
@@ -60,6 +78,14 @@ docs: $(READY) ## the documentation as HTML in build/docs; any broken link fails
 
 bench: $(READY) ## timings against older ways of computing the same
 	$(BIN)/python -m pytest -q benchmarks --benchmark-enable --benchmark-only --benchmark-quiet
+
+lock: ## requirements.txt anew from constraints.txt: hashes of everything that is installed
+	$(PYTHON) tools/lock.py
+
+sbom: $(READY) ## what is installed, as a software bill of materials (CycloneDX) in build/sbom.json
+	@mkdir -p build
+	$(BIN)/python tools/sbom.py build/sbom.json
+	@echo "Wrote build/sbom.json"
 
 clean: ## remove everything that was built
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks

@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from conceptors._internal.storage import write_atomically
+from conceptors._internal.files import write_atomically
 from conceptors.experiments.events import quiet
 from conceptors.experiments.runner import Experiment, run
 

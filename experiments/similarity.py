@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from conceptors import Conceptor, similarity
-from conceptors._internal.storage import write_atomically
+from conceptors._internal.files import write_atomically
 from conceptors.experiments.machine import environment
 from conceptors.experiments.scenarios.data import load
 

@@ -272,7 +272,7 @@ def test_a_failed_write_leaves_the_old_file_whole(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(f"conceptors._internal.storage.{call}", fail)
+    monkeypatch.setattr(f"conceptors._internal.files.{call}", fail)
     with pytest.raises(type(error)):
         Conceptor.identity(9).save(written)
     monkeypatch.undo()

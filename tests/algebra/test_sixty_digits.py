@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 import torch
 
+from algebra.sixty_digits import conjoined, disjoined, distance, draw, is_clear
 from conceptors import Conceptor
-from sixty_digits import conjoined, disjoined, distance, draw, is_clear
 
 FEW, MANY = range(110), range(2106)
 BOUNDS = {  # of AND and OR, in the Frobenius norm

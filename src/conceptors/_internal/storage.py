@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from conceptors._internal.files import write_atomically
 
 
 def write(tensors: Mapping[str, Tensor], header: Mapping[str, str], path: str | Path) -> None:
@@ -48,8 +47,8 @@ def read(path: str | Path, what: str) -> tuple[dict[str, Tensor], dict[str, str]
         ) from error
     if "sha256" not in header:
         raise ValueError(
-            f"{path} is a safetensors file but holds no {what} (format {header.get('format')!r}, "
-            f"tensors {sorted(tensors)[:5]})"
+            f"{path} is a safetensors file but holds no {what} (format "
+            f"{header.get('format')!r:.60}, tensors {sorted(tensors)[:5]})"
         )
     if header.pop("sha256") != digest(tensors, header):
         raise ValueError(
@@ -66,29 +65,6 @@ def digest(tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> str:
         total.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
         total.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that a crash or a full disk leaves the old content or the new, whole."""
-    if not path.parent.is_dir():
-        raise FileNotFoundError(errno.ENOENT, "no such folder; create it first", str(path.parent))
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _safetensors() -> Any:

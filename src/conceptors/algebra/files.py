@@ -51,12 +51,12 @@ def load(path: str | Path) -> Conceptor:
     tensors, header = storage.read(path, "conceptor")
     if header.get("format") != FORMAT:
         raise ValueError(
-            f"{path} holds no conceptor (format {header.get('format')!r}, tensors "
+            f"{path} holds no conceptor (format {header.get('format')!r:.60}, tensors "
             f"{sorted(tensors)[:5]}); write it with C.save(path)"
         )
     if header.get("version") != str(VERSION):
         raise ValueError(
-            f"{path} has conceptor file version {header.get('version')!r}; this release reads "
+            f"{path} has conceptor file version {header.get('version')!r:.60}; this release reads "
             f"version {VERSION}: upgrade with pip install -U conceptors"
         )
     try:
@@ -78,9 +78,9 @@ def load(path: str | Path) -> Conceptor:
             or not bool(((aperture > 0) & torch.isfinite(aperture)).all())
         ):
             raise ValueError(f"aperture {aperture.tolist()} is not positive and finite")
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(
-            f"{path} is marked as a conceptor file but its content is not valid: {error}"
+            f"{path} is marked as a conceptor file but its content is not valid: {error!s:.500}"
         ) from error
     spectrum = found.form.spectrum()._replace(vectors=vectors, odds=odds)
     return Conceptor.from_form(SpectrumForm(spectrum, found.dtype), aperture)

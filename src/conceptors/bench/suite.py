@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from conceptors._internal.storage import write_atomically
+from conceptors._internal.files import write_atomically
 from conceptors._internal.suggest import nearest
 from conceptors.bench.ceilings import measure_ceilings
 from conceptors.bench.measure import release

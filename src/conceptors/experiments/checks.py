@@ -10,6 +10,48 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+_DEEPEST = 50  # what runs write is nested a few times
+_LARGEST_SEED = 2**64 - 1
+
+
+def check_values(content: Any) -> None:
+    """ValueError for content that is nested too deeply, or has numbers too large for a float.
+
+    Comes before everything else: what passes can be shown in a message and written again.
+    """
+    left: list[tuple[Any, tuple[Any, ...], int]] = [(content, (), 0)]
+    while left:
+        owner, trail, depth = left.pop()
+        if isinstance(owner, dict):
+            parts: Iterator[tuple[Any, Any]] = iter(owner.items())
+        elif isinstance(owner, list):
+            parts = enumerate(owner)
+        else:
+            continue
+        if depth == _DEEPEST:
+            raise ValueError(f"{_place(trail)} is nested more than {_DEEPEST} times")
+        for key, value in parts:
+            if isinstance(value, (dict, list)):
+                left.append((value, (*trail, key), depth + 1))
+            elif isinstance(value, (int, float)) and _too_large(value):
+                raise ValueError(
+                    f"{_place((*trail, key))} must be a finite number, got {shown(value)}"
+                )
+
+
+def _place(trail: tuple[Any, ...]) -> str:
+    """`runs[2].accuracy[0][1]`, from the keys that lead there."""
+    words = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in trail)
+    return cut(words.removeprefix("."))
+
+
+def _too_large(value: float) -> bool:
+    """Infinite, or a whole number beyond all floats."""
+    try:
+        return math.isinf(value)
+    except OverflowError:
+        return True
+
 
 def check_form(results: dict[str, Any]) -> None:
     """ValueError saying where `results` do not have the form of a results file."""
@@ -80,8 +122,10 @@ def _check_run(run: Any, where: str) -> int:
     _kind(run, dict, where)
     _kind(_part(run, "method", where), str, f"{where}.method")
     seed = _part(run, "seed", where)
-    if not isinstance(seed, int) or isinstance(seed, bool):
-        raise ValueError(f"{where}.seed must be a whole number, got {cut(repr(seed))}")
+    if not isinstance(seed, int) or isinstance(seed, bool) or abs(seed) > _LARGEST_SEED:
+        raise ValueError(
+            f"{where}.seed must be a whole number of at most 64 bits, got {shown(seed)}"
+        )
     found = _check_accuracy(_part(run, "accuracy", where), f"{where}.accuracy")
     _number(_part(run, "final_accuracy", where), f"{where}.final_accuracy", 0.0, 100.0)
     _number(_part(run, "seconds", where), f"{where}.seconds", 0.0)
@@ -163,7 +207,7 @@ _WORDS: dict[Any, str] = {dict: "an object", list: "a list", str: "a text"}
 
 def _kind(value: Any, kind: type[Any], where: str) -> Any:
     if not isinstance(value, kind):
-        raise ValueError(f"{where} must be {_WORDS[kind]}, got {cut(repr(value))}")
+        raise ValueError(f"{where} must be {_WORDS[kind]}, got {shown(value)}")
     return value
 
 
@@ -179,13 +223,18 @@ def _number(
     if optional and value is None:
         return
     if not isinstance(value, (int, float)) or isinstance(value, bool):
-        raise ValueError(f"{where} must be a number, got {cut(repr(value))}")
+        raise ValueError(f"{where} must be a number, got {shown(value)}")
     if not finite:
         return
     slack = 1e-4 * high if math.isfinite(high) else 0.0  # rounding in single precision
     if not math.isfinite(value) or not low - slack <= value <= high + slack:
         span = f" in [{low:g}, {high:g}]" if high < math.inf else ""
-        raise ValueError(f"{where} must be a finite number{span}, got {cut(repr(value))}")
+        raise ValueError(f"{where} must be a finite number{span}, got {shown(value)}")
+
+
+def shown(value: Any) -> str:
+    """A value, short enough for a message."""
+    return cut(repr(value))
 
 
 def cut(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import tomllib
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -66,10 +67,40 @@ def processor() -> str:
 
 
 def _commit() -> str | None:
+    """The commit of this project's own checkout; None where it is installed or copied elsewhere.
+
+    A virtual environment may lie inside a user's repository, whose commit says nothing of ours.
+    """
+    here = Path(__file__).resolve()
+    root = here.parents[3]  # src/conceptors/experiments
+    top = _git(root, "rev-parse", "--show-toplevel")
+    if top is None or Path(top).resolve() != root or not _is_ours(root / "pyproject.toml"):
+        return None
+    if _git(root, "ls-files", "--error-unmatch", str(here)) is None:
+        return None
+    return _git(root, "rev-parse", "--short=12", "HEAD")
+
+
+def _is_ours(project: Path) -> bool:
     try:
-        here = Path(__file__).parent
-        command = ["git", "-C", str(here), "rev-parse", "--short=12", "HEAD"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+        found = tomllib.loads(project.read_text("utf-8"))
+        return bool(found["project"]["name"] == "conceptors")
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    """What git says of a folder, whatever GIT_DIR and the like point to."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *words],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+            env=own,
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() or None if done.returncode == 0 else None

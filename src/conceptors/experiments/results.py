@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from conceptors._internal.storage import write_atomically
-from conceptors.experiments.checks import check_form, cut
+from conceptors._internal.files import write_atomically
+from conceptors.experiments.checks import check_form, check_values, shown
 from conceptors.experiments.presets import RENAMED, current_name
 
 SCHEMA = 1
@@ -78,7 +78,9 @@ class Results:
 
     def write(self, path: Path) -> None:
         """Write the file, whole or not at all."""
-        write_atomically(path, readable(self.to_json()).encode())
+        text = readable(self.to_json())
+        # half of a surrogate pair cannot be encoded, but JSON has an escape for it: the same one
+        write_atomically(path, text.encode("utf-8", "backslashreplace"))
 
     def add(self, runs: Iterable[Run], methods: list[str]) -> None:
         """Take runs in, in the order of the methods and seeds, and summarise again."""
@@ -97,7 +99,7 @@ def read_results(path: Path | str) -> dict[str, Any]:
     """
     path = Path(path)
     try:
-        found = json.loads(path.read_bytes().decode("utf-8"))
+        found = json.loads(path.read_bytes().decode("utf-8"), parse_constant=_no_constant)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not a text file in UTF-8: {error.reason}") from None
     except json.JSONDecodeError as error:
@@ -107,21 +109,35 @@ def read_results(path: Path | str) -> dict[str, Any]:
         ) from None
     except RecursionError:
         raise ValueError(f"{path} is nested too deeply to be a results file") from None
+    except ValueError as error:
+        own = isinstance(error, _ConstantError)
+        why = str(error) if own else "it has a number of more digits than Python reads"
+        raise ValueError(f"{path} is not a results file of conceptors: {why}") from None
     try:
         return _in_todays_words(check_results(found))
     except ValueError as error:
         raise ValueError(f"{path} is not a results file of conceptors: {error}") from None
 
 
+class _ConstantError(ValueError):
+    pass
+
+
+def _no_constant(name: str) -> None:
+    """Python's JSON knows NaN and Infinity, which no run writes."""
+    raise _ConstantError(f"{name} is not a number of JSON; what is undefined is null")
+
+
 def check_results(results: Any) -> dict[str, Any]:
     """`results` itself if it has the form of a results file, else ValueError saying where not."""
+    check_values(results)
     if not isinstance(results, dict):
-        raise ValueError(f"the file must be an object, got {cut(repr(results))}")
+        raise ValueError(f"the file must be an object, got {shown(results)}")
     found = results.get("schema")
-    if found != SCHEMA:
+    if type(found) is not int or found != SCHEMA:
         newer = isinstance(found, int) and found > SCHEMA
         raise ValueError(
-            f"schema is {cut(repr(found)) if 'schema' in results else 'missing'}; this version "
+            f"schema is {shown(found) if 'schema' in results else 'missing'}; this version "
             f"reads schema {SCHEMA}{': a newer conceptors wrote it, upgrade' if newer else ''}"
         )
     check_form(results)
@@ -145,7 +161,10 @@ def _in_todays_words(found: dict[str, Any]) -> dict[str, Any]:
 def readable(content: Any) -> str:
     """JSON with a line a value, but lists of numbers on one line."""
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
-    return re.sub(r"\[\s+([-+\d.eE,\s]+?)\s+\]", lambda m: f"[{' '.join(m[1].split())}]", text)
+    # A line break is never inside a text. Nothing is matched in two ways (++ gives nothing back),
+    # or deeply indented content would take minutes.
+    numbers = r"\[\n\s*+([-+\d.eE,\s]++)\]"
+    return re.sub(numbers, lambda m: f"[{' '.join(m[1].split())}]", text)
 
 
 # --- numbers -----------------------------------------------------------------------------

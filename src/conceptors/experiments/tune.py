@@ -7,6 +7,7 @@ several processes can work on it at once.
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ from typing import Any, get_type_hints
 
 import torch
 
+from conceptors._internal.files import alive, is_alive
 from conceptors._internal.suggest import nearest
 from conceptors.experiments.events import Event, Progress
 from conceptors.experiments.experiment import Experiment, ExperimentError
@@ -43,27 +45,38 @@ def tune(
         raise ImportError("tuning needs optuna: pip install 'conceptors[tune]'") from None
     if len(experiment.methods) != 1:
         raise ExperimentError(f"tune takes one method at a time, got {experiment.methods}")
+    if minutes is not None and not (math.isfinite(minutes) and minutes > 0):
+        raise ExperimentError(f"--minutes must be a finite number above 0, got {minutes:g}")
     experiment.check()
     (method,) = experiment.methods
     types = get_type_hints(METHODS[method].settings_type)
     ranges = [parse_range(text, types) for text in spaces]
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     folder.mkdir(parents=True, exist_ok=True)
-    backend = JournalFileBackend(str(folder / "study.log"))
-    study = optuna.create_study(
-        study_name=f"{experiment.scenario}/{method}",
-        storage=optuna.storages.JournalStorage(backend),
-        sampler=optuna.samplers.TPESampler(),  # a seed would make processes repeat each other
-        direction="maximize",
-        load_if_exists=True,
-    )
+    journal = folder / "study.log"
+    check_journal(journal)
+    try:
+        study = optuna.create_study(
+            study_name=f"{experiment.scenario}/{method}",
+            storage=optuna.storages.JournalStorage(JournalFileBackend(str(journal))),
+            sampler=optuna.samplers.TPESampler(),  # a seed would make processes repeat each other
+            direction="maximize",
+            load_if_exists=True,
+        )
+        fail_dead(study, journal)
+    except OSError:
+        raise
+    except Exception as error:  # optuna replays the journal, and trusts it
+        raise _damaged(journal, f"{type(error).__name__}: {error!s:.200}") from error
     asked = json.dumps({**experiment.identity(), "seeds": experiment.seeds}, sort_keys=True)
     if study.user_attrs.get("asked", asked) != asked:
         raise ExperimentError(f"{folder} holds a search with other settings; choose another --out")
     study.set_user_attr("asked", asked)
     until = time.monotonic() + 60 * minutes if minutes else None
+    worker = ""
 
     def objective(trial: Any) -> float:
+        trial.set_user_attr("worker", worker)
         chosen = {name: suggest(trial, name) for name, suggest in ranges}
         settings = {**experiment.settings}
         settings[method] = {**settings.get(method, {}), **chosen}
@@ -78,13 +91,58 @@ def tune(
         return score
 
     def enough(held: Any, trial: Any) -> None:
-        finished = sum(t.state.is_finished() for t in held.trials)
-        if finished >= trials or (until is not None and time.monotonic() > until):
+        if _done(held) >= trials or (until is not None and time.monotonic() > until):
             held.stop()
 
-    if sum(t.state.is_finished() for t in study.trials) < trials:
-        study.optimize(objective, callbacks=[enough], timeout=60 * minutes if minutes else None)
+    if _done(study) < trials:
+        with alive(folder / "worker") as worker:
+            study.optimize(objective, callbacks=[enough], timeout=60 * minutes if minutes else None)
     return {"value": study.best_value, "params": study.best_params}
+
+
+def check_journal(path: Path) -> None:
+    """ExperimentError for a journal that is not one line of JSON after the other.
+
+    What a killed process has left half-written counts too: the next entry would go onto that line.
+    """
+    if not path.exists():
+        return
+    for _ in range(5):
+        content = path.read_bytes()
+        if not content or content.endswith(b"\n"):
+            break
+        time.sleep(0.2)  # another process may be writing this very line
+    else:
+        raise _damaged(path, f"its last line is cut short, {len(content)} bytes")
+    for number, line in enumerate(content.splitlines(), 1):
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
+            entry = None
+        if not isinstance(entry, dict):
+            raise _damaged(path, f"line {number} is not an entry")
+
+
+def _damaged(path: Path, why: str) -> ExperimentError:
+    words = " ".join(why.split())
+    return ExperimentError(f"{path} is damaged ({words}); move it away, or choose another --out")
+
+
+def fail_dead(study: Any, journal: Path) -> None:
+    """Trials whose process is gone are told so; they do not count, and nobody waits for them."""
+    import optuna
+
+    for trial in study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
+        worker = trial.user_attrs.get("worker")
+        if isinstance(worker, str) and is_alive(journal.with_name(Path(worker).name)):
+            continue
+        optuna.trial.Trial(study, trial._trial_id).set_user_attr("died", True)
+        study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+
+
+def _done(study: Any) -> int:
+    """Trials that came to an end of their own."""
+    return sum(t.state.is_finished() and not t.user_attrs.get("died") for t in study.trials)
 
 
 def validation_accuracy(experiment: Experiment, method: str, progress: Progress) -> float:

@@ -17,7 +17,7 @@ import altair as alt
 import vl_convert
 from markupsafe import Markup
 
-from conceptors._internal.storage import write_atomically
+from conceptors._internal.files import write_atomically
 from conceptors.report.measures import CEILINGS
 from conceptors.report.text import clean
 

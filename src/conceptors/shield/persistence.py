@@ -64,9 +64,7 @@ class Persistence:
         rename: Mapping[str, str] | None = None,
     ) -> LoadReport:
         """Read a file that `save` wrote; see `load_state_dict`."""
-        state = shield_state.load(path)
-        report: LoadReport = self.load_state_dict(state, strict=strict, rename=rename)
-        return report
+        return shield_state.load_into(self, path, strict=strict, rename=rename)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

@@ -25,6 +25,7 @@ FORMAT = "conceptors.Shield"
 VERSION = 1
 _TENSORS = ("anchors", "stiffness", "notes")
 _SCALARS = ("format", "version", "n_tasks")
+_MOST_TASKS = 100_000  # in a file; a header of a few bytes must not fill the memory
 
 
 class LoadReport(NamedTuple):
@@ -162,12 +163,12 @@ def load(path: str | Path) -> dict[str, Any]:
     tensors, raw = storage.read(path, "shield")
     try:
         header = {key: json.loads(value) for key, value in raw.items()}
-        count = int(header.get("tasks", 0))
-    except (ValueError, TypeError) as error:
+        count = checks.whole(header.get("tasks", 0), "tasks", 0, _MOST_TASKS)
+    except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is not a shield file: {error}") from error
     state: dict[str, Any] = {key: header.get(key) for key in _SCALARS}
     state |= {label: {} for label in _TENSORS}
-    state |= {"claimed": {}, "tasks": [{} for _ in range(min(count, 10**6))]}
+    state |= {"claimed": {}, "tasks": [{} for _ in range(count)]}
     for key, tensor in tensors.items():
         label, _, rest = key.partition("/")
         name, _, part = rest.rpartition("/")
@@ -176,11 +177,24 @@ def load(path: str | Path) -> dict[str, Any]:
             continue
         tasks = state["tasks"]
         index = label.removeprefix("task")
-        if label != "claimed" and not (index.isdigit() and int(index) < len(tasks)):
-            raise ValueError(f"{path} is not a shield file: unknown entry {key!r}")
+        if label != "claimed" and not (
+            index.isascii() and index.isdecimal() and len(index) < 9 and int(index) < len(tasks)
+        ):
+            raise ValueError(f"{path} is not a shield file: unknown entry {key!r:.80}")
         target = state["claimed"] if label == "claimed" else tasks[int(index)]
-        target.setdefault(name, {})[part] = tensor if tensor.ndim else float(tensor)
+        target.setdefault(name, {})[part] = tensor if tensor.ndim else tensor.item()
     return state
+
+
+def load_into(
+    shield: Shield, path: str | Path, *, strict: bool, rename: Mapping[str, str] | None
+) -> LoadReport:
+    """Read a file into a shield; whatever is wrong with its content is a ValueError."""
+    state = load(path)
+    try:
+        return shield.load_state_dict(state, strict=strict, rename=rename)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def _pack(conceptor: Conceptor, stiffness: Tensor | None = None) -> dict[str, Any]:
@@ -200,12 +214,14 @@ def _pack(conceptor: Conceptor, stiffness: Tensor | None = None) -> dict[str, An
 def _unpack(name: str, packed: Mapping[str, Any]) -> Conceptor:
     try:
         if "odds_matrix" in packed:
-            odds = packed["odds_matrix"]
+            odds = _real(packed["odds_matrix"], "odds_matrix")
             odds = checks.positive_semidefinite(odds.double(), f"odds_matrix of {name}")
             if odds.ndim != 3:
                 raise ValueError(f"shape {list(odds.shape)} is not [groups, d, d]")
             return Conceptor.from_form(OddsForm(odds, torch.float64))
-        vectors, odds = packed["vectors"].double(), packed["odds"].double()
+        vectors, odds = (_real(packed[key], key).double() for key in ("vectors", "odds"))
+        if isinstance(packed["rest"], Tensor) and packed["rest"].ndim:
+            raise ValueError(f"rest of shape {list(packed['rest'].shape)} is not one number")
         if bool((odds.isnan() | (odds < 0)).any()):
             raise ValueError("odds are not numbers in [0, inf]")
         values = torch.where(torch.isinf(odds), 1.0, odds / (1 + odds))
@@ -263,20 +279,27 @@ def _claims(packed: Mapping[str, Any], rename: Mapping[str, str]) -> Claims:
 def _check_stiffness(claims: Claims) -> None:
     for name, stiffness in claims.stiffness.items():
         held = claims.conceptors.get(name)
-        if held is not None and stiffness.shape != held.batch_shape:
-            raise _damaged(
-                f"stiffness of layer {name!r} has shape {list(stiffness.shape)}, needed is "
-                f"{list(held.batch_shape)}"
-            )
+        if held is None or (stiffness.shape == held.batch_shape and bool((stiffness >= 0).all())):
+            continue
+        raise _damaged(
+            f"stiffness of layer {name!r} of shape {list(stiffness.shape)} is not one number from "
+            f"0 for each of {list(held.batch_shape)} groups"
+        )
 
 
 def _tensors(state: Mapping[str, Any], label: str, rename: Mapping[str, str]) -> dict[str, Tensor]:
     """Absent from states of earlier releases."""
     found = _mapping(state.get(label) or {}, label)
-    for name, tensor in found.items():
-        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-            raise _damaged(f"{label} of {name!r} should be a tensor, got {type(tensor).__name__}")
-    return {rename.get(n, n): checks.finite(t, f"{label} of {n}") for n, t in found.items()}
+    real = {name: _real(tensor, f"{label} of {name}") for name, tensor in found.items()}
+    return {rename.get(n, n): checks.finite(t, f"{label} of {n}") for n, t in real.items()}
+
+
+def _real(value: Any, name: str) -> Tensor:
+    """A tensor of floats; a complex one would lose half of itself later on."""
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        found = f"{value.dtype}" if isinstance(value, Tensor) else type(value).__name__
+        raise _damaged(f"{name} must be a tensor of floats, got {found}")
+    return value
 
 
 def _mapping(value: Any, what: str) -> Mapping[str, Any]:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from conceptors._internal.storage import write_atomically
+from conceptors._internal.files import write_atomically
 from conceptors.bench.row import Row, Size, UnfitError, pick
 from conceptors.bench.untuned import catalogue
 from conceptors.bench.untuned.sequence import Kind, Rate, learn

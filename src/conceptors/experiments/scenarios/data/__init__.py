@@ -1,13 +1,8 @@
 """Data sets by name: found, fetched, verified and cached."""
 
+from conceptors.experiments.scenarios.data.cache import DataUnavailableError, cache_folder
 from conceptors.experiments.scenarios.data.catalogue import CATALOGUE, DataFile, DataSet
-from conceptors.experiments.scenarios.data.fetch import (
-    DataUnavailableError,
-    cache_folder,
-    fetch,
-    locate,
-    where,
-)
+from conceptors.experiments.scenarios.data.fetch import fetch, locate, where
 from conceptors.experiments.scenarios.data.read import Arrays, load
 
 __all__ = [

@@ -74,7 +74,10 @@ CATALOGUE = {
                     "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
                 ),
             ),
-            mirrors=("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",),
+            mirrors=(
+                "https://fashion-mnist.s3.eu-central-1.amazonaws.com",
+                "https://storage.googleapis.com/tensorflow/tf-keras-datasets",
+            ),
         ),
         DataSet(
             "cifar100",

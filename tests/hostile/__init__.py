@@ -1,0 +1,1 @@
+"""Files, data and folders that mean harm, or were damaged."""

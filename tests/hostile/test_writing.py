@@ -1,0 +1,122 @@
+"""Files written while others write, are killed, or the machine goes down."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from conceptors._internal.files import replacing, write_atomically
+from conceptors.report.theme import write_file
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no locks on files there")
+
+KILLED = """
+import sys
+from pathlib import Path
+from conceptors._internal.files import replacing
+with replacing(Path(sys.argv[1])) as file:
+    file.write(b"half of it")
+    file.flush()
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+def begin(path: Path) -> subprocess.Popen[str]:
+    """A process in the middle of writing `path`."""
+    command = [sys.executable, "-c", KILLED, str(path)]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.communicate()
+
+
+def test_temporary_files_of_killed_writers_are_swept(tmp_path: Path) -> None:
+    path = tmp_path / "results[1].json"  # a name that is also a pattern
+    other = tmp_path / ".results1.json.x.part"
+    other.write_text("someone else's")
+    for _ in range(2):
+        process = begin(path)
+        process.send_signal(signal.SIGKILL)
+        end(process)
+    assert len(os.listdir(tmp_path)) == 2  # the second removed what the first had left
+    write_atomically(path, b"new")
+    assert sorted(os.listdir(tmp_path)) == [other.name, path.name]
+
+
+def test_files_of_living_writers_stay(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    process = begin(path)
+    try:
+        write_atomically(path, b"new")
+        assert len(os.listdir(tmp_path)) == 2
+        with replacing(path) as file:
+            write_atomically(path, b"between")
+            file.write(b"last")
+        assert path.read_bytes() == b"last"
+        assert len(os.listdir(tmp_path)) == 2
+    finally:
+        end(process)
+
+
+def test_links_to_sweep_lead_nowhere(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (tmp_path / ".page.html.x.part").symlink_to(victim)
+    write_atomically(tmp_path / "page.html", b"page")
+    assert victim.read_text() == "mine"
+
+
+def test_pages_written_at_once_do_not_clash(tmp_path: Path) -> None:
+    path, failed = tmp_path / "index.html", []
+
+    def write(number: int) -> None:
+        try:
+            for _ in range(30):
+                write_file(path, f"<p>{number}</p>".encode() * 1000)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    assert path.read_text() in {f"<p>{number}</p>" * 1000 for number in range(4)}
+    assert os.listdir(tmp_path) == ["index.html"]
+
+
+def test_the_folder_is_synced_after_the_rename(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def synced(handle: int) -> None:
+        done.append("folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else "file")
+        fsync(handle)
+
+    def replaced(old: str, new: Path) -> None:
+        done.append("renamed")
+        replace(old, new)
+
+    monkeypatch.setattr("os.fsync", synced)
+    monkeypatch.setattr("os.replace", replaced)
+    write_atomically(tmp_path / "a", b"1")
+    write_file(tmp_path / "b", b"page")
+    assert done == ["file", "renamed", "folder"] * 2

@@ -1,0 +1,139 @@
+"""Hashes for everything in constraints.txt: writes requirements.txt and two more for torch.
+
+requirements-torch-cpu.txt is torch's build without CUDA, where pip is configured to find it;
+requirements-torch.txt is torch as published, which on Linux needs CUDA's libraries.
+
+`make lock` runs it after a version was changed. It asks the indexes and folders that pip is
+configured for, and lists every wheel that Linux (x86_64, aarch64) or macOS could install, or the
+source archive of a package without wheels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from html import unescape
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+HEAD = (
+    "# Made by `make lock` from constraints.txt; `make` installs nothing that is not listed here.\n"
+)
+CUDA = re.compile(r"^(nvidia-|cuda-|triton$)")  # asked for by torch's wheels with CUDA only
+PYTHONS = {"py3", "cp311", "cp312", "cp313", "cp314"}
+PLATFORMS = re.compile(r"any$|manylinux\S*_(x86_64|aarch64)$|macosx")
+
+
+def main() -> int:
+    pins = read_pins((ROOT / "constraints.txt").read_text())
+    indexes, folders = sources()
+    with ThreadPoolExecutor(8) as pool:
+        found = dict(zip(pins, pool.map(lambda n: hashes(n, pins[n], indexes, folders), pins)))
+    if lacking := [f"{name}=={pins[name]}" for name, known in found.items() if not known]:
+        print(f"no file found of: {', '.join(lacking)}", file=sys.stderr)
+        return 1
+    cpu = hashes("torch", pins["torch"] + "+cpu", indexes, folders)
+    torch = {name: known for name, known in found.items() if name == "torch" or CUDA.match(name)}
+    rest = {name: known for name, known in found.items() if name not in torch}
+    write("requirements.txt", rest, pins)
+    write("requirements-torch.txt", torch, pins)
+    if cpu:  # else what is known of it stays
+        write("requirements-torch-cpu.txt", {"torch": cpu}, {"torch": pins["torch"] + "+cpu"})
+    return 0
+
+
+def read_pins(text: str) -> dict[str, str]:
+    """Versions by normalised name."""
+    lines = (line.partition("#")[0].strip() for line in text.splitlines())
+    return {normal(name): version for name, _, version in (x.partition("==") for x in lines if x)}
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def write(file: str, found: dict[str, list[str]], pins: dict[str, str]) -> None:
+    lines = [HEAD]
+    for name in sorted(found):
+        when = ' ; sys_platform == "linux"' if CUDA.match(name) else ""
+        marks = "".join(f" \\\n    --hash=sha256:{digest}" for digest in found[name])
+        lines.append(f"{name}=={pins[name]}{when}{marks}\n")
+    (ROOT / file).write_text("".join(lines))
+
+
+def sources() -> tuple[list[str], list[Path]]:
+    """The indexes and local folders of this machine's pip."""
+    from pip._internal.models.index import PyPI  # pip names its default nowhere else
+
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    values = {"index-url": [PyPI.simple_url], "extra-index-url": [], "find-links": []}
+    for line in told.splitlines():
+        key, _, value = line.partition("=")
+        name = key.rpartition(".")[2]
+        if name in values:
+            values[name] = value.strip("'\"").replace("\\n", " ").split()
+    folders = [Path(text) for text in values["find-links"] if Path(text).is_dir()]
+    return values["index-url"] + values["extra-index-url"], folders
+
+
+def hashes(name: str, version: str, indexes: list[str], folders: list[Path]) -> list[str]:
+    """SHA-256 of every file of this version that we would install."""
+    files: dict[str, str] = {}  # digest -> file name
+    for index in indexes:
+        for link in links(f"{index.rstrip('/')}/{name}/"):
+            address, _, mark = link.partition("#sha256=")
+            if mark:
+                files[mark] = urllib.parse.unquote(address.rpartition("/")[2])
+    for folder in folders:
+        for path in folder.iterdir():
+            if path.suffix == ".whl" and normal(path.name.split("-")[0]) == name:
+                files[hashlib.sha256(path.read_bytes()).hexdigest()] = path.name
+    own = {
+        digest: file for digest, file in files.items() if version_of(file, name) == flat(version)
+    }
+    wheels = [digest for digest, file in own.items() if file.endswith(".whl") and fits(file)]
+    return sorted(wheels or [d for d, file in own.items() if file.endswith(".tar.gz")])
+
+
+def links(address: str) -> list[str]:
+    if address.startswith("file:"):
+        address = address + "index.html"
+    try:
+        with urllib.request.urlopen(address, timeout=60) as answer:
+            page = answer.read().decode()
+    except (urllib.error.HTTPError, urllib.error.URLError) as error:
+        if isinstance(error, urllib.error.HTTPError) and error.code != 404:
+            raise
+        if not address.startswith("file:") and not isinstance(error, urllib.error.HTTPError):
+            raise
+        return []  # an index without this package
+    return [unescape(link) for link in re.findall(r'<a [^>]*?href="([^"]+)"', page)]
+
+
+def version_of(file: str, name: str) -> str | None:
+    stem = file.removesuffix(".tar.gz")
+    found = re.match(r"(.+?)-(\d[^-]*)", stem)
+    return flat(found[2]) if found and normal(found[1]) == name else None
+
+
+def flat(version: str) -> str:
+    """1.0 and 1.0.0 are the same version; 1.0+cpu is another build."""
+    return re.sub(r"(\.0)+$", "", version)
+
+
+def fits(wheel: str) -> bool:
+    """Whether a supported Python on a supported platform would take this wheel."""
+    *_, pythons, abi, platforms = wheel.removesuffix(".whl").split("-")
+    known = bool(PYTHONS & set(pythons.split("."))) or abi == "abi3"
+    return known and not abi.endswith("t") and any(map(PLATFORMS.match, platforms.split(".")))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
