@@ -14,6 +14,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from torch import distributed as dist
 
+from experiments.tasks import blobs
 from processes import Pair
 
 torch.set_num_threads(1)  # most matrices here are tiny; waiting for threads would take longer
@@ -30,6 +31,12 @@ def seeded() -> None:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made-up images in place of the data sets."""
+    monkeypatch.setattr("conceptors.experiments.scenarios.images.load", blobs)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Made-up images in place of the data sets, and float64 for formulas."""
+"""Float64 for formulas."""
 
 from __future__ import annotations
 
@@ -6,13 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-
-from experiments.tasks import blobs
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("conceptors.experiments.scenarios.images.load", blobs)
 
 
 @pytest.fixture

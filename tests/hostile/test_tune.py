@@ -21,9 +21,7 @@ TUNE = ["tune", "disjoint-mnist", "--device", "cpu", "--method", "sgd", "--vary"
 TUNE += ["--quiet", "--set", "hidden=6", "--set", "steps=4", "--set", "batch=8"]
 
 
-@pytest.fixture(autouse=True)
-def fake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("conceptors.experiments.scenarios.images.load", blobs)
+pytestmark = pytest.mark.usefixtures("fake")
 
 
 def trials(folder: Path) -> list[Any]:

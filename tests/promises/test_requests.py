@@ -135,6 +135,7 @@ def test_a_shield_works_in_one_thread_at_a_time() -> None:
 
 def test_overlapping_passes_leave_no_flag_changed() -> None:
     """One begins before the other and ends before it."""
+    shields = [Shield(network()), Shield(network())]
     flags = torch.backends.mha.get_fastpath_enabled(), torch.get_rng_state()
     begun, ended = threading.Event(), threading.Event()
 
@@ -147,8 +148,6 @@ def test_overlapping_passes_leave_no_flag_changed() -> None:
         ended.wait(30)
         torch.rand(3)
         model(batch)
-
-    shields = [Shield(network()), Shield(network())]
 
     def run_first() -> None:
         shields[0].remember(data(1), feed=first)

@@ -115,7 +115,13 @@ def check_patterns(value: Any, name: str) -> list[str]:
     return patterns
 
 
-def check_names(model: nn.Module, sites: Iterable[str], **patterns: Iterable[str]) -> None:
+def check_names(
+    model: nn.Module,
+    sites: Iterable[str],
+    exclude: Iterable[str],
+    freeze: Iterable[str],
+    aperture: Aperture | Mapping[str, Aperture],
+) -> None:
     """Whether each pattern fits something: one that is misspelt would protect nothing, or all.
 
     Raises:
@@ -124,7 +130,8 @@ def check_names(model: nn.Module, sites: Iterable[str], **patterns: Iterable[str
     modules = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
     names = [*modules, *(name for name, _ in model.named_parameters()), *sites]
     below = [f"{name}.*" for name in modules]  # also of containers that are still empty
-    for label, some in patterns.items():
+    by_name = aperture if isinstance(aperture, Mapping) else ()
+    for label, some in (("exclude", exclude), ("freeze", freeze), ("aperture", by_name)):
         for pattern in some:
             if not matches(names, [pattern]) and not matches(below, [pattern]):
                 raise ValueError(

@@ -153,13 +153,7 @@ class Shield(Inspection, Persistence):
         try:
             reshard(self.model)
             self._scan = self._rescan()
-            check_names(
-                self.model,
-                self._scan.sites,
-                exclude=self.exclude,
-                freeze=self.freeze,
-                aperture=self.aperture if isinstance(self.aperture, Mapping) else (),
-            )
+            check_names(self.model, self._scan.sites, self.exclude, self.freeze, self.aperture)
             self._watch = Watch(self)
         except BaseException:
             release_model(self.model)
