@@ -39,7 +39,7 @@ class Passing:
     def see(self, name: str, found: Tensor) -> None:
         """`Strategy.passing` of a layer's gradients."""
         before = self._means.get(name)
-        self._means[name] = found if before is None else found.lerp(before, _KEPT)
+        self._means[name] = found if before is None else found.lerp(before.to(found), _KEPT)
 
     def shares(self) -> dict[str, float]:
         """What passes of each layer that was seen, in [0, 1]."""
