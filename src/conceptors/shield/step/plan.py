@@ -142,14 +142,23 @@ class StepPlan:
         found = {name: size.tolist() for name, size in sizes.items()}
         return {n: math.sqrt(max(0.0, d) / max(w, 1e-30)) for n, (d, w) in found.items()}
 
+    @exactly()
     def adopt(self, other: StepPlan) -> None:
         """Take over what another plan for the same parameters has noted, and seen."""
-        noted = {(b.name, *map(id, b.active)): b.strategy.noted for b in other.blocks if b.strategy}
+        is_noted = other.in_step or other.work.versions is not None
+        noted = {
+            (b.name, *map(id, b.active)): b.strategy.noted
+            for b in other.blocks
+            if b.strategy is not None and b.way.corrects and is_noted
+        }
         for block in self.blocks:
             before = noted.get((block.name, *map(id, block.active)))
-            now = None if block.strategy is None else block.strategy.noted
-            if now is not None and before is not None and now.shape == before.shape:
-                now.copy_(before)
+            if block.strategy is None:
+                continue
+            if before is not None and before.shape == block.strategy.noted.shape:
+                block.strategy.noted.copy_(before)
+            else:
+                block.strategy.note()
         self.passing, self.rest.kept = other.passing, other.rest.kept
         self.work.versions = []  # the weights are not known
 
