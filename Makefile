@@ -9,7 +9,7 @@ ifneq ($(wildcard ../shared/data),)
 export CONCEPTORS_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: help demo tour test browser lint types docs bench lock sbom clean
+.PHONY: help demo tour test test-gpu browser lint types docs bench lock sbom clean
 
 # Only what requirements*.txt list, only wheels (a source archive would fetch and run more), only
 # files with the hashes given there.
@@ -17,7 +17,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no
 HASHED := $(INSTALL) --require-hashes --only-binary :all:
 
 help: ## show this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
 
 $(READY): pyproject.toml requirements.txt requirements-torch-cpu.txt requirements-torch.txt
 	@echo "Setting up $(VENV) (once, a few minutes) ..."
@@ -42,6 +42,13 @@ tour: $(READY) ## the algebra and incremental regression at work on small digits
 
 test: $(READY) browser ## all tests and doctests, two processes at a time
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
+
+test-gpu: ## contract, protection, graphs and precision on a CUDA machine, with the torch of $(PYTHON)
+	@$(PYTHON) -c 'import torch, sys; print(torch.__version__, torch.cuda.get_device_name())'
+	@git log -1 --format='commit %H' 2>/dev/null || true
+	PYTHONPATH=src $(PYTHON) -m pytest -q -o addopts= -p no:cacheprovider \
+		tests/gpu tests/layers/test_contract.py tests/shield/remember/test_moments.py \
+		tests/internal/test_precision.py
 
 browser: ## Debian's chromium for the tests of the page; asks before installing it, unless CI is set
 	@for name in "$$CHROMIUM" chromium chromium-browser google-chrome google-chrome-stable chrome; do \

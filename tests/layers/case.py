@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils._pytree import tree_map
 
 from layers.references import Inputs, Rows
 
@@ -68,6 +70,17 @@ def only(*args: Any, **kwargs: Any) -> Inputs:
 
 def shaped(*shape: int) -> Feed:
     return lambda draw: only(draw.x(*shape))
+
+
+def there(inputs: Inputs, device: str) -> Inputs:
+    """The same inputs on a device."""
+
+    def one(value: Any) -> Any:
+        movable: Any = (Tensor, PackedSequence)
+        return value.to(device) if isinstance(value, movable) else value
+
+    moved = tree_map(one, tuple(inputs), is_leaf=lambda v: isinstance(v, PackedSequence))
+    return Inputs(*moved)
 
 
 # --- inputs that leave room --------------------------------------------------------------

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_map
 
 from conceptors import Shield
 from conceptors.layers import Rows, SecondMoment, find_rule, registered
 from conceptors.shield.blocks import WeightBlock
 from conceptors.shield.remember.run import undisturbed
+from layers.case import there
 from layers.cases import CASES, REMARKS, Case, Draw, Inputs, flat, run
 from layers.probe import captured, close, in_some_order, joined, moments, sites_of
 
@@ -233,14 +233,6 @@ def test_a_layer_may_change_its_dtype_on_the_way(case: Case) -> None:
     "case", CASES if torch.cuda.is_available() else CASES[:1], ids=lambda case: case.name
 )
 def test_a_layer_may_move_to_another_device(case: Case) -> None:
-    def there(inputs: Inputs, device: str) -> Inputs:
-        def one(value: Any) -> Any:
-            movable: Any = (Tensor, PackedSequence)
-            return value.to(device) if isinstance(value, movable) else value
-
-        moved = tree_map(one, tuple(inputs), is_leaf=lambda v: isinstance(v, PackedSequence))
-        return Inputs(*moved)
-
     layer, old, new = case.build(), case.inputs(Draw(0)), case.inputs(Draw(1))
     wanted = moments(layer, [old])
     shield = Shield(layer, 1e4, hard=True, rows=None, warn_at_quota=1.0)

@@ -18,6 +18,7 @@ from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
 from conceptors import Shield
+from layers.case import there
 from layers.cases import BY_NAME, CASES, REMARKS, Case, Draw, Inputs, flat, run
 from shield.common import block, gradient
 from shield.step.common import root
@@ -76,17 +77,20 @@ class Outcome(NamedTuple):
     moved: float  # the largest change of a weight
 
 
-def learn(case: Case, make: Make, dtype: torch.dtype, *, shielded: bool) -> Outcome:
+def learn(
+    case: Case, make: Make, dtype: torch.dtype, *, shielded: bool, device: str = "cpu"
+) -> Outcome:
     """Train on new data after old data was remembered (or not)."""
-    layer = case.build(dtype)
-    old, new = (case.old or case.inputs)(Draw(0, dtype)), case.inputs(Draw(1, dtype))
+    layer = case.build(dtype).to(device)
+    old = there((case.old or case.inputs)(Draw(0, dtype)), device)
+    new = there(case.inputs(Draw(1, dtype)), device)
     optimizer = make(layer.parameters())
     if shielded:
         shield = Shield(layer, aperture=1e4, hard=True, rows=None, warn_at_quota=1.0)
         shield.guard(optimizer)
         shield.remember([old], feed=run)
     before, first = outputs(layer, old), outputs(layer, new)
-    target = 3 * Draw(2, dtype).normal(len(first))
+    target = 3 * Draw(2, dtype).normal(len(first)).to(device)
     weights = [p.detach().clone() for p in layer.parameters()]
 
     def closure() -> Tensor:
@@ -119,8 +123,8 @@ def plain(case: Case, make: Make) -> Outcome:
     return learn(case, make, torch.float32, shielded=False)
 
 
-def check(case: Case, make: Make, dtype: torch.dtype) -> None:
-    kept = learn(case, make, dtype, shielded=True)
+def check(case: Case, make: Make, dtype: torch.dtype, device: str = "cpu") -> None:
+    kept = learn(case, make, dtype, shielded=True, device=device)
     assert kept.drift < {torch.float32: 1e-5, torch.float64: 1e-10}[dtype]
     assert plain(case, make).drift > 0.1
     assert kept.losses[1] < kept.losses[0]

@@ -1,0 +1,1 @@
+"""The same promises on a GPU: `make test-gpu`."""
