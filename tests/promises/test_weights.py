@@ -64,6 +64,18 @@ def test_what_moved_is_told_in_the_middle_of_a_task(move: Move) -> None:
         train(model, optimizer, 1)
 
 
+def test_edited_gradients_are_told_where_inputs_are_projected() -> None:
+    model = network()
+    shield = shielded(model, project="inputs")
+    optimizer = shield.guard(torch.optim.SGD(model.parameters(), lr=0.1))
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+        p.grad.data.add_(1.0)
+    optimizer.step()
+    with pytest.warns(UnprotectedWarning, match="moved within claimed space"):
+        shield.remember(data(3))
+
+
 def test_what_data_pointers_move_is_taken_back_by_the_next_step() -> None:
     model = network()
     shield = shielded(model)

@@ -210,9 +210,8 @@ class SketchedMoments:
         return inputs, (matrix @ self.sketch.rows().to(matrix).mT).square().sum().to(inputs)
 
     def conceptor(self, aperture: float | Tensor) -> Conceptor:
-        rows = self.sketch.rows().double()
-        # from_states divides by the number of rows; the sketch is a sum already.
-        return Conceptor.from_states(rows[None] * len(rows) ** 0.5, aperture)
+        found = self.sketch.conceptor(float(torch.as_tensor(aperture))).to(torch.float64)
+        return found.mapped(lambda tensor, _: tensor[None])
 
 
 def rounding(rows: Tensor) -> float:
