@@ -77,7 +77,7 @@ def remember_rows(what: str, recipe: Recipe, most: int) -> list[Row]:
     for _ in range(pick(size, 1, 2, 3)):
         passing.append(timed(forward, device))
         collecting.append(collection_time(recipe, model, batches))
-        factoring.append(timed(remember, device) - collecting[-1])
+        factoring.append(max(0.0, timed(remember, device) - collecting[-1]))
         shields.pop().detach()
     ratio = median(collecting) / median(passing)
     error = _sampling_error(recipe, model, pool[: pick(size, 1, 1, 2)])
