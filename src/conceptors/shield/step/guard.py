@@ -46,6 +46,7 @@ class Guard:
         self.between = between
         self.plan = StepPlan()
         self.stepped: set[str] = set()
+        self._learning: list[bool] = []  # which parameters did at the last step
         self._handles = [
             optimizer.register_step_pre_hook(self._before),
             optimizer.register_step_post_hook(self._after),
@@ -114,7 +115,9 @@ class Guard:
         self.settle()
         keeper = self._context().keeper
         keeper.check_thread()
-        if self.plan.passing.is_next_due():
+        learning = [p.requires_grad for p in self.parameters()]
+        if self.plan.passing.is_next_due() or learning != self._learning:
+            self._learning = learning
             keeper.look_again()
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         plan = self.prepare()
@@ -122,12 +125,15 @@ class Guard:
             return None
         if plan.work.versions is not None and not plan.is_known():
             keeper.look()
-        if plan.rest:
+        skips = bool(plan.rest) and _skips(optimizer)
+        if plan.rest and not skips:
             with exactly():
-                if not _skips(optimizer):
-                    plan.rest.decay(optimizer)
+                plan.rest.decay(optimizer)
         plan.note()
-        plan.rest.kept = [p.data.clone() for p in plan.rest.frozen]
+        if plan.rest.decayed_apart and not skips:
+            with exactly():
+                plan.rest.decay(optimizer, apart=True)
+        plan.rest.keep()
         if closure is None:
             self._project(optimizer)
             return None
