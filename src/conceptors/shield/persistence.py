@@ -48,6 +48,7 @@ class Persistence:
                 self._remembered, self._resumed = found.remembered, found.resumed
                 self._anchors.values = self._anchors.values | found.anchors
                 self._claims_changed()
+            self._watch.resting.names = found.resting
             self._watch.distrust()
         report: LoadReport = found.report
         return report

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from conceptors._internal.outside import outside
 from conceptors._internal.threads import OneThread
 from conceptors.shield.moved import Baseline, tolerance
+from conceptors.shield.resting import Resting
 from conceptors.shield.room import warn_if_stuck
 from conceptors.shield.step.context import Keeper
 
@@ -32,11 +33,13 @@ class Watch(Keeper):
 
     Attributes:
         alone: a context for work that no other thread may do at the same time.
+        resting: layers that were frozen when tasks were remembered.
     """
 
     def __init__(self, shield: Shield) -> None:
         self._shield = shield
         self.alone = OneThread("this shield")
+        self.resting = Resting()
         self._baseline = Baseline()
         self._told: set[str] = set()
         self._strangers: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
@@ -69,6 +72,21 @@ class Watch(Keeper):
         self._baseline.take(shield._scan.sites, claimed, shield.seed)
         self._told = set()
         shield._guards.trust()
+
+    def remembered(self) -> None:
+        """A task was just remembered."""
+        self.resting.settle()
+        self.trust()
+
+    def wake(self, learning: Iterable[str]) -> None:
+        """Say which of these layers were frozen when tasks were remembered that use them."""
+        found = self.resting.woken(learning)
+        if found:
+            _warn(
+                f"layers learn now that were frozen when a task that uses them was remembered, so "
+                f"that nothing of it is protected there: {', '.join(found)}. Keep them frozen "
+                f"(requires_grad=False), or let them learn before remember is called"
+            )
 
     def distrust(self) -> None:
         """Other weights may be on their way."""
