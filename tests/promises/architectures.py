@@ -375,7 +375,7 @@ def _entry(draw: Random, kind: str, width: int, sparse: bool) -> nn.Module:
         mode = draw.choice(["sum", "mean", "max"]) if not sparse else "sum"
         layer = nn.EmbeddingBag(VOCABULARY, width, mode=mode, sparse=sparse)
         return Bags(layer, weighted=mode == "sum" and coin(draw))
-    padding, often = draw.choice([None, 0]), coin(draw, 0.2)
+    padding, often = draw.choice([None, 0]), coin(draw, 0.2) and not sparse
     tokens = nn.Embedding(
         VOCABULARY, width, padding_idx=padding, scale_grad_by_freq=often, sparse=sparse
     )
