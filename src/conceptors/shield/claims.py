@@ -109,6 +109,8 @@ def join(
         both = conceptor.to(device)
         if name in claimed.conceptors:
             both = claimed.conceptors[name].to(device) | both
+            # of nearly parallel directions, rounding leaves a little less than one
+            both = both.harden() if protection.hard else both
         limit = protection.sketch_rank(both.dim)
         if limit is not None and both.is_factored and both.rank > limit:
             both = both.top_k(limit)
