@@ -109,10 +109,10 @@ class Watch(Keeper):
                 found[name] = drift
         self._told |= found.keys()
         if found:
+            listed = ", ".join(f"{name} (by {_share(drift)})" for name, drift in found.items())
             _warn(
-                f"weights have moved within claimed space, where no guarded step goes: "
-                f"{', '.join(f'{n} (by {d:.0%})' for n, d in found.items())}. What was remembered "
-                f"there has changed. Guard every optimizer of the model, make optimizers anew "
+                f"weights have moved within claimed space, where no guarded step goes: {listed}. "
+                f"What was remembered there has changed. Guard every optimizer of the model, make optimizers anew "
                 f"after layers are replaced, load model and shield from the same checkpoint"
             )
 
@@ -133,7 +133,7 @@ class Watch(Keeper):
             for p in group["params"]
             if p.grad is not None and id(p) not in inside
         }
-        names = [name for name, p in self._protected() if id(p) in stepped]
+        names = list(dict.fromkeys(name for name, p in self._protected() if id(p) in stepped))
         if names:
             more = f" and {len(names) - 5} more" if len(names) > 5 else ""
             _warn(
@@ -185,6 +185,10 @@ def check_steps_what_it_trains(optimizer: Optimizer) -> None:
             f"and eval()), and a shield can only protect those that it steps; use an optimizer "
             f"without such a switch, and average weights in a copy of the model"
         )
+
+
+def _share(drift: float) -> str:
+    return f"{drift:.0%}" if drift >= 0.005 else f"{drift:.0e}"
 
 
 def _warn(message: str) -> None:
