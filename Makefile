@@ -9,7 +9,7 @@ ifneq ($(wildcard ../shared/data),)
 export CONCEPTORS_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: help demo tour test browser lint types docs bench clean
+.PHONY: help demo tour test browser soak lint types docs bench clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -46,6 +46,9 @@ browser: ## Debian's chromium for the tests of the page, where it can be install
 			timeout 600 apt-get install -y -qq --no-install-recommends chromium; } >/dev/null 2>&1 && exit 0; \
 	fi; \
 	echo "No chromium: the tests of the page in a browser will be skipped."
+
+soak: $(READY) ## thousands of drawn scenarios against the shield's promise (SEEDS=2000 START=0)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/promises/soak.py --seeds $(or $(SEEDS),2000) --start $(or $(START),0)
 
 lint: $(READY) ## style
 	$(BIN)/ruff check .

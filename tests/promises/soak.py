@@ -1,7 +1,7 @@
 """Thousands of drawn scenarios, or one of them again.
 
-    python tests/promises/soak.py --seeds 2000        # prints the seed of every failure
-    python tests/promises/soak.py --seed 12345        # tells all about one
+python tests/promises/soak.py --seeds 2000        # prints the seed of every failure
+python tests/promises/soak.py --seed 12345        # tells all about one
 """
 
 from __future__ import annotations
@@ -15,15 +15,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
-from promises.scenarios import Outcome, play
 from tqdm.auto import tqdm
 
-
-def tell(outcome: Outcome) -> str:
-    return (
-        f"seed {outcome.seed}: {outcome.end}\n{outcome.text}\n"
-        f"drift      {outcome.drift:.2e}; moved {outcome.moved:.2e}; learned {outcome.learned}"
-    )
+from promises.scenarios import play
 
 
 def soak(seeds: Iterable[int]) -> int:
@@ -37,7 +31,7 @@ def soak(seeds: Iterable[int]) -> int:
         ends["learned"] += outcome.learned
         if outcome.failed:
             failed.append(seed)
-            tqdm.write(tell(outcome) + "\n")
+            tqdm.write(f"{outcome}\n")
     print(", ".join(f"{count} {end}" for end, count in ends.items()))
     if failed:
         print(f"failed: {' '.join(map(str, failed))}")
@@ -53,7 +47,7 @@ def main() -> int:
     torch.set_num_threads(1)  # the matrices are tiny
     if chosen.seed is not None:
         outcome = play(chosen.seed)
-        print(tell(outcome))
+        print(outcome)
         return int(outcome.failed)
     return int(soak(range(chosen.start, chosen.start + chosen.seeds)) > 0)
 

@@ -222,7 +222,9 @@ def make_plan(
     stepped = {id(p): g for g in optimizer.param_groups for p in g["params"]}
     resumed = context.protected.resumed
     parts = list(_parts(optimizer, stepped, context, looked_at))
-    plan = StepPlan(key, gradients=_gradients(parts, stepped), rest=_rest(optimizer, stepped, context))
+    plan = StepPlan(
+        key, gradients=_gradients(parts, stepped), rest=_rest(optimizer, stepped, context)
+    )
     scales: dict[torch.device, Tensor] = {}
     for part in parts:
         block = SteppedBlock(part.name, part.own, part.way)
@@ -289,7 +291,9 @@ def _rest(optimizer: Optimizer, stepped: Mapping[int, Any], context: Context) ->
         held = [p for g in optimizer.param_groups for p in g["params"]]
         # momentum and weight decay move what does not learn too, while it has a gradient of zeros
         rest.frozen = [p for p in held if not p.requires_grad]
-        rest.frozen += [p for p in protected.frozen.values() if p.requires_grad and id(p) in stepped]
+        rest.frozen += [
+            p for p in protected.frozen.values() if p.requires_grad and id(p) in stepped
+        ]
     if context.increment_decay:
         some = {id(p): p for site in protected.sites.values() for p in site.active()}
         apart = _stepped_apart(stepped, context)
