@@ -70,8 +70,7 @@ class Scenario(History):
     def run(self) -> Outcome:
         """Through all tasks; whatever is raised on the way is told, not raised."""
         end = "kept"
-        with torch.random.fork_rng([]), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with torch.random.fork_rng([]):
             torch.manual_seed(self.seed)
             try:
                 self._tasks()
@@ -206,4 +205,6 @@ class Scenario(History):
 
 def play(seed: int) -> Outcome:
     """The scenario of a seed, from its beginning to its end."""
-    return Scenario(seed).run()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch, about what is drawn; the shield's are heard
+        return Scenario(seed).run()

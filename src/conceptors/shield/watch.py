@@ -112,8 +112,9 @@ class Watch(Keeper):
             listed = ", ".join(f"{name} (by {_share(drift)})" for name, drift in found.items())
             _warn(
                 f"weights have moved within claimed space, where no guarded step goes: {listed}. "
-                f"What was remembered there has changed. Guard every optimizer of the model, make optimizers anew "
-                f"after layers are replaced, load model and shield from the same checkpoint"
+                f"What was remembered there has changed. Guard every optimizer of the model, make "
+                f"optimizers anew after layers are replaced, load model and shield from the same "
+                f"checkpoint"
             )
 
     # --- optimizers ------------------------------------------------------------------------
