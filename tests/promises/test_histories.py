@@ -206,3 +206,29 @@ def test_a_weight_that_only_lends_its_dtype_is_not_used() -> None:
             return found
 
     assert Shield(Shifted(), **HARD).remember(data(1)).n_tasks == 1
+
+
+@pytest.mark.parametrize("angle", [1e-3, 1e-4, 1e-5, 1e-6])
+def test_tasks_that_use_nearly_the_same_direction_are_both_held_to_rounding(angle: float) -> None:
+    torch.manual_seed(0)
+    basis = torch.linalg.qr(torch.randn(12, 12, dtype=torch.float64)).Q.mT
+    first = 5 * basis[:4]
+    second = 5 * torch.stack([basis[3] + angle * basis[4], basis[6]])
+    model = nn.Linear(12, 3, bias=False).double()
+    shield = Shield(model, **HARD).remember(first).remember(second)
+    (values,) = shield.spectra().values()
+    assert values.tolist() == [1.0] * 6 + [0.0] * 6
+    optimizer = shield.guard(torch.optim.AdamW(model.parameters(), lr=0.1))
+    before = [model(x).detach() for x in (first, second)]
+    train(model, optimizer, 5)
+    for x, y in zip((first, second), before):
+        torch.testing.assert_close(model(x), y, rtol=0, atol=1e-12)
+
+
+def test_a_small_edit_of_exact_weights_is_told() -> None:
+    model = network()
+    shield = shielded(model)
+    with torch.no_grad():
+        model[0].weight.mul_(1 + 1e-6)  # type: ignore[operator]
+    with pytest.warns(UnprotectedWarning, match=r"moved within claimed space.*: 0 \(by 1e-06\)"):
+        shield.remember(data(3))
