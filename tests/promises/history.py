@@ -80,7 +80,7 @@ class History:
         learning = [i for i, part in enumerate(self.network.parts) if list(part.parameters())]
         if coin(draw, 0.1) and learning:
             found["freeze"] = [f"parts.{draw.choice(learning)}"]
-        if len(self.network.heads) == self.count and coin(draw, 0.2):
+        if learning and len(self.network.heads) == self.count and coin(draw, 0.2):
             found["exclude"] = [f"heads.{self.count - 1}"]  # of the last task, never trained after
         return found
 
