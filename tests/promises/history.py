@@ -129,9 +129,12 @@ class History:
     @contextmanager
     def listening(self) -> Iterator[None]:
         with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            yield
-        self.told += [str(w.message) for w in caught if issubclass(w.category, UnprotectedWarning)]
+            warnings.simplefilter("always", UnprotectedWarning)
+            try:
+                yield
+            finally:
+                ours = [w for w in caught if issubclass(w.category, UnprotectedWarning)]
+                self.told += [str(w.message) for w in ours]
 
     @contextmanager
     def asking(self) -> Iterator[None]:

@@ -65,6 +65,29 @@ def test_what_is_frozen_does_not_move_by_weight_decay_or_momentum() -> None:
     assert drift(model, before) < 1e-10
 
 
+def test_what_is_frozen_does_not_move_along_the_history_of_lbfgs() -> None:
+    model = network()
+    shield = shielded(model)
+    optimizer = shield.guard(torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3))
+    x = data(2, rank=12)
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = (model(x) - 1).square().mean()
+        loss.backward()
+        return float(loss.detach())
+
+    before = outputs(model)
+    optimizer.step(closure)
+    state = shield.state_dict()
+    shield.load_state_dict(state)  # where a task resumes, the history is kept
+    model[0].requires_grad_(False)
+    start = model[0].weight.detach().clone()  # type: ignore[operator]
+    optimizer.step(closure)
+    assert torch.equal(model[0].weight, start)  # type: ignore[arg-type]
+    assert drift(model, before) < 1e-10
+
+
 def test_what_learns_again_is_protected_from_its_first_step() -> None:
     model = network()
     shield = shielded(model)
@@ -143,6 +166,19 @@ def test_a_state_fits_the_model_it_is_of_also_before_all_heads_are_used() -> Non
     smaller = Shield(Heads(1), **HARD).remember(data(1)).state_dict()
     with pytest.raises(ValueError, match=r"not in the state \(they start empty\): heads.1, heads"):
         Shield(Heads(), **HARD).load_state_dict(smaller)
+
+
+def test_a_state_is_not_saved_in_silence_after_weights_have_moved() -> None:
+    model = network()
+    shield = shielded(model)
+    with torch.no_grad():
+        model[2].weight.mul_(1.5)  # type: ignore[operator]
+    with pytest.warns(UnprotectedWarning, match=r"moved within claimed space.*: 2 \(by"):
+        shield.state_dict()
+    shield.detach()
+    with torch.no_grad(), in_silence():
+        model[0].weight.mul_(1.5)  # type: ignore[operator]
+        assert shield.state_dict()["n_tasks"] == 1
 
 
 def test_a_state_keeps_what_it_says_of_layers_that_are_frozen_now() -> None:

@@ -15,8 +15,13 @@ class Persistence:
     """The part of `Shield` that turns it into plain data and back."""
 
     def state_dict(self: Any) -> dict[str, Any]:
-        """Everything remembered, as plain dictionaries, tensors and numbers."""
+        """Everything remembered, as plain dictionaries, tensors and numbers.
+
+        Warns of weights that moved beside guarded steps: who loads the state trusts those of then.
+        """
         self._guards.settle()
+        if self._attached:
+            self._watch.look()
         return shield_state.pack(self)
 
     @outside_inference_mode()

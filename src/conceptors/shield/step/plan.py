@@ -66,6 +66,7 @@ class Rest:
     """What a step does beside projecting: some stay where they are, some are drawn back."""
 
     frozen: list[nn.Parameter] = field(default_factory=list)
+    moves_all: bool = False  # also what has no gradient is stepped
     decayed: list[tuple[nn.Parameter, Tensor]] = field(default_factory=list)
     # the same of blocks that are not stepped as a whole: to be projected with the step
     decayed_apart: list[tuple[nn.Parameter, Tensor]] = field(default_factory=list)
@@ -84,9 +85,12 @@ class Rest:
             parameter.data.sub_((parameter.data - anchor) * (self.rate * rates[id(parameter)]))
 
     def keep(self) -> None:
-        """Know what is frozen before a step; one without gradient is not stepped."""
-        moving = (p for p in self.frozen if p.requires_grad or p.grad is not None)
-        self.kept = [(p, p.data.clone()) for p in moving]
+        """Know what is frozen before a step, as far as that may move it."""
+        self.kept = [
+            (p, p.data.clone())
+            for p in self.frozen
+            if p.requires_grad or p.grad is not None or self.moves_all
+        ]
 
     def put_back(self) -> None:
         """What is frozen, as it was before the step."""
@@ -287,6 +291,7 @@ def _gradients(parts: list[Part], stepped: Mapping[int, Any]) -> Gradients:
 def _rest(optimizer: Optimizer, stepped: Mapping[int, Any], context: Context) -> Rest:
     protected = context.protected
     rest = Rest(rate=2 * context.increment_decay)
+    rest.moves_all = isinstance(optimizer, torch.optim.LBFGS)  # along its history
     if protected.claims:
         held = [p for g in optimizer.param_groups for p in g["params"]]
         # momentum and weight decay move what does not learn too, while it has a gradient of zeros
