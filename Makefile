@@ -9,7 +9,7 @@ ifneq ($(wildcard ../shared/data),)
 export CONCEPTORS_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: help demo tour test test-gpu browser lint types docs bench lock sbom clean
+.PHONY: help demo tour test test-gpu browser soak lint types docs bench lock sbom clean
 
 # Only what requirements*.txt list, only wheels (a source archive would fetch and run more), only
 # files with the hashes given there.
@@ -71,6 +71,9 @@ browser: ## Debian's chromium for the tests of the page; asks before installing 
 	{ timeout 120 apt-get update -qq && \
 		timeout 600 apt-get install -y -qq --no-install-recommends chromium; } >/dev/null 2>&1 || \
 		echo "$$skipped"
+
+soak: $(READY) ## thousands of drawn scenarios against the shield's promise (SEEDS=2000 START=0)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/promises/soak.py --seeds $(or $(SEEDS),2000) --start $(or $(START),0)
 
 lint: $(READY) ## style
 	$(BIN)/ruff check .

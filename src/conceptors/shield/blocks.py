@@ -157,6 +157,7 @@ class Scan:
     sites: dict[str, WeightBlock]
     frozen: dict[str, nn.Parameter]  # held fixed once a task is remembered
     unsupported: dict[str, str]  # trainable parameter -> why
+    resting: dict[str, WeightBlock]  # blocks of which nothing learns now
 
     def same(self, other: Scan) -> bool:
         """Whether another look at the model found nothing new."""
@@ -180,7 +181,8 @@ class Scan:
             )
             for name, site in self.sites.items()
         }
-        return sites, {name: id(p) for name, p in self.frozen.items()}, self.unsupported
+        frozen = {name: id(p) for name, p in self.frozen.items()}
+        return sites, frozen, self.unsupported, list(self.resting)
 
 
 def survey(
@@ -217,6 +219,7 @@ def scan(model: nn.Module, exclude: Iterable[str], freeze: Iterable[str]) -> Sca
     claimed: set[int] = set()
     obstacles: dict[int, str] = {}
     sites: dict[str, WeightBlock] = {}
+    resting: dict[str, WeightBlock] = {}
     frozen: dict[str, nn.Parameter] = {}
     for path, layer in model.named_modules():
         rule = find_rule(layer)
@@ -240,9 +243,11 @@ def scan(model: nn.Module, exclude: Iterable[str], freeze: Iterable[str]) -> Sca
             if len(named) == len(found):
                 continue
             claimed.update(id(p) for p in found if id(p) not in named)
-            if not any(p.requires_grad and p.numel() for p in found):
+            if not any(p.numel() for p in found):
                 continue
-            site = _join(sites, name, Source(layer, rule, block, None), weight, bias)
+            learns = any(p.requires_grad and p.numel() for p in found)
+            row = sites if learns else resting
+            site = _join(row, name, Source(layer, rule, block, None), weight, bias)
             site.passive |= named
     unsupported: dict[str, str] = {}
     for name, parameter in model.named_parameters():
@@ -254,7 +259,7 @@ def scan(model: nn.Module, exclude: Iterable[str], freeze: Iterable[str]) -> Sca
             owner = model.get_submodule(name.rpartition(".")[0])
             why = obstacles.get(id(parameter)) or f"shape {list(parameter.shape)}"
             unsupported[name] = f"{type(owner).__name__}, {why}"
-    return Scan(sites, frozen, unsupported)
+    return Scan(sites, frozen, unsupported, resting)
 
 
 def _join(

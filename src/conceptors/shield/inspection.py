@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
-from conceptors.algebra.conceptor import Conceptor
+from conceptors.algebra.conceptor import Conceptor, similarity
 from conceptors.shield.blocks import Scan
-from conceptors.shield.claims import Remembered
+from conceptors.shield.claims import Claims, Remembered
 from conceptors.shield.explain import Explanation, explain
 from conceptors.shield.options import Protection
+from conceptors.shield.remember.run import Feed
 from conceptors.shield.room import stuck_layers
 from conceptors.shield.step.guards import Guards
 from conceptors.shield.watch import Watch
@@ -28,6 +30,11 @@ class Inspection:
 
     def refresh(self) -> object:
         """Look at the model again."""
+        raise NotImplementedError
+
+    def _claims_of(
+        self, batches: Any, feed: Feed | None, limit: int | None, progress: bool
+    ) -> Claims:
         raise NotImplementedError
 
     @property
@@ -57,6 +64,27 @@ class Inspection:
         }
         ranks = {name: 0 if space is None else space.rank for name, space in free.items()}
         return explain(self._scan, ranks, self.quota(), plans)
+
+    def similarity(
+        self,
+        batches: Any,
+        *,
+        feed: Feed | None = None,
+        limit: int | None = None,
+        progress: bool = False,
+    ) -> dict[str, float]:
+        """How much new data overlaps, layer by layer, with what is remembered: ρ in [0, 1].
+
+        A forecast before training on it: the higher, the less free space the new task can use.
+        """
+        held = self._remembered.claimed.conceptors
+        with self._watch.alone():
+            task = self._claims_of(batches, feed, limit, progress)
+        return {
+            name: float(similarity(conceptor, held[name].to(conceptor.device)).mean())
+            for name, conceptor in task.conceptors.items()
+            if name in held
+        }
 
     def spectra(self) -> dict[str, Tensor]:
         """Singular values of A, layer by layer, descending: `[d]`, or `[groups, d]`."""

@@ -17,7 +17,7 @@ from conceptors.shield.blocks import WeightBlock, is_sharded
 _PROBES = 8  # random directions in claimed space
 _ROWS = 64  # outputs that are looked at
 _SOFT = 0.2  # soft conceptors let weights move, so that only much of it is suspicious
-_HARD = 1e-3
+_HARD, _ROUNDING = 1e-3, 1e7  # the latter times eps, where that is less: float64 is held to more
 
 
 class Fingerprint(NamedTuple):
@@ -81,7 +81,7 @@ class Baseline:
 def tolerance(site: WeightBlock, hard: bool) -> float:
     """How much of a drift may be rounding, or of guarded steps."""
     coarsest = max(torch.finfo(p.dtype).eps for p in site.parameters)
-    return max(_HARD if hard else _SOFT, 8 * coarsest)
+    return max(min(_HARD, _ROUNDING * coarsest) if hard else _SOFT, 8 * coarsest)
 
 
 def _within(claimed: Conceptor, noise: Tensor) -> Tensor:

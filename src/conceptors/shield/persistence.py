@@ -15,8 +15,13 @@ class Persistence:
     """The part of `Shield` that turns it into plain data and back."""
 
     def state_dict(self: Any) -> dict[str, Any]:
-        """Everything remembered, as plain dictionaries, tensors and numbers."""
+        """Everything remembered, as plain dictionaries, tensors and numbers.
+
+        Warns of weights that moved beside guarded steps: who loads the state trusts those of then.
+        """
         self._guards.settle()
+        if self._attached:
+            self._watch.look()
         return shield_state.pack(self)
 
     @outside_inference_mode()
@@ -48,6 +53,7 @@ class Persistence:
                 self._remembered, self._resumed = found.remembered, found.resumed
                 self._anchors.values = self._anchors.values | found.anchors
                 self._claims_changed()
+            self._watch.resting.names = found.resting
             self._watch.distrust()
         report: LoadReport = found.report
         return report

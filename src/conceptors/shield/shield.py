@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from conceptors._internal import checks
-from conceptors.algebra.conceptor import similarity
 from conceptors.shield.anchors import Anchors
 from conceptors.shield.attach import (
     check_parameters,
@@ -65,7 +64,8 @@ class Shield(Inspection, Persistence):
             them, W ← W - η 2 λ (W - W_previous), apart from the projection.
         project: "gradients" (and steps), or "inputs": less work for plain and momentum SGD on
             batches of fewer rows than layers have outputs. Gradients must then be as backward
-            passes make them (clipping and accumulation are fine), and "auto" needs `pull=0`.
+            passes make them (clipping their norm and accumulation are fine), and "auto" needs
+            `pull=0`.
         unsupported: what to do with trainable parameters of unknown layers: "error" lists and
             refuses them, "freeze" holds them fixed once a task is remembered, "ignore" lets them
             change (and forget).
@@ -230,31 +230,10 @@ class Shield(Inspection, Persistence):
                 self._set_anchors()
                 self._claims_changed()
             self._guards.calm()
-            self._watch.trust()
+            self._watch.remembered()
         large = {name: self.quota()[name] for name in self._large()}
         self._full |= warn_if_full(large, self.warn_at_quota, self._full)
         return self
-
-    def similarity(
-        self,
-        batches: Any,
-        *,
-        feed: Feed | None = None,
-        limit: int | None = None,
-        progress: bool = False,
-    ) -> dict[str, float]:
-        """How much new data overlaps, layer by layer, with what is remembered: ρ in [0, 1].
-
-        A forecast before training on it: the higher, the less free space the new task can use.
-        """
-        held = self._remembered.claimed.conceptors
-        with self._watch.alone():
-            task = self._claims_of(batches, feed, limit, progress)
-        return {
-            name: float(similarity(conceptor, held[name].to(conceptor.device)).mean())
-            for name, conceptor in task.conceptors.items()
-            if name in held
-        }
 
     def forget(self, task: int) -> Shield:
         """Free the space that one task alone claims (task 0 is the first).
@@ -268,12 +247,15 @@ class Shield(Inspection, Persistence):
         index, count = checks.whole(task, "task", 0), len(self._remembered.tasks)
         if index >= count:
             raise ValueError(f"task {task} is not remembered; there are {count} tasks")
-        with self._watch.alone(), self._all_or_nothing(), outside_inference_mode():
-            self._remembered = self._remembered.without_task(
-                index, self._scan.sites, self._protection
-            )
-            self._resumed = {}
-            self._claims_changed()
+        with self._watch.alone(), outside_inference_mode():
+            self._watch.look()
+            with self._all_or_nothing():
+                self._remembered = self._remembered.without_task(
+                    index, self._scan.sites, self._protection
+                )
+                self._resumed = {}
+                self._claims_changed()
+            self._watch.trust()
         self._full &= {name for name, quota in self.quota().items() if quota > self.warn_at_quota}
         return self
 
@@ -286,6 +268,7 @@ class Shield(Inspection, Persistence):
         with self._watch.alone():
             reshard(self.model)
             found = self._rescan()
+            self._watch.wake(found.sites)
             self._set_anchors(found, new_only=True)
             if self.n_tasks:
                 self._statistics.hold(self.model)
@@ -310,19 +293,20 @@ class Shield(Inspection, Persistence):
     ) -> Claims:
         """What one task's data would claim; changes nothing."""
         self.refresh()
-        moments = collect(
-            self.model,
-            self._scan.sites,
-            batches,
-            feed=feed,
-            limit=limit,
-            rows=self.rows,
-            seed=self.seed + self.n_tasks,
-            dtype=self.dtype,
-            sketch=self._protection.sketch_rank,
-            progress=progress,
-            strays=self._meet_strays,
-        )
+        with self._watch.resting.watching(self._scan.resting):
+            moments = collect(
+                self.model,
+                self._scan.sites,
+                batches,
+                feed=feed,
+                limit=limit,
+                rows=self.rows,
+                seed=self.seed + self.n_tasks,
+                dtype=self.dtype,
+                sketch=self._protection.sketch_rank,
+                progress=progress,
+                strays=self._meet_strays,
+            )
         moments = {name: own for name, own in moments.items() if name in self._scan.sites}
         held = self._remembered.claimed.conceptors
         return claims_of_task(moments, self._scan.sites, self._protection, held)

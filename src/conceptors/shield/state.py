@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 FORMAT = "conceptors.Shield"
 VERSION = 1
 _TENSORS = ("anchors", "stiffness", "notes")
-_SCALARS = ("format", "version", "n_tasks")
+_SCALARS = ("format", "version", "n_tasks", "layers", "resting")
 _MOST_TASKS = 100_000  # in a file; a header of a few bytes must not fill the memory
 
 
@@ -57,6 +57,8 @@ def pack(shield: Shield) -> dict[str, Any]:
         "format": FORMAT,
         "version": VERSION,
         "n_tasks": shield.n_tasks,
+        "layers": list(shield._scan.sites),  # also those of which nothing is claimed yet
+        "resting": sorted(shield._watch.resting.names),
         "claimed": {name: _pack(c) for name, c in remembered.claimed.conceptors.items()},
         "tasks": [
             {name: _pack(c, task.stiffness.get(name)) for name, c in task.conceptors.items()}
@@ -81,6 +83,7 @@ class Loaded(NamedTuple):
     remembered: Remembered
     resumed: dict[str, Tensor]
     anchors: dict[str, Tensor]
+    resting: set[str]
     report: LoadReport
 
 
@@ -90,8 +93,10 @@ def read(
     """All of a state, for this shield; changes nothing. See `Shield.load_state_dict`."""
     n_tasks, claimed, tasks, anchors = _parsed(state, rename)
     notes = _tensors(state, "notes", rename)
-    sizes = {}
-    for name, site in shield._scan.sites.items():
+    known, resting = (_names(state, label, rename) for label in ("layers", "resting"))
+    sites, sizes = dict(shield._scan.sites), {}
+    sites |= {n: s for n, s in shield._scan.resting.items() if n in claimed.conceptors}
+    for name, site in sites.items():
         matrix = site.matrix(site.parameters)
         sizes[name] = (matrix.shape[0], matrix.shape[-1])
     mismatched = {}
@@ -105,7 +110,7 @@ def read(
     held = claimed.conceptors
     report = LoadReport(
         loaded=[name for name in held if name in sizes and name not in mismatched],
-        missing=[name for name in sizes if name not in held],
+        missing=[name for name in sizes if name not in held and name not in known],
         unexpected=[name for name in held if name not in sizes],
         mismatched=mismatched,
     )
@@ -114,7 +119,7 @@ def read(
             f"the state does not fit this model; nothing was loaded.\n{report}\nPass rename="
             f"{{old: new}}{', or strict=False to load what fits' if report.loaded else ''}"
         )
-    devices = {name: s.parameters[0].device for name, s in shield._scan.sites.items()}
+    devices = {name: s.parameters[0].device for name, s in sites.items()}
     where = {name: devices[name] for name in report.loaded}
     parameters = dict(shield.model.named_parameters())
     return Loaded(
@@ -125,6 +130,7 @@ def read(
             for name, anchor in anchors.items()
             if name in parameters and parameters[name].shape == anchor.shape
         },
+        resting,
         report,
     )
 
@@ -300,6 +306,14 @@ def _real(value: Any, name: str) -> Tensor:
         found = f"{value.dtype}" if isinstance(value, Tensor) else type(value).__name__
         raise _damaged(f"{name} must be a tensor of floats, got {found}")
     return value
+
+
+def _names(state: Mapping[str, Any], label: str, rename: Mapping[str, str]) -> set[str]:
+    """Absent from states of earlier releases."""
+    found = state.get(label) or []
+    if not isinstance(found, (list, tuple)) or not all(isinstance(name, str) for name in found):
+        raise _damaged(f"{label} should be names, got {found!r:.60}")
+    return {rename.get(name, name) for name in found}
 
 
 def _mapping(value: Any, what: str) -> Mapping[str, Any]:

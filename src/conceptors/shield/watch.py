@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from conceptors._internal.outside import outside
 from conceptors._internal.threads import OneThread
 from conceptors.shield.moved import Baseline, tolerance
+from conceptors.shield.resting import Resting
 from conceptors.shield.room import warn_if_stuck
 from conceptors.shield.step.context import Keeper
 
@@ -32,11 +33,13 @@ class Watch(Keeper):
 
     Attributes:
         alone: a context for work that no other thread may do at the same time.
+        resting: layers that were frozen when tasks were remembered.
     """
 
     def __init__(self, shield: Shield) -> None:
         self._shield = shield
         self.alone = OneThread("this shield")
+        self.resting = Resting()
         self._baseline = Baseline()
         self._told: set[str] = set()
         self._strangers: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
@@ -70,6 +73,21 @@ class Watch(Keeper):
         self._told = set()
         shield._guards.trust()
 
+    def remembered(self) -> None:
+        """A task was just remembered."""
+        self.resting.settle()
+        self.trust()
+
+    def wake(self, learning: Iterable[str]) -> None:
+        """Say which of these layers were frozen when tasks were remembered that use them."""
+        found = self.resting.woken(learning)
+        if found:
+            _warn(
+                f"layers learn now that were frozen when a task that uses them was remembered, so "
+                f"that nothing of it is protected there: {', '.join(found)}. Keep them frozen "
+                f"(requires_grad=False), or let them learn before remember is called"
+            )
+
     def distrust(self) -> None:
         """Other weights may be on their way."""
         self._baseline.clear()
@@ -91,11 +109,12 @@ class Watch(Keeper):
                 found[name] = drift
         self._told |= found.keys()
         if found:
+            listed = ", ".join(f"{name} (by {_share(drift)})" for name, drift in found.items())
             _warn(
-                f"weights have moved within claimed space, where no guarded step goes: "
-                f"{', '.join(f'{n} (by {d:.0%})' for n, d in found.items())}. What was remembered "
-                f"there has changed. Guard every optimizer of the model, make optimizers anew "
-                f"after layers are replaced, load model and shield from the same checkpoint"
+                f"weights have moved within claimed space, where no guarded step goes: {listed}. "
+                f"What was remembered there has changed. Guard every optimizer of the model, make "
+                f"optimizers anew after layers are replaced, load model and shield from the same "
+                f"checkpoint"
             )
 
     # --- optimizers ------------------------------------------------------------------------
@@ -167,6 +186,10 @@ def check_steps_what_it_trains(optimizer: Optimizer) -> None:
             f"and eval()), and a shield can only protect those that it steps; use an optimizer "
             f"without such a switch, and average weights in a copy of the model"
         )
+
+
+def _share(drift: float) -> str:
+    return f"{drift:.0%}" if drift >= 0.005 else f"{drift:.0e}"
 
 
 def _warn(message: str) -> None:

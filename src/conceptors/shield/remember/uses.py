@@ -19,6 +19,8 @@ from conceptors.layers.inner import has_own_forward, inner_call
 from conceptors.shield.blocks import WeightBlock
 
 _FIRST = 2  # batches that are watched, where no layer has a forward of its own
+_KINDS = ("tensor", "zeros", "ones", "empty", "full", "rand", "randn", "randint")
+_FORMS = {f"new_{kind}" for kind in _KINDS} | {f"{kind}_like" for kind in _KINDS}
 
 
 class Use(NamedTuple):
@@ -92,6 +94,8 @@ class Uses(TorchFunctionMode):
         call = None if layer is None else inner_call(layer, func, args, kwargs, found)
         if layer is not None and call is not None:
             self._calls[layer].append(call)
+            return
+        if _name(func) in _FORMS:  # takes a weight's dtype and device, none of its numbers
             return
         for tensor in _parameters([*args, *kwargs.values()]):
             site = self._names.get(id(tensor))

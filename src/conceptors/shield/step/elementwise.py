@@ -24,7 +24,7 @@ class Tokens:
     ) -> None:
         self.weights, self.gradients = weights, gradients
         self.met, self.gain, self.pull = met, gain, pull  # [tokens], [tokens, 1, 1]
-        self.noted = torch.zeros_like(weights.blocks[0][met])
+        self.noted = weights.load()[0][met]  # also where a plan resumes, and nothing is noted anew
 
     def note(self) -> None:
         self.noted.copy_(self.weights.load()[0][self.met])

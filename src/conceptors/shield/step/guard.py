@@ -114,20 +114,23 @@ class Guard:
         self.settle()
         keeper = self._context().keeper
         keeper.check_thread()
-        if self.plan.passing.is_next_due():
-            keeper.look_again()
+        if self.plan.passing.is_next_due() or self.plan.key != self._key(optimizer):
+            keeper.look_again()  # something may have been added, replaced, frozen or unfrozen
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         plan = self.prepare()
         if not plan and self.between is None:
             return None
         if plan.work.versions is not None and not plan.is_known():
             keeper.look()
-        if plan.rest:
+        skips = bool(plan.rest) and _skips(optimizer)
+        if plan.rest and not skips:
             with exactly():
-                if not _skips(optimizer):
-                    plan.rest.decay(optimizer)
+                plan.rest.decay(optimizer)
         plan.note()
-        plan.rest.kept = [p.data.clone() for p in plan.rest.frozen]
+        if plan.rest.decayed_apart and not skips:
+            with exactly():
+                plan.rest.decay(optimizer, apart=True)
+        plan.rest.keep()
         if closure is None:
             self._project(optimizer)
             return None

@@ -66,23 +66,35 @@ class Rest:
     """What a step does beside projecting: some stay where they are, some are drawn back."""
 
     frozen: list[nn.Parameter] = field(default_factory=list)
+    moves_all: bool = False  # also what has no gradient is stepped
     decayed: list[tuple[nn.Parameter, Tensor]] = field(default_factory=list)
+    # the same of blocks that are not stepped as a whole: to be projected with the step
+    decayed_apart: list[tuple[nn.Parameter, Tensor]] = field(default_factory=list)
     rate: float = 0.0  # 2 λ
     fastest: float = math.inf  # learning rate up to which plain steps do not overshoot a pull
-    kept: list[Tensor] | None = None  # what is frozen, during a step; None outside
+    # what is frozen and would be stepped, during a step; None outside
+    kept: list[tuple[nn.Parameter, Tensor]] | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.frozen or self.decayed)
+        return bool(self.frozen or self.decayed or self.decayed_apart)
 
-    def decay(self, optimizer: Optimizer) -> None:
+    def decay(self, optimizer: Optimizer, *, apart: bool = False) -> None:
         """W ← W - η 2 λ (W - W_previous), apart from the projection (Algorithm 2)."""
         rates = {id(p): g.get("lr", 1.0) for g in optimizer.param_groups for p in g["params"]}
-        for parameter, anchor in self.decayed:
+        for parameter, anchor in self.decayed_apart if apart else self.decayed:
             parameter.data.sub_((parameter.data - anchor) * (self.rate * rates[id(parameter)]))
+
+    def keep(self) -> None:
+        """Know what is frozen before a step, as far as that may move it."""
+        self.kept = [
+            (p, p.data.clone())
+            for p in self.frozen
+            if p.requires_grad or p.grad is not None or self.moves_all
+        ]
 
     def put_back(self) -> None:
         """What is frozen, as it was before the step."""
-        for parameter, value in zip(self.frozen, self.kept or ()):
+        for parameter, value in self.kept or ():
             parameter.data.copy_(value)
 
 
@@ -223,7 +235,9 @@ def make_plan(
     stepped = {id(p): g for g in optimizer.param_groups for p in g["params"]}
     resumed = context.protected.resumed
     parts = list(_parts(optimizer, stepped, context, looked_at))
-    plan = StepPlan(key, gradients=_gradients(parts, stepped), rest=_rest(stepped, context))
+    plan = StepPlan(
+        key, gradients=_gradients(parts, stepped), rest=_rest(optimizer, stepped, context)
+    )
     scales: dict[torch.device, Tensor] = {}
     for part in parts:
         block = SteppedBlock(part.name, part.own, part.way)
@@ -283,19 +297,39 @@ def _gradients(parts: list[Part], stepped: Mapping[int, Any]) -> Gradients:
     return Gradients(copies, list(given.values()), copies.keys() - used)
 
 
-def _rest(stepped: Mapping[int, Any], context: Context) -> Rest:
+def _rest(optimizer: Optimizer, stepped: Mapping[int, Any], context: Context) -> Rest:
     protected = context.protected
     rest = Rest(rate=2 * context.increment_decay)
+    rest.moves_all = isinstance(optimizer, torch.optim.LBFGS)  # along its history
     if protected.claims:
-        rest.frozen = [p for p in protected.frozen.values() if id(p) in stepped]
+        held = [p for g in optimizer.param_groups for p in g["params"]]
+        # momentum and weight decay move what does not learn too, while it has a gradient of zeros
+        rest.frozen = [p for p in held if not p.requires_grad]
+        rest.frozen += [
+            p for p in protected.frozen.values() if p.requires_grad and id(p) in stepped
+        ]
     if context.increment_decay:
         some = {id(p): p for site in protected.sites.values() for p in site.active()}
-        rest.decayed = [
-            (p, protected.anchors[i])
-            for i, p in some.items()
-            if i in stepped and i in protected.anchors
-        ]
+        apart = _stepped_apart(stepped, context)
+        for number, p in some.items():
+            if number in stepped and number in protected.anchors:
+                row = rest.decayed_apart if number in apart else rest.decayed
+                row.append((p, protected.anchors[number]))
     return rest
+
+
+def _stepped_apart(stepped: Mapping[int, Any], context: Context) -> set[int]:
+    """Ids of parameters in blocks that several groups or optimizers share.
+
+    What moves a part of a block, or parts of it at rates of their own, leaves the free space.
+    """
+    held, found = context.keeper.held(), set[int]()
+    for site in context.protected.sites.values():
+        active = [id(p) for p in site.active() if id(p) in held]
+        groups = [stepped.get(number) for number in active]
+        if any(group is not groups[0] for group in groups):
+            found.update(active)
+    return found
 
 
 def _anchor(part: Part, weights: Memory, anchors: Mapping[int, Tensor]) -> Tensor | None:
