@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable
 
@@ -100,6 +101,20 @@ def test_an_earlier_state_of_the_same_task_is_fine(soft: bool) -> None:
         model.load_state_dict(best)
         train(model, optimizer, 2)
         model.load_state_dict(best)
+        shield.remember(data(3))
+    assert shield.n_tasks == 2
+
+
+def test_an_optimizer_that_is_gone_was_guarded_nonetheless() -> None:
+    model = network()
+    shield = Shield(model).remember(data(1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            optimizer = shield.guard(torch.optim.AdamW(model.parameters(), lr=1e-2))
+            train(model, optimizer, 5)
+            del optimizer
+            gc.collect()
         shield.remember(data(3))
     assert shield.n_tasks == 2
 

@@ -19,6 +19,7 @@ class Guards(list[Guard]):
         super().__init__()
         self._make = make
         self.context = Context()
+        self._past: set[str] = set()  # what guards that are gone have stepped
 
     def add(self, optimizer: Optimizer, between: Callable[[], None] | None) -> None:
         """Guard an optimizer; one that is guarded already may get another `between`."""
@@ -66,10 +67,11 @@ class Guards(list[Guard]):
 
     def stepped(self) -> set[str]:
         """Names of blocks that were stepped since weights were trusted."""
-        return {name for guard in self for name in guard.stepped}
+        return self._past | {name for guard in self for name in guard.stepped}
 
     def trust(self) -> None:
         """Count steps anew."""
+        self._past = set()
         for guard in list(self):
             guard.stepped = set()
 
@@ -83,6 +85,7 @@ class Guards(list[Guard]):
 
     def _drop(self, guard: Guard) -> None:
         """Its optimizer is gone."""
+        self._past |= guard.stepped
         guard.plan.close()
         self[:] = [other for other in self if other is not guard]
 
