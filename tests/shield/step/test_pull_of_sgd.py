@@ -12,6 +12,9 @@ from helpers import normal
 from shield.step.common import odds
 from shield.step.pulled import anchor, block, pulled, rows, stiffness_of
 
+# weights are moved by hand here, to be pulled back
+pytestmark = pytest.mark.filterwarnings("ignore:weights have moved:conceptors.UnprotectedWarning")
+
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
