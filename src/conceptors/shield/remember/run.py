@@ -96,9 +96,11 @@ def collect(
             m.all_reduce()
     moments = {name: m for name, m in moments.items() if m.weight > 0}
     if not moments:
+        listed = ", ".join(list(sites)[:5]) + (", ..." if len(sites) > 5 else "")
         raise ValueError(
-            f"no rows reached any of the {len(sites)} shielded layers in {seen} batches; check "
-            f"that feed(model, batch) calls the model on samples; nothing was remembered"
+            f"no rows reached any of {len(sites)} shielded layers ({listed}) in {seen} batches; "
+            f"check that feed(model, batch) calls the model on samples, and that not all it uses "
+            f"is frozen or excluded; nothing was remembered"
         )
     return moments
 
