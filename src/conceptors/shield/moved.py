@@ -15,7 +15,7 @@ from conceptors.algebra.forms import OddsForm
 from conceptors.shield.blocks import WeightBlock, is_sharded
 
 _PROBES = 8  # random directions in claimed space
-_ROWS = 64  # outputs that are looked at
+_ROWS, _NUMBERS = 64, 2**18  # outputs that are looked at, fewer of blocks with many groups
 _SOFT = 0.2  # soft conceptors let weights move, so that only much of it is suspicious
 _HARD, _ROUNDING = 1e-3, 1e7  # the latter times eps, where that is less: float64 is held to more
 
@@ -34,7 +34,8 @@ class Fingerprint(NamedTuple):
         draw = torch.Generator().manual_seed(seed)
         noise = torch.randn(groups, dim, min(_PROBES, dim), generator=draw).to(matrix)
         inputs = _within(claimed, noise)
-        rows = torch.linspace(0, out - 1, min(_ROWS, out)).long().to(matrix.device)
+        most = max(4, min(_ROWS, _NUMBERS // groups))
+        rows = torch.linspace(0, out - 1, min(most, out)).long().to(matrix.device)
         return Fingerprint(inputs, rows, matrix[:, rows] @ inputs)
 
     def drift(self, site: WeightBlock) -> float:
