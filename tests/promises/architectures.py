@@ -148,7 +148,7 @@ def _body(draw: Random, form: Form, words: list[str]) -> tuple[list[nn.Module], 
         part, text = draw.choice(PARTS)(draw, form)
         with torch.no_grad():
             after = part.eval()(torch.randn(2, *form)).shape
-        if after[1] > 7 or after[1] < 2 or after[2] > 64:
+        if after[1] > 7 or after[1] < 2 or not 16 <= after[2] <= 64:
             continue
         part.train()
         parts.append(part)
