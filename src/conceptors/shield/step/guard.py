@@ -122,15 +122,14 @@ class Guard:
             return None
         if plan.work.versions is not None and not plan.is_known():
             keeper.look()
-        skips = bool(plan.rest) and _skips(optimizer)
-        if plan.rest and not skips:
-            with exactly():
-                plan.rest.decay(optimizer)
+        decay = plan.rest.decay
+        decays = bool(decay) and not _skips(optimizer)
+        if decays:
+            decay.apply(decay.whole, optimizer)
         plan.note()
-        if plan.rest.decayed_apart and not skips:
-            with exactly():
-                plan.rest.decay(optimizer, apart=True)
-        plan.rest.keep()
+        if decays:
+            decay.apply(decay.apart, optimizer)
+        plan.rest.frozen.keep()
         if closure is None:
             self._project(optimizer)
             return None
@@ -163,7 +162,7 @@ class Guard:
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self.plan.gradients.give_back()
         if not self.plan or _skips(optimizer):
-            self.plan.rest.kept = None
+            self.plan.rest.frozen.kept = None
         else:
             self._finish(optimizer)
 

@@ -56,7 +56,7 @@ class Guards(list[Guard]):
     def abandon(self) -> None:
         """Leave weights as they are now, also where a step was interrupted."""
         for guard in list(self):
-            guard.plan.rest.kept = None
+            guard.plan.rest.frozen.kept = None
 
     def moved(self) -> dict[str, float]:
         """How far something else has moved blocks since they were last stepped."""

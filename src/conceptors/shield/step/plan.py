@@ -22,6 +22,7 @@ from conceptors.shield.step.gradients import Gradients
 from conceptors.shield.step.inputs import InputProjection
 from conceptors.shield.step.memory import Memory, both
 from conceptors.shield.step.passing import Passing
+from conceptors.shield.step.rest import Rest, make_rest
 from conceptors.shield.step.strategy import Strategy, Way
 
 
@@ -62,43 +63,6 @@ class Work:
 
 
 @dataclass
-class Rest:
-    """What a step does beside projecting: some stay where they are, some are drawn back."""
-
-    frozen: list[nn.Parameter] = field(default_factory=list)
-    moves_all: bool = False  # also what has no gradient is stepped
-    decayed: list[tuple[nn.Parameter, Tensor]] = field(default_factory=list)
-    # the same of blocks that are not stepped as a whole: to be projected with the step
-    decayed_apart: list[tuple[nn.Parameter, Tensor]] = field(default_factory=list)
-    rate: float = 0.0  # 2 λ
-    fastest: float = math.inf  # learning rate up to which plain steps do not overshoot a pull
-    # what is frozen and would be stepped, during a step; None outside
-    kept: list[tuple[nn.Parameter, Tensor]] | None = None
-
-    def __bool__(self) -> bool:
-        return bool(self.frozen or self.decayed or self.decayed_apart)
-
-    def decay(self, optimizer: Optimizer, *, apart: bool = False) -> None:
-        """W ← W - η 2 λ (W - W_previous), apart from the projection (Algorithm 2)."""
-        rates = {id(p): g.get("lr", 1.0) for g in optimizer.param_groups for p in g["params"]}
-        for parameter, anchor in self.decayed_apart if apart else self.decayed:
-            parameter.data.sub_((parameter.data - anchor) * (self.rate * rates[id(parameter)]))
-
-    def keep(self) -> None:
-        """Know what is frozen before a step, as far as that may move it."""
-        self.kept = [
-            (p, p.data.clone())
-            for p in self.frozen
-            if p.requires_grad or p.grad is not None or self.moves_all
-        ]
-
-    def put_back(self) -> None:
-        """What is frozen, as it was before the step."""
-        for parameter, value in self.kept or ():
-            parameter.data.copy_(value)
-
-
-@dataclass
 class StepPlan:
     """The blocks of one optimizer, and what is done with them."""
 
@@ -122,7 +86,7 @@ class StepPlan:
     @property
     def in_step(self) -> bool:
         """Whether a step has begun and is not corrected yet; also after Ctrl-C."""
-        return self.rest.kept is not None
+        return self.rest.frozen.kept is not None
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """All whose gradients are looked at."""
@@ -171,7 +135,7 @@ class StepPlan:
                 block.strategy.noted.copy_(before)
             else:
                 block.strategy.note()
-        self.passing, self.rest.kept = other.passing, other.rest.kept
+        self.passing, self.rest.frozen.kept = other.passing, other.rest.frozen.kept
         self.work.versions = []  # the weights are not known
 
     def is_of(self, version: int) -> bool:
@@ -196,8 +160,7 @@ class StepPlan:
         """Project the step that was made."""
         self.work.correct()
         self.work.versions = [p._version for p in self.parameters()]
-        self.rest.put_back()
-        self.rest.kept = None
+        self.rest.frozen.put_back()
 
     def notes(self) -> dict[str, Tensor]:
         """What a run in the middle of a task needs to resume bit for bit: see `Factored.resume`."""
@@ -235,9 +198,7 @@ def make_plan(
     stepped = {id(p): g for g in optimizer.param_groups for p in g["params"]}
     resumed = context.protected.resumed
     parts = list(_parts(optimizer, stepped, context, looked_at))
-    plan = StepPlan(
-        key, gradients=_gradients(parts, stepped), rest=_rest(optimizer, stepped, context)
-    )
+    plan = StepPlan(key, gradients=_gradients(parts, stepped), rest=make_rest(optimizer, context))
     scales: dict[torch.device, Tensor] = {}
     for part in parts:
         block = SteppedBlock(part.name, part.own, part.way)
@@ -295,41 +256,6 @@ def _gradients(parts: list[Part], stepped: Mapping[int, Any]) -> Gradients:
             given[tuple(id(p) for p in row)] = row
     used = {id(p) for part in parts if part.way.projects for p in part.own}
     return Gradients(copies, list(given.values()), copies.keys() - used)
-
-
-def _rest(optimizer: Optimizer, stepped: Mapping[int, Any], context: Context) -> Rest:
-    protected = context.protected
-    rest = Rest(rate=2 * context.increment_decay)
-    rest.moves_all = isinstance(optimizer, torch.optim.LBFGS)  # along its history
-    if protected.claims:
-        held = [p for g in optimizer.param_groups for p in g["params"]]
-        # momentum and weight decay move what does not learn too, while it has a gradient of zeros
-        rest.frozen = [p for p in held if not p.requires_grad]
-        rest.frozen += [
-            p for p in protected.frozen.values() if p.requires_grad and id(p) in stepped
-        ]
-    if context.increment_decay:
-        some = {id(p): p for site in protected.sites.values() for p in site.active()}
-        apart = _stepped_apart(stepped, context)
-        for number, p in some.items():
-            if number in stepped and number in protected.anchors:
-                row = rest.decayed_apart if number in apart else rest.decayed
-                row.append((p, protected.anchors[number]))
-    return rest
-
-
-def _stepped_apart(stepped: Mapping[int, Any], context: Context) -> set[int]:
-    """Ids of parameters in blocks that several groups or optimizers share.
-
-    What moves a part of a block, or parts of it at rates of their own, leaves the free space.
-    """
-    held, found = context.keeper.held(), set[int]()
-    for site in context.protected.sites.values():
-        active = [id(p) for p in site.active() if id(p) in held]
-        groups = [stepped.get(number) for number in active]
-        if any(group is not groups[0] for group in groups):
-            found.update(active)
-    return found
 
 
 def _anchor(part: Part, weights: Memory, anchors: Mapping[int, Tensor]) -> Tensor | None:
