@@ -27,7 +27,7 @@ pytestmark = REMARKS
 
 Make = Callable[..., Optimizer]
 
-STEPS = 50
+STEPS = 25
 
 OPTIMIZERS: dict[str, Make] = {
     "sgd": partial(optim.SGD, lr=0.1),
