@@ -15,6 +15,7 @@ from conceptors.algebra.forms import OddsForm
 from conceptors.shield.blocks import WeightBlock, is_sharded
 
 _PROBES = 8  # random directions in claimed space
+_COLUMNS = 256  # of a second moment that they are mixed of
 _ROWS, _NUMBERS = 64, 2**18  # outputs that are looked at, fewer of blocks with many groups
 _SOFT = 0.2  # soft conceptors let weights move, so that only much of it is suspicious
 _HARD, _ROUNDING = 1e-3, 1e7  # the latter times eps, where that is less: float64 is held to more
@@ -88,9 +89,13 @@ def tolerance(site: WeightBlock, hard: bool) -> float:
 def _within(claimed: Conceptor, noise: Tensor) -> Tensor:
     """Random directions `[g, d, k]`, the more claimed the longer."""
     form = claimed.form
-    if isinstance(form, OddsForm):
-        odds = form.matrix.to(noise)
-        return odds / odds.diagonal(dim1=-2, dim2=-1).amax().clamp_min(1e-30) @ noise
+    if isinstance(form, OddsForm):  # of a wide layer it may be in main memory: few columns will do
+        sizes = form.matrix.diagonal(dim1=-2, dim2=-1)
+        chosen = sizes.topk(min(_COLUMNS, sizes.shape[-1])).indices  # [g, k]
+        columns = form.matrix.take_along_dim(chosen.unsqueeze(-2), -1) / sizes.amax().clamp_min(
+            1e-30
+        )
+        return columns.to(noise) @ noise[:, : chosen.shape[-1]]
     parts = claimed.to(noise.device).form.spectrum()
     found: Tensor = spectra.project(parts, noise.mT.to(claimed.dtype)).mT.to(noise)
     return found
