@@ -43,7 +43,7 @@ tour: $(READY) ## the algebra and incremental regression at work on small digits
 test: $(READY) browser ## all tests and doctests, two processes at a time
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
-test-gpu: ## contract, protection, graphs and precision on a CUDA machine, with the torch of $(PYTHON)
+test-gpu: ## contract, protection, graphs and precision on a CUDA machine (PYTHON=python3 has the torch to use)
 	@$(PYTHON) -c 'import torch, sys; print(torch.__version__, torch.cuda.get_device_name())'
 	@git log -1 --format='commit %H' 2>/dev/null || true
 	PYTHONPATH=src $(PYTHON) -m pytest -q -o addopts= -p no:cacheprovider \

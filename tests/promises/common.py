@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from conceptors import Shield
 
@@ -29,6 +30,19 @@ def shielded(model: nn.Module, **options: Any) -> Shield:
     """Hard, and nearly everything that was met."""
     settings = {"aperture": 1e6, "hard": True, "warn_at_quota": 1.0}
     return Shield(model, **(settings | options)).remember(data(1))
+
+
+class Signs(Optimizer):
+    """Steps by the signs of gradients, out of any subspace; may be interrupted after that."""
+
+    interrupt = False
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for p in self.param_groups[0]["params"]:
+            p.sub_(0.01 * p.grad.sign())
+        if self.interrupt:
+            raise KeyboardInterrupt
 
 
 def train(model: nn.Module, optimizer: Any, steps: int = 5, seed: int = 2) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from conceptors import Shield, UnprotectedWarning
-from promises.common import data, drift, network, outputs, shielded, train
+from promises.common import Signs, data, drift, network, outputs, shielded, train
 
 
 class SAM(Optimizer):
@@ -136,20 +136,10 @@ def test_optimizers_of_other_weights_and_first_tasks_are_nobodys_business() -> N
 
 
 def test_a_step_that_was_interrupted_is_corrected_by_the_next() -> None:
-    class Interrupted(Optimizer):
-        interrupt = False
-
-        @torch.no_grad()
-        def step(self, closure: Any = None) -> Any:
-            for p in self.param_groups[0]["params"]:
-                p.sub_(0.01 * p.grad.sign())
-            if self.interrupt:
-                raise KeyboardInterrupt
-
     for then in ("step", "remember", "detach", "state_dict"):
         model = network()
         shield = shielded(model, keep_tasks=True)
-        optimizer: Any = shield.guard(Interrupted(model.parameters(), {}))
+        optimizer: Any = shield.guard(Signs(model.parameters(), {}))
         before = outputs(model)
         train(model, optimizer, 2)
         optimizer.interrupt = True

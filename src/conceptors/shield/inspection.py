@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from conceptors.shield.step.guards import Guards
 from conceptors.shield.watch import Watch
 
 
-class Inspection:
+class Inspection(ABC):
     """Reads what a shield remembers and does, and changes nothing."""
 
     _scan: Scan
@@ -28,14 +29,15 @@ class Inspection:
     _watch: Watch
     _attached: bool
 
-    def refresh(self) -> object:
+    @abstractmethod
+    def refresh(self) -> Any:
         """Look at the model again."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _claims_of(
         self, batches: Any, feed: Feed | None, limit: int | None, progress: bool
     ) -> Claims:
-        raise NotImplementedError
+        """What one task's data would claim."""
 
     @property
     def n_tasks(self) -> int:
