@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from conceptors.algebra.conceptor import Conceptor, similarity
     from conceptors.algebra.targets import Auto, Energy, Quota
     from conceptors.estimators.evidence import ConceptorClassifier
+    from conceptors.estimators.lift import RandomFeatures
+    from conceptors.estimators.patches import PatchFeatures
+    from conceptors.estimators.readout import Readout
     from conceptors.estimators.ridge import (
         ConceptorRidge,
         ConceptorRidgeClassifier,
@@ -48,7 +51,10 @@ _HOMES = {
     "Energy": "algebra.targets",
     "FrequentDirections": "streams.frequent_directions",
     "MemoryFullWarning": "estimators.ridge",
+    "PatchFeatures": "estimators.patches",
     "Quota": "algebra.targets",
+    "RandomFeatures": "estimators.lift",
+    "Readout": "estimators.readout",
     "Shield": "shield.shield",
     "ShieldFullWarning": "shield.room",
     "UnprotectedWarning": "shield.watch",
@@ -70,7 +76,10 @@ __all__ = [
     "Energy",
     "FrequentDirections",
     "MemoryFullWarning",
+    "PatchFeatures",
     "Quota",
+    "RandomFeatures",
+    "Readout",
     "Shield",
     "ShieldFullWarning",
     "UnprotectedWarning",

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from conceptors._internal.batches import undisturbed
 from conceptors.layers import Call, Draws, Rows, Sample, SecondMoment, find_rule
 from conceptors.shield.blocks import WeightBlock, scan
-from conceptors.shield.remember.run import collect, undisturbed
+from conceptors.shield.remember.run import collect
 from layers.cases import Draw, Inputs, run
 
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from conceptors import Shield
+from conceptors._internal.batches import undisturbed
 from conceptors.layers import Rows, SecondMoment, find_rule, registered
 from conceptors.shield.blocks import WeightBlock
-from conceptors.shield.remember.run import undisturbed
 from layers.case import there
 from layers.cases import CASES, REMARKS, Case, Draw, Inputs, flat, run
 from layers.probe import captured, close, in_some_order, joined, moments, sites_of

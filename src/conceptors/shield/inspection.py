@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
+from conceptors._internal.batches import Feed
 from conceptors.algebra.conceptor import Conceptor, similarity
 from conceptors.shield.blocks import Scan
 from conceptors.shield.claims import Claims, Remembered
 from conceptors.shield.explain import Explanation, explain
 from conceptors.shield.options import Protection
-from conceptors.shield.remember.run import Feed
 from conceptors.shield.room import stuck_layers
 from conceptors.shield.step.guards import Guards
 from conceptors.shield.watch import Watch

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from conceptors._internal import checks
+from conceptors._internal.batches import Feed
 from conceptors.shield.anchors import Anchors
 from conceptors.shield.attach import (
     check_parameters,
@@ -37,7 +38,7 @@ from conceptors.shield.options import (
     one_of,
 )
 from conceptors.shield.persistence import Persistence
-from conceptors.shield.remember.run import Feed, collect
+from conceptors.shield.remember.run import collect
 from conceptors.shield.remember.uses import Use, refuse
 from conceptors.shield.room import warn_if_full
 from conceptors.shield.statistics import Statistics

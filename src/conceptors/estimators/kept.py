@@ -1,0 +1,145 @@
+"""A module that keeps sums: they move to its device, stay float64, and are part of its state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from conceptors.estimators.sums import Sums
+
+_PARTS = ("gram", "cross", "squares", "count")
+
+
+class KeepsSums(nn.Module):
+    """Sums over all samples, those of named tasks apart, saved as plain tensors."""
+
+    lift: nn.Module
+    weighting: str
+    _here: Tensor  # tells the device
+    _solved: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("_here", torch.empty(0), persistent=False)
+        self._sums = Sums(0)  # of samples without the name of a task
+        self._tasks: dict[str, Sums] = {}
+        self._kind = 0  # of targets; 0 before anything is learned
+
+    def _sums_of(self, task: str | None, width: int) -> Sums:
+        """Where samples of a task are added, made if need be."""
+        if task is not None:
+            return self._tasks.setdefault(task, Sums(width, device=self._here.device))
+        if not self._sums.dim:
+            self._sums = Sums(width, device=self._here.device)
+        return self._sums
+
+    def _outputs(self) -> int:
+        return max(sums.outputs for sums in (self._sums, *self._tasks.values()))
+
+    def _total(self) -> Sums:
+        """Of all tasks; with `weighting="tasks"` each counts as much as the average one."""
+        parts = [sums for sums in (self._sums, *self._tasks.values()) if sums.dim]
+        if not self._kind or not parts or not any(sums.count for sums in parts):
+            raise RuntimeError("nothing was learned yet; call learn(features, targets) first")
+        if len(parts) == 1:
+            parts[0].check()
+            return parts[0]
+        total = Sums(parts[0].dim, self._outputs(), self._here.device)
+        mean = sum(sums.count for sums in parts) / len(parts)
+        for sums in parts:
+            total.include(sums, mean / sums.count if self.weighting == "tasks" else 1.0)
+        return total
+
+    # --- as a module ----------------------------------------------------------------------
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Only the device changes: `.half()` of a model around it would spoil the sums."""
+        device = fn(self._here).device
+        super()._apply(lambda tensor: tensor.to(device), recurse)  # type: ignore[no-untyped-call]
+        for sums in (self._sums, *self._tasks.values()):
+            sums.to(device)
+        self._solved = None
+        return self
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "kind"] = torch.tensor(self._kind)
+        named = {"sums": self._sums} if self._sums.dim else {}
+        named |= {f"tasks.{name}": sums for name, sums in self._tasks.items()}
+        for name, sums in named.items():
+            for part, value in sums.tensors().items():
+                destination[f"{prefix}{name}.{part}"] = value if keep_vars else value.detach()
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Take over a state, on any device. If anything is wrong, nothing changes.
+
+        Raises:
+            RuntimeError: the state is damaged, or of another readout.
+        """
+        before = dict(vars(self))
+        modules = {m: (dict(m._buffers), dict(m._parameters)) for m in self.modules()}
+        try:
+            return super().load_state_dict(state_dict, strict, assign)
+        except BaseException:
+            vars(self).update(before)
+            for module, (buffers, parameters) in modules.items():
+                module._buffers.update(buffers)
+                module._parameters.update(parameters)
+            raise
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        own = {k: v for k, v in state_dict.items() if _is_sum(k, prefix)}
+        rest = {k: v for k, v in state_dict.items() if k not in own}
+        super()._load_from_state_dict(
+            rest, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        if not own:
+            missing_keys.append(prefix + "kind")
+            return
+        try:
+            kind, found = self._read(own, prefix)
+        except (ValueError, TypeError) as error:
+            error_msgs.append(f"{prefix}sums cannot be used: {error}")
+            return
+        self._kind, self._solved = kind, None
+        self._sums = found.pop("sums", Sums(0))
+        self._tasks = {name.removeprefix("tasks."): sums for name, sums in found.items()}
+
+    def _read(self, own: Mapping[str, Any], prefix: str) -> tuple[int, dict[str, Sums]]:
+        kind, groups = None, dict[str, dict[str, Tensor]]()
+        for key, value in own.items():
+            if not isinstance(value, Tensor):
+                raise TypeError(f"{key} is a {type(value).__name__}, not a tensor")
+            name, _, part = key.removeprefix(prefix).rpartition(".")
+            if not name:
+                kind = int(value) if value.numel() == 1 else -1
+            else:
+                groups.setdefault(name, {})[part] = value
+        if kind is None or not 0 <= kind <= 3 or (kind == 0) != (not groups):
+            raise ValueError(f"kind {kind} does not fit {len(groups)} groups of sums")
+        width: Any = self.lift.out_features
+        here = self._here.device
+        return kind, {name: Sums.of(group, int(width) + 1, here) for name, group in groups.items()}
+
+
+def _is_sum(key: str, prefix: str) -> bool:
+    if not key.startswith(prefix):
+        return False
+    name, _, part = key.removeprefix(prefix).rpartition(".")
+    if not name:
+        return part == "kind"
+    return part in _PARTS and (name == "sums" or name.startswith("tasks."))

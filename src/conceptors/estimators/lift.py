@@ -1,0 +1,216 @@
+"""Random features: many fixed, nonlinear views of an input, on which a linear readout learns.
+
+h = f(z Wᵀ + b) with z = x - μ, where μ is the mean of the first data that are seen, and z Wᵀ has
+mean square 1 over them: units are neither dead nor saturated, whatever the inputs' size. Weights
+are drawn with the covariance of those data to the power `shape`, so that units look where data
+vary; for images they are drawn smooth instead, which needs no data.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from conceptors._internal import checks
+from conceptors._internal.precision import exactly
+
+Activation = Literal["relu", "tanh", "fourier"]
+_ACTIVATIONS = ("relu", "tanh", "fourier")
+_FOURIER = 0.7  # spread of frequencies: kernels a little wider than the data
+_MOST = 10_000  # rows that are looked at
+
+
+class Lift(nn.Module):
+    """Features of inputs `[n, in_features]`, fixed once `calibrate` has seen some.
+
+    Subclasses name the buffers that calibration makes in `fitted`, and their shapes.
+    """
+
+    fitted: tuple[str, ...] = ()
+    _here: Tensor
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.register_buffer("_here", torch.empty(0), persistent=False)  # tells the device
+        for name in self.fitted:
+            self.register_buffer(name, None)
+
+    @property
+    def is_calibrated(self) -> bool:
+        return all(getattr(self, name) is not None for name in self.fitted)
+
+    @abstractmethod
+    def calibrate(self, rows: Tensor) -> None:
+        """Fix all features by the first data `[n, in_features]`."""
+
+    @abstractmethod
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of all buffers that calibration makes."""
+
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, *rest: Any, **more: Any
+    ) -> None:
+        """Buffers that are not made yet are made for a state that has them, and the reverse."""
+        for name, shape in self.shapes().items():
+            given = state_dict.get(prefix + name)
+            kept = isinstance(given, Tensor) and tuple(given.shape) == shape
+            if kept or given is None:
+                made = self._here.new_empty(shape, dtype=torch.float32) if kept else None
+                setattr(self, name, made)
+        super()._load_from_state_dict(state_dict, prefix, *rest, **more)
+
+
+class Scaling(Lift):
+    """No new features: the inputs, shifted and scaled by one number to mean square 1."""
+
+    fitted = ("center", "scale")
+
+    def __init__(self, in_features: int) -> None:
+        super().__init__(in_features, in_features)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"center": (self.in_features,), "scale": ()}
+
+    @exactly()
+    def calibrate(self, rows: Tensor) -> None:
+        self.center = rows.mean(0)
+        self.scale = _size(rows - self.center, rows).reciprocal()
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = (x - self.center) * self.scale
+        return found
+
+
+class RandomFeatures(Lift):
+    """h = f(z Wᵀ + b) `[n, out_features]`.
+
+    Args:
+        in_features, out_features: sizes of inputs and of what comes out.
+        activation: "relu", "tanh", or "fourier" for cosines with random phases, whose products
+            approximate a Gaussian kernel (Rahimi & Recht 2007).
+        shape: the power of the covariance of the first data that weights are drawn with: 0 is
+            white, and weights with 1/2 are like the data themselves.
+        spread: the size of z Wᵀ, that is, how nonlinear the features are; None is 1, for "fourier"
+            0.7.
+        unit: scale each row z to the same length first; what counts then is direction alone.
+        image: (c, h, w), or (h, w), if inputs are images. Weights are then smooth instead of
+            shaped, and each row is centred by its own mean instead of μ.
+        smooth: standard deviation of the blur, in pixels.
+        seed: of the draw.
+    """
+
+    fitted = ("center", "weight", "bias")
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        activation: Activation = "relu",
+        *,
+        shape: float = 0.25,
+        spread: float | None = None,
+        unit: bool = False,
+        image: tuple[int, ...] | None = None,
+        smooth: float = 1.5,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            checks.whole(in_features, "in_features", 1),
+            checks.whole(out_features, "out_features", 1),
+        )
+        if image is not None and (len(image) not in (2, 3) or math.prod(image) != in_features):
+            raise ValueError(
+                f"image must be (h, w) or (c, h, w) with {in_features} numbers in all, got {image}"
+            )
+        self.image = None if image is None else tuple(image)
+        self.smooth = checks.number(smooth, "smooth", 0.0, 1e3)
+        if activation not in _ACTIVATIONS:
+            raise ValueError(f"activation must be one of {list(_ACTIVATIONS)}, got {activation!r}")
+        self.activation = activation
+        self.power = checks.number(shape, "shape", 0.0, 1.0)
+        usual = _FOURIER if activation == "fourier" else 1.0
+        self.spread = usual if spread is None else checks.number(spread, "spread", 0.0, 1e6)
+        self.unit, self.seed = bool(unit), seed
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        d, n = self.in_features, self.out_features
+        return {"center": (d,), "weight": (n, d), "bias": (n,)}
+
+    @exactly()
+    def calibrate(self, rows: Tensor) -> None:
+        rows = rows[:: max(1, len(rows) // _MOST)]
+        self.center = rows.mean(0)
+        z = self._centred(rows)
+        draw = torch.Generator().manual_seed(self.seed)
+        weight = torch.randn(self.out_features, self.in_features, generator=draw).to(rows)
+        bias = torch.randn(self.out_features, generator=draw)
+        if self.activation == "fourier":
+            bias = 2 * math.pi * torch.rand(self.out_features, generator=draw)
+        if self.image is not None:
+            weight = _blurred(weight, self.image, self.smooth)
+        elif self.power:
+            weight = weight @ _root(z, self.power).to(weight)
+        self.weight = weight * (self.spread / _size(z @ weight.mT, z))
+        self.bias = bias.to(rows) * (1.0 if self.activation == "fourier" else self.spread)
+
+    def _centred(self, x: Tensor) -> Tensor:
+        z = x - (self.center if self.image is None else x.mean(-1, keepdim=True))
+        return functional.normalize(z, dim=-1) * self.in_features**0.5 if self.unit else z
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = functional.linear(self._centred(x), self.weight, self.bias)
+        if self.activation == "fourier":
+            return found.cos()
+        return found.relu() if self.activation == "relu" else found.tanh()
+
+    def extra_repr(self) -> str:
+        look = (
+            f"image={self.image}, smooth={self.smooth:g}" if self.image else f"shape={self.power:g}"
+        )
+        return (
+            f"{self.in_features}, {self.out_features}, {self.activation!r}, {look}, "
+            f"spread={self.spread:g}, unit={self.unit}, seed={self.seed}"
+        )
+
+
+def _size(values: Tensor, inputs: Tensor) -> Tensor:
+    """The root mean square, of the inputs where these values are all zero, or 1."""
+    sizes = torch.stack([x.double().square().mean().sqrt() for x in (values, inputs)])
+    positive = [size for size in sizes if float(size) > 1e-30]
+    found: Tensor = (positive or [torch.ones_like(sizes[0])])[0]
+    return found.to(inputs)
+
+
+def _root(rows: Tensor, power: float) -> Tensor:
+    """Σ to a power `[d, d]`, with Σ drawn towards a multiple of I, the fewer the rows the more."""
+    rows = rows.double()
+    n, d = rows.shape
+    covariance = rows.mT @ rows / n
+    share = d / (d + n)
+    mean = covariance.diagonal().mean()
+    covariance = (1 - share) * covariance
+    covariance.diagonal().add_(share * mean)
+    values, vectors = torch.linalg.eigh(covariance)
+    found: Tensor = (vectors * values.clamp_min(0) ** power) @ vectors.mT
+    return found
+
+
+def _blurred(weight: Tensor, image: tuple[int, ...], sigma: float) -> Tensor:
+    """Each row `[n, c · h · w]` as an image, smoothed by a Gaussian, at the same mean square."""
+    if not sigma:
+        return weight
+    h, w = image[-2:]
+    pictures = weight.reshape(-1, 1, h, w)
+    reach = math.ceil(4 * sigma)
+    at = torch.arange(-reach, reach + 1, dtype=weight.dtype, device=weight.device)
+    bell = torch.exp(-(at**2) / (2 * sigma**2))
+    bell = bell / bell.square().sum().sqrt()
+    across = functional.conv2d(pictures, bell.view(1, 1, 1, -1), padding=(0, reach))
+    return functional.conv2d(across, bell.view(1, 1, -1, 1), padding=(reach, 0)).reshape_as(weight)

@@ -1,0 +1,377 @@
+"""A linear readout in closed form: learns any classes in any order, and forgets none of them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from conceptors._internal import checks
+from conceptors._internal.batches import (
+    Feed,
+    check_batches,
+    feed_first,
+    iterate,
+    moved,
+    undisturbed,
+    with_progress,
+)
+from conceptors._internal.precision import exactly
+from conceptors.estimators.kept import KeepsSums
+from conceptors.estimators.lift import Activation, Lift, RandomFeatures, Scaling
+from conceptors.estimators.merging import UNLIKE, agreed, all_names, fingerprint, reduced, together
+from conceptors.estimators.samples import KINDS, feature_rows, learnable, target_rows
+from conceptors.estimators.solve import Solution, solve
+from conceptors.estimators.sums import Sums
+
+_ROWS = 8192  # that are lifted at once
+_FIRST = 2048  # rows that are waited for, to fix the lift by
+
+
+class Readout(KeepsSums):
+    """Features `[n, in_features]` to scores of all classes `[n, classes]`, or to numbers.
+
+    What is kept of the data are sums over samples (`Sums`), from which ridge regression on all
+    samples so far is solved when it is needed. So neither the order of samples, nor how they came
+    in batches and tasks, matters.
+
+    Args:
+        in_features: width of the features.
+        lift: 0 to read the features as they are (shifted and scaled), or a number of random
+            features of them (`RandomFeatures`), or a module with `out_features`, like
+            `PatchFeatures`. The first data learned fix it: see `calibrate`.
+        activation: of the random features, "relu", "tanh" or "fourier".
+        classes: refuse labels from here on; by default classes are added as they come.
+        regularization: λ of E|y - W h|² + λ |W|²; "auto" chooses it by generalised
+            cross-validation from the sums.
+        weighting: "samples" count equally, or "tasks", which then must be named in `learn`.
+        seed: of the random features.
+
+    >>> import torch
+    >>> X = torch.randn(300, 5, generator=torch.Generator().manual_seed(0))
+    >>> y = X.abs().argmax(1)                          # 0 to 4, not linear
+    >>> readout = Readout(5, lift=500)
+    >>> for label in range(5):                         # one class after the other
+    ...     _ = readout.learn(X[y == label], y[y == label])
+    >>> readout(X).shape, bool((readout.predict(X) == y).float().mean() > 0.9)
+    (torch.Size([300, 5]), True)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        lift: int | nn.Module = 0,
+        *,
+        activation: Activation = "relu",
+        classes: int | None = None,
+        regularization: float | Literal["auto"] = "auto",
+        weighting: Literal["samples", "tasks"] = "samples",
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.in_features = checks.whole(in_features, "in_features", 1)
+        self.lift = _made(self.in_features, lift, activation, seed)
+        width = getattr(self.lift, "out_features", None)
+        if not isinstance(width, int):
+            raise TypeError(f"lift {type(self.lift).__name__} needs an attribute out_features")
+        if weighting not in ("samples", "tasks"):
+            raise ValueError(f"weighting must be 'samples' or 'tasks', got {weighting!r}")
+        self._limit = None if classes is None else checks.whole(classes, "classes", 1)
+        self._wanted: float | None = None
+        if regularization != "auto":
+            self._wanted = checks.number(
+                regularization, "regularization", 0.0, 1e300, open_low=True
+            )
+        self.weighting: Literal["samples", "tasks"] = weighting
+        self._solved: Solution | None = None
+        self._last: float | None = None  # λ of the last solution, to begin with the next time
+        self._mark: Any = None
+
+    # --- learning -------------------------------------------------------------------------
+
+    def calibrate(self, features: Tensor) -> Self:
+        """Fix the lift by these features, once; else the first `learn` does.
+
+        Readouts that are to be added up must be calibrated alike: see `fresh`.
+        """
+        if self._is_calibrated:
+            raise RuntimeError("the lift is fixed already; make a new Readout to fix it anew")
+        rows = learnable(self._rows(features))
+        if isinstance(self.lift, Lift):
+            self.lift.calibrate(rows)
+        return self
+
+    def learn(self, features: Tensor, targets: Tensor, task: str | None = None) -> Self:
+        """Learn samples; any batches, any order of classes, any number of calls.
+
+        Args:
+            features: `[n, in_features]`.
+            targets: labels `[n]` (integers, from 0), or numbers `[n]` or `[n, m]` (floats).
+            task: keep the sums of these samples apart under this name, so that `forget` can take
+                them off again; that takes as much memory a task as everything else together.
+
+        Raises:
+            ValueError: not finite, no samples, another width or device, labels out of range;
+                nothing was learned.
+        """
+        rows = learnable(self._rows(features))
+        kind, y = target_rows(targets, rows, self._kind, self._outputs(), self._limit)
+        if task is not None and (not isinstance(task, str) or not task):
+            raise TypeError(f"task must be a name, got {task!r}")
+        if task is None and self.weighting == "tasks":
+            raise ValueError("with weighting='tasks', learn needs the name of the task: task='...'")
+        if not self._is_calibrated:
+            self.calibrate(rows)
+        sums = self._sums_of(task, int(self.lift.out_features) + 1)  # type: ignore[arg-type]
+        sums.grow(int(y.max()) + 1 if y.ndim == 1 else y.shape[1])
+        self._kind, self._solved = kind, None
+        with sums.whole():
+            for start in range(0, len(rows), _ROWS):
+                sums.add(self._lifted(rows[start : start + _ROWS]), y[start : start + _ROWS])
+        return self
+
+    def learn_from(
+        self,
+        backbone: nn.Module,
+        batches: Any,
+        *,
+        task: str | None = None,
+        feed: Feed | None = None,
+        target: Callable[[Any], Tensor] | None = None,
+        shield: Any = None,
+        progress: bool = False,
+    ) -> Self:
+        """Learn from what a network makes of batches, in one pass without gradients.
+
+        Args:
+            backbone: gives features `[n, in_features]`; it runs in evaluation mode.
+            batches: a DataLoader or other iterable of batches, usually (inputs, targets).
+            task: see `learn`.
+            feed: how the backbone takes a batch; by default its first part.
+            target: how a batch tells its targets; by default its last part, or "labels".
+            shield: that protects the backbone; see `out_of_date`.
+            progress: show a bar.
+        """
+        check_batches(batches, "learn_from")
+        feed, target = feed or feed_first, target or _last
+        waiting: list[tuple[Tensor, Tensor]] = []
+        seen = 0
+        with undisturbed(backbone):
+            for batch in with_progress(iterate(batches, None, "learn_from"), progress, "learn"):
+                features = _features(feed(backbone, batch))
+                pair = (features.to(self._here.device), moved(target(batch), self._here.device))
+                seen += len(features)
+                if self._is_calibrated:
+                    self.learn(*pair, task=task)
+                    continue
+                waiting.append(pair)
+                if seen >= _FIRST:
+                    self.learn(*_joined(waiting), task=task)
+                    waiting = []
+            if waiting:
+                self.learn(*_joined(waiting), task=task)
+        if not seen:
+            raise ValueError("learn_from got no samples: the loader is empty or used up")
+        if shield is not None and self._mark is None:
+            self._mark = shield.mark()
+        return self
+
+    def out_of_date(self, shield: Any) -> dict[str, float]:
+        """How far layers answer otherwise, by now, to what was remembered when sums were made.
+
+        One number a layer, |ΔW z| / |W z| over random directions z that the shield has claimed,
+        since the first `learn_from(..., shield=shield)`: 0.1 means that old features have changed
+        by about a tenth there, and that the sums do not know of it.
+        """
+        if self._mark is None:
+            raise RuntimeError("nothing was learned with learn_from(..., shield=shield) yet")
+        found: dict[str, float] = shield.moved_since(self._mark)
+        return found
+
+    def forget(self, task: str) -> Self:
+        """Take off all that was learned under this name, as if it had never been seen."""
+        if task not in self._tasks:
+            kept = ", ".join(map(repr, self._tasks)) or "none"
+            raise ValueError(
+                f"the sums of task {task!r} were not kept (kept: {kept}); name tasks as they are "
+                f"learned: learn(..., task={task!r})"
+            )
+        del self._tasks[task]
+        self._solved = None
+        return self
+
+    # --- what is known --------------------------------------------------------------------
+
+    @property
+    def tasks(self) -> list[str]:
+        """Names whose sums are kept."""
+        return list(self._tasks)
+
+    @property
+    def n_samples(self) -> int:
+        """Samples learned so far."""
+        return round(sum(sums.count for sums in (self._sums, *self._tasks.values())))
+
+    @property
+    def counts(self) -> Tensor:
+        """Samples of each class `[classes]`."""
+        if self._kind and KINDS[self._kind] != "labels":
+            raise RuntimeError("numbers were learned, not classes")
+        found = torch.zeros(self._outputs(), dtype=torch.float64, device=self._here.device)
+        for sums in (self._sums, *self._tasks.values()):
+            found[: sums.outputs] += sums.squares.to(found.device)
+        return found.round().long()
+
+    @property
+    def regularization(self) -> float:
+        """λ of the present solution."""
+        return self.solution.regularization
+
+    @property
+    def quota(self) -> float:
+        """Share of the features' space that the data claim at this λ, in [0, 1]."""
+        return self.solution.quota
+
+    @property
+    def solution(self) -> Solution:
+        """Ridge regression on all samples so far; solved when first asked for."""
+        if self._solved is None:
+            self._solved = solve(self._total(), self._wanted, self._last)
+            self._last = self._solved.regularization
+        return self._solved
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Scores of all classes `[n, classes]`, about 1 for the right one; or numbers."""
+        h = self.lift(self._rows(features))
+        weights = self.solution.weights.to(h.dtype)
+        scores: Tensor = nn.functional.linear(h, weights[:, :-1], weights[:, -1])
+        return scores[:, 0] if KINDS[self._kind] == "number" else scores
+
+    @torch.no_grad()
+    def predict(self, features: Tensor) -> Tensor:
+        """Labels `[n]`, of classes that were seen; numbers in regression."""
+        scores: Tensor = self(features)
+        if KINDS[self._kind] != "labels":
+            return scores
+        return scores.masked_fill(self.counts.to(scores.device) == 0, -torch.inf).argmax(1)
+
+    def export(self) -> nn.Module:
+        """The same as a plain `nn.Linear`, after the lift if there is one; no sums inside."""
+        weights = self.solution.weights.float()
+        linear = nn.Linear(
+            weights.shape[1] - 1, len(weights), device=weights.device, dtype=weights.dtype
+        )
+        weight, bias = weights[:, :-1], weights[:, -1]
+        if isinstance(self.lift, Scaling):
+            weight = weight * self.lift.scale
+            bias = bias - weight @ self.lift.center
+        with torch.no_grad():
+            linear.weight.copy_(weight)
+            linear.bias.copy_(bias)
+        linear.requires_grad_(False)
+        if isinstance(self.lift, Scaling):
+            return linear
+        return nn.Sequential(copy.deepcopy(self.lift), linear)
+
+    # --- many of them ---------------------------------------------------------------------
+
+    def fresh(self) -> Readout:
+        """One that has learned nothing, with the same lift: for other machines, to be added."""
+        return Readout(
+            self.in_features,
+            copy.deepcopy(self.lift),
+            classes=self._limit,
+            regularization="auto" if self._wanted is None else self._wanted,
+            weighting=self.weighting,
+        )
+
+    def __add__(self, other: Readout) -> Readout:
+        """What one has learned and what the other has, together."""
+        if not isinstance(other, Readout):
+            return NotImplemented
+        self._check_alike(other)
+        made = self.fresh()
+        made._kind = self._kind or other._kind
+        made._sums = together([self._sums, other._sums])
+        for name in [*self._tasks, *(name for name in other._tasks if name not in self._tasks)]:
+            parts = [side._tasks[name] for side in (self, other) if name in side._tasks]
+            made._tasks[name] = together(parts)
+        return made
+
+    def merged(self, group: Any = None) -> Readout:
+        """What all processes of a `torch.distributed` group have learned, together.
+
+        Every process calls it, and gets the same; its own sums stay as they are.
+        """
+        made = self.fresh()
+        made._kind = agreed(self._kind, KINDS, self.lift, group)
+        made._sums = reduced(self._sums, self._here.device, group)
+        for name in all_names(self._tasks, group):
+            made._tasks[name] = reduced(self._tasks.get(name, Sums(0)), self._here.device, group)
+        return made
+
+    def _check_alike(self, other: Readout) -> None:
+        if fingerprint(self.lift) != fingerprint(other.lift):
+            raise ValueError(UNLIKE)
+        if self._kind and other._kind and self._kind != other._kind:
+            raise ValueError(f"one has learned {KINDS[self._kind]}, the other {KINDS[other._kind]}")
+        if self.weighting != other.weighting:
+            raise ValueError(f"weighting differs: {self.weighting!r}, {other.weighting!r}")
+
+    # --- checks ---------------------------------------------------------------------------
+
+    @property
+    def _is_calibrated(self) -> bool:
+        return not isinstance(self.lift, Lift) or self.lift.is_calibrated
+
+    def _rows(self, features: Tensor) -> Tensor:
+        return feature_rows(features, self.in_features, self._here.device)
+
+    def _lifted(self, rows: Tensor) -> Tensor:
+        """[h; 1] `[n, out_features + 1]`."""
+        with exactly():
+            h: Tensor = self.lift(rows)
+        h = h.float() if h.dtype in (torch.float16, torch.bfloat16) else h
+        return torch.cat([h, torch.ones_like(h[:, :1])], 1)
+
+    def extra_repr(self) -> str:
+        learned = f"{self.n_samples} samples, {self._outputs()} outputs" if self._kind else "new"
+        return f"{self.in_features}, {learned}"
+
+
+def _made(in_features: int, lift: Any, activation: Activation, seed: int) -> nn.Module:
+    if isinstance(lift, nn.Module):
+        width = getattr(lift, "in_features", in_features)
+        if width != in_features:
+            raise ValueError(f"lift takes {width} features, the readout {in_features}")
+        return lift
+    count = checks.whole(lift, "lift", 0)
+    return (
+        RandomFeatures(in_features, count, activation, seed=seed) if count else Scaling(in_features)
+    )
+
+
+def _last(batch: Any) -> Tensor:
+    """Targets of a batch."""
+    found = batch.get("labels") if isinstance(batch, Mapping) else batch[-1]
+    if not isinstance(found, Tensor):
+        raise TypeError(
+            "a batch does not tell its targets; say how by target=lambda batch: batch['y']"
+        )
+    return found
+
+
+def _features(found: object) -> Tensor:
+    if not isinstance(found, Tensor):
+        raise TypeError(
+            f"the backbone gave a {type(found).__name__}, not a tensor of features; say how to get "
+            f"them by feed=lambda model, batch: model(batch[0]).last_hidden_state.mean(1)"
+        )
+    return found.detach()
+
+
+def _joined(pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    return torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])

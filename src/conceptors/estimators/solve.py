@@ -1,0 +1,146 @@
+"""Ridge regression from sums, and its regularization without tuning.
+
+With R = Σ b bᵀ / n and K = Σ y bᵀ / n over all n samples, W = K (R + λ I)⁻¹ minimises
+E|y - W b|² + λ |W|². With λ = α⁻², K R⁻¹ (I - F) is the same: each direction is used as far as the
+conceptor C = R (R + α⁻² I)⁻¹ claims it.
+
+λ = "auto" minimises generalised cross-validation (Golub, Heath & Wahba 1979),
+
+    GCV(λ) = E|y - W b|² / (1 - tr C / n)²,
+
+an estimate of the squared error on new samples, made of the same sums: no sample is held out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from conceptors._internal.precision import exactly
+from conceptors.estimators.sums import Sums
+
+_START = -2  # exponent of ten that the search begins with, relative to the mean of R's diagonal
+_LARGEST = 4
+_PROBES = 32  # random vectors for a trace
+_EXACT = 512  # columns up to which a trace is exact
+_SHARE = 0.999  # of all samples that may be fitted exactly, beyond which GCV is rounding
+
+
+class Solution(NamedTuple):
+    """Weights W `[m, d]`, the λ they were made with, and what it leaves of the space."""
+
+    weights: Tensor
+    regularization: float
+    quota: float  # tr C / d, estimated for more than 512 columns
+
+    @property
+    def aperture(self) -> float:
+        return 1 / math.sqrt(self.regularization)
+
+
+@exactly()
+def solve(sums: Sums, regularization: float | None = None, near: float | None = None) -> Solution:
+    """Ridge regression on all samples of the sums.
+
+    Args:
+        regularization: λ, None to choose it.
+        near: a λ to begin the search with.
+
+    Raises:
+        ValueError: λ is below what rounding leaves of the sums.
+    """
+    sums.check()
+    if regularization is None:
+        return _chosen(sums, near)
+    found = _solved(sums, regularization)
+    if found is None:
+        raise ValueError(
+            f"regularization {regularization:g} is too small for inputs whose mean square is "
+            f"{_size(sums):.3g}; raise it, scale the inputs, or let it be chosen"
+        )
+    return found[0]
+
+
+def _chosen(sums: Sums, near: float | None) -> Solution:
+    """Downhill from λ to λ, a factor of ten apart, to the next minimum of GCV."""
+    size = _size(sums)
+    if size <= 0:
+        raise ValueError("all inputs are zero; nothing can be learned from them")
+    least = math.ceil(math.log10(max(16 * sums.eps, 1e-12)))
+    seen: dict[int, tuple[Solution, float]] = {}
+
+    def at(exponent: int) -> float:
+        if exponent not in seen:
+            found = _solved(sums, size * 10.0**exponent)
+            if found is None:
+                return math.inf
+            seen[exponent] = found
+        return seen[exponent][1]
+
+    start = _START if near is None else round(math.log10(near / size))
+    best = min(max(start, least), _LARGEST)
+    while math.isinf(at(best)) and best < _LARGEST:
+        best += 1
+    for step in (-1, 1):
+        while least <= best + step <= _LARGEST and at(best + step) < at(best):
+            best += step
+    if best not in seen:
+        raise ValueError(
+            f"sums of {sums.count:g} samples with mean square {size:.3g} cannot be solved; their "
+            f"inputs differ too much in size"
+        )
+    return seen[best][0]
+
+
+def _solved(sums: Sums, regularization: float) -> tuple[Solution, float] | None:
+    """The solution and its GCV; None if the sums are no positive definite matrix for this λ."""
+    n, dim = sums.count, sums.dim
+    with _raised(sums.gram, n * regularization) as raised:
+        factor, info = torch.linalg.cholesky_ex(raised)
+    if int(info):
+        return None
+    weights = torch.cholesky_solve(sums.cross.mT, factor).mT
+    if not bool(weights.isfinite().all()):
+        return None
+    fitted = dim - n * regularization * _inverse_trace(factor)  # tr C
+    fitted = min(max(fitted, 0.0), dim)
+    error = float(sums.squares.sum() - (weights * sums.cross).sum())
+    error -= n * regularization * float(weights.square().sum())
+    left = 1 - fitted / n
+    gcv = max(error, 0.0) / n / left**2 if left > 1 - _SHARE else math.inf
+    return Solution(weights, regularization, fitted / dim), gcv
+
+
+@contextmanager
+def _raised(gram: Tensor, amount: float) -> Iterator[Tensor]:
+    """The matrix with something added to its diagonal, in place: another one may not fit."""
+    diagonal = gram.diagonal()
+    before = diagonal.clone()
+    try:
+        diagonal.add_(amount)
+        yield gram
+    finally:
+        diagonal.copy_(before)
+
+
+def _inverse_trace(factor: Tensor) -> float:
+    """tr (L Lᵀ)⁻¹ = |L⁻¹|², from random vectors for many columns (Hutchinson 1989)."""
+    dim = len(factor)
+    if dim <= _EXACT:
+        probes = torch.eye(dim, dtype=factor.dtype, device=factor.device)
+    else:
+        draw = torch.Generator().manual_seed(dim)
+        signs = torch.randint(2, (dim, _PROBES), generator=draw).to(factor)
+        probes = (2 * signs - 1) / _PROBES**0.5
+    solved: Tensor = torch.linalg.solve_triangular(factor, probes, upper=False)
+    return float(solved.square().sum())
+
+
+def _size(sums: Sums) -> float:
+    """The mean of R's diagonal."""
+    return float(sums.gram.diagonal().mean()) / max(sums.count, 1e-300)
