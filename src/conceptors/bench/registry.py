@@ -8,6 +8,7 @@ import torch
 
 from conceptors.bench.family import family
 from conceptors.bench.growth import growth, tasks
+from conceptors.bench.readout import readout
 from conceptors.bench.recipes import Recipe, cnn, gpt2, minilm, resnet18, vit
 from conceptors.bench.remember import remember_minilm, remember_rows
 from conceptors.bench.row import Benchmark, Row, Size
@@ -55,6 +56,7 @@ _ALL = [
     _remember("remember-gpt2", "GPT-2 small", gpt2, 64),
     _remember("remember-vit", "ViT-S/16", vit, 100),
     Benchmark("remember-minilm", "remembering sentences with MiniLM", remember_minilm),
+    Benchmark("readout", "learning and solving 20,000 features in closed form", readout),
     Benchmark("tasks", "a step after 100 tasks against one after 10", tasks),
     Benchmark("family", "time added to a step, ours against GPM, OWM and TRGP", family),
     Benchmark("seeds", "ten seeds at once against one at a time", seeds, ("cuda",)),

@@ -13,6 +13,7 @@ from conceptors.algebra.conceptor import Conceptor, similarity
 from conceptors.shield.blocks import Scan
 from conceptors.shield.claims import Claims, Remembered
 from conceptors.shield.explain import Explanation, explain
+from conceptors.shield.moved import Mark
 from conceptors.shield.options import Protection
 from conceptors.shield.room import stuck_layers
 from conceptors.shield.step.guards import Guards
@@ -87,6 +88,18 @@ class Inspection(ABC):
             for name, conceptor in task.conceptors.items()
             if name in held
         }
+
+    def mark(self) -> Mark:
+        """How layers answer now to what is remembered, to be compared later: see `moved_since`."""
+        return Mark(self._scan.sites, self._remembered.claimed.conceptors, 0)
+
+    def moved_since(self, mark: Mark) -> dict[str, float]:
+        """How far layers answer otherwise by now to what was remembered then, |ΔW z| / |W z|.
+
+        Soft conceptors let a new task change old answers a little; this says how much, for
+        everything that was computed from them (see `Readout.out_of_date`).
+        """
+        return mark.drifts(self._scan.sites)
 
     def spectra(self) -> dict[str, Tensor]:
         """Singular values of A, layer by layer, descending: `[d]`, or `[groups, d]`."""

@@ -15,6 +15,7 @@ from conceptors.algebra.forms import OddsForm
 from conceptors.shield.blocks import WeightBlock, is_sharded
 
 _PROBES = 8  # random directions in claimed space
+_DRAWN = 32  # inputs of a mark
 _COLUMNS = 256  # of a second moment that they are mixed of
 _ROWS, _NUMBERS = 64, 2**18  # outputs that are looked at, fewer of blocks with many groups
 _SOFT = 0.2  # soft conceptors let weights move, so that only much of it is suspicious
@@ -48,6 +49,34 @@ class Fingerprint(NamedTuple):
         now = matrix[:, self.rows.to(matrix.device)] @ self.inputs.to(matrix)
         before = self.value.to(matrix)
         return float((now - before).norm() / before.norm().clamp_min(1e-30))
+
+
+class Mark:
+    """How claimed layers answered, at some time, to inputs like those that were remembered.
+
+    Inputs are drawn with the second moment of the remembered rows, R ∝ U diag(odds) Uᵀ.
+    """
+
+    @exactly()
+    def __init__(
+        self, sites: Mapping[str, WeightBlock], claimed: Mapping[str, Conceptor], seed: int
+    ) -> None:
+        self._prints: dict[str, Fingerprint] = {}
+        for name, site in sites.items():
+            if name in claimed and _is_readable(site):
+                matrix = _matrix(site)
+                inputs = _like_remembered(claimed[name], seed).to(matrix)
+                rows = torch.arange(matrix.shape[1], device=matrix.device)
+                self._prints[name] = Fingerprint(inputs, rows, matrix @ inputs)
+
+    @exactly()
+    def drifts(self, sites: Mapping[str, WeightBlock]) -> dict[str, float]:
+        """|ΔW z| / |W z| by layer, infinite for one that is gone or of another shape."""
+        return {
+            name: known.drift(sites[name]) if name in sites else float("inf")
+            for name, known in self._prints.items()
+            if name not in sites or _is_readable(sites[name])
+        }
 
 
 class Baseline:
@@ -98,6 +127,18 @@ def _within(claimed: Conceptor, noise: Tensor) -> Tensor:
         return columns.to(noise) @ noise[:, : chosen.shape[-1]]
     parts = claimed.to(noise.device).form.spectrum()
     found: Tensor = spectra.project(parts, noise.mT.to(claimed.dtype)).mT.to(noise)
+    return found
+
+
+def _like_remembered(claimed: Conceptor, seed: int) -> Tensor:
+    """Inputs `[g, d, k]` with the second moment of what was remembered, up to its size."""
+    vectors, odds, _ = claimed.form.spectrum()
+    finite = odds.isfinite()
+    largest = torch.where(finite, odds, 0.0).amax().clamp_min(1e-30)
+    sizes = torch.where(finite, odds / largest, 1.0).sqrt()
+    draw = torch.Generator().manual_seed(seed)
+    noise = torch.randn(*odds.shape, _DRAWN, generator=draw).to(vectors)
+    found: Tensor = vectors @ (sizes.unsqueeze(-1) * noise)
     return found
 
 
