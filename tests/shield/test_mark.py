@@ -55,7 +55,7 @@ def test_a_layer_that_is_gone_counts_as_moved_beyond_measure() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))
     shield = Shield(model, warn_at_quota=1.0).remember(torch.randn(50, 4))
     mark = shield.mark()
-    model[1] = nn.Linear(8, 5)
+    model[1] = nn.Linear(8, 2)
     with pytest.warns(UserWarning):
         shield.refresh()
     assert shield.moved_since(mark) == {"0": 0.0, "1": float("inf")}
