@@ -286,7 +286,7 @@ class Readout(KeepsSums):
             classes=self._limit,
             regularization="auto" if self._wanted is None else self._wanted,
             weighting=self.weighting,
-        )
+        ).to(self._here.device)
 
     def __add__(self, other: Readout) -> Readout:
         """What one has learned and what the other has, together."""
