@@ -9,7 +9,7 @@ import torch
 
 from conceptors._internal.suggest import nearest
 from conceptors.experiments.machine import find_device
-from conceptors.experiments.methods import METHODS, parse_settings
+from conceptors.experiments.methods import METHODS, Settings, parse_settings
 from conceptors.experiments.presets import current_name, preset
 from conceptors.experiments.scenarios import SCENARIOS, Scenario, build
 from conceptors.experiments.scenarios.data import Arrays
@@ -39,9 +39,11 @@ class Experiment:
         """All settings of a method, checked."""
         if method not in METHODS:
             raise ExperimentError(f"unknown method {method!r}{nearest(method, METHODS)}")
-        given = {**preset(self.preset, self.scenario).settings(method)}
-        given |= self.settings.get("*", {}) | self.settings.get(method, {})
         kind = METHODS[method].settings_type
+        chosen = preset(self.preset, self.scenario)
+        given = {**chosen.common} if issubclass(kind, Settings) else {}
+        given |= chosen.methods.get(method, {})
+        given |= self.settings.get("*", {}) | self.settings.get(method, {})
         known = {name: value for name, value in given.items() if name in kind.__dataclass_fields__}
         if unknown := set(self.settings.get(method, {})) - set(known):
             name = sorted(unknown)[0]

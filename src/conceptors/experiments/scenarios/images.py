@@ -102,7 +102,8 @@ def _disjoint(arrays: Arrays, seeds: list[int], options: dict[str, Any]) -> Scen
     orders = _class_orders(classes, seeds, options)
     flat = arrays._replace(train_x=arrays.train_x.flatten(1), test_x=arrays.test_x.flatten(1))
     tasks = _by_class(flat, orders.chunk(count, 1), "digits")
-    return Scenario(options["name"], tasks, seeds, classes, (784,), False, options)
+    name, image = options["name"], (1, 28, 28)
+    return Scenario(name, tasks, seeds, classes, (784,), False, options, image=image)
 
 
 def _split_cifar(arrays: Arrays, seeds: list[int], options: dict[str, Any]) -> Scenario:
@@ -116,8 +117,8 @@ def _split_cifar(arrays: Arrays, seeds: list[int], options: dict[str, Any]) -> S
     )
     orders = _class_orders(classes, seeds, options)
     tasks = _by_class(scaled, orders.chunk(count, 1), "classes")
-    heads = options["heads"] is not False
-    return Scenario(options["name"], tasks, seeds, classes, (3, 32, 32), heads, options)
+    heads, image = options["heads"] is not False, (3, 32, 32)
+    return Scenario(options["name"], tasks, seeds, classes, image, heads, options, image=image)
 
 
 def _by_class(arrays: Arrays, groups: tuple[Tensor, ...], what: str) -> list[Task]:
@@ -189,7 +190,8 @@ def _rotated(arrays: Arrays, seeds: list[int], options: dict[str, Any]) -> Scena
         parts = [(x[held:], y[held:]), (x[:held], y[:held]), (test_x, test_y)]
         train, validation, test = (Split.of(i, j, _all_members(i, seeds)) for i, j in parts)
         tasks.append(Task(f"turned {angle:.0f}°", train, validation, test))
-    return Scenario(options["name"], tasks, seeds, 10, (784,), False, options)
+    name, image = options["name"], (1, 28, 28)
+    return Scenario(name, tasks, seeds, 10, (784,), False, options, image=image)
 
 
 def _turned(images: Tensor, angle: float) -> Tensor:
