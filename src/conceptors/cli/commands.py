@@ -233,7 +233,8 @@ def _experiment(options: argparse.Namespace) -> Experiment:
                 f"--set {text}: unknown method {method!r}{nearest(method, METHODS)}"
             )
         settings.setdefault(method if dot else "*", {})[rest] = value
-    chosen = {"tasks": options.tasks, "limit": options.limit, "heads": options.heads}
+    names = ("tasks", "limit", "heads", "layers")
+    chosen = {name: getattr(options, name) for name in names}
     scenario_options = {name: value for name, value in chosen.items() if value is not None}
     if options.class_order != "fixed":
         scenario_options["class_order"] = options.class_order

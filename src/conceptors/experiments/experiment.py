@@ -13,6 +13,7 @@ from conceptors.experiments.methods import METHODS, Settings, parse_settings
 from conceptors.experiments.presets import current_name, preset
 from conceptors.experiments.scenarios import SCENARIOS, Scenario, build
 from conceptors.experiments.scenarios.data import Arrays
+from conceptors.experiments.scenarios.data.encoded import Encoded
 
 
 class ExperimentError(ValueError):
@@ -33,7 +34,9 @@ class Experiment:
     stacked: int = 0  # seeds learned at once; 0: all on a GPU, one on a CPU
     command: str = ""
     replay: bool = True  # on a GPU, steps are recorded once and replayed
-    arrays: Arrays | None = field(default=None, compare=False, repr=False)  # instead of its data
+    arrays: Arrays | Encoded | None = field(
+        default=None, compare=False, repr=False
+    )  # instead of its data
 
     def config(self, method: str) -> dict[str, Any]:
         """All settings of a method, checked."""
