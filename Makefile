@@ -31,9 +31,9 @@ $(READY): pyproject.toml requirements.txt requirements-torch-cpu.txt requirement
 	$(BIN)/python -m pip check --disable-pip-version-check
 	@touch $@
 
-demo: $(READY) ## the main job: plain training forgets, conceptors do not (disjoint MNIST, one seed)
-	$(BIN)/conceptors run disjoint-mnist --method sgd --method cab --preset paper --device cpu \
-		--set check_every=250 --out out/demo
+demo: $(READY) ## the main job: plain training forgets, conceptors and a readout do not (disjoint MNIST)
+	$(BIN)/conceptors run disjoint-mnist --method sgd --method cab --method readout --preset paper \
+		--device cpu --set check_every=250 --out out/demo
 	$(BIN)/conceptors report out/demo
 	@echo "Open out/demo/index.html in a browser."
 

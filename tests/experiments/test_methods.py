@@ -37,8 +37,6 @@ STACKED: list[tuple[str, dict[str, Any]]] = [
     ("imm", {"l2": 0.01}),
     ("imm", {"mode": "mean", "drop": 0.3}),
     ("joint", {}),
-    ("conceptor-ridge", {"features": 20}),
-    ("conceptor-ridge", {"features": 20, "solution": "exact"}),
 ]
 
 
@@ -57,10 +55,6 @@ def test_stacked_seeds_are_as_one_by_one(method: str, settings: dict[str, Any]) 
             assert stacked["loss"] == pytest.approx(history["loss"], rel=1e-3, abs=1e-4)
         for ours, theirs in zip(together.model.parameters(), alone.model.parameters()):
             torch.testing.assert_close(ours[i : i + 1], theirs, rtol=1e-3, atol=1e-4)
-        if method == "conceptor-ridge":
-            torch.testing.assert_close(
-                together.weights[i : i + 1], alone.weights, rtol=1e-3, atol=1e-5
-            )
         torch.testing.assert_close(tested[i : i + 1], alone.test(), rtol=0, atol=2.6)  # a sample
 
 
@@ -182,12 +176,6 @@ def test_cab_forgets_less_than_plain_training() -> None:
     assert kept[1] > kept[0] + 5
 
 
-def test_conceptor_ridge_learns() -> None:
-    found = learner("conceptor-ridge", [0, 1], features=60, regularization=1e-3)
-    found.learn(0)
-    assert float(found.test()[:, 0].mean()) > 80
-
-
 def test_joint_is_plain_training_on_everything() -> None:
     found = learner("joint", [0, 1], tasks=3, steps=0, epochs=1.0)
     assert found.training_split(2).counts == (180, 180)
@@ -297,7 +285,6 @@ def test_joint_training_gives_every_sample_its_own_head(monkeypatch: pytest.Monk
         ("imm", {"mode": "median"}, "mode must be"),
         ("imm", {"share": 0.0}, "share must be in"),
         ("imm", {"drop": 1.0}, "drop in"),
-        ("conceptor-ridge", {"solution": "best"}, "solution must be"),
     ],
 )
 def test_bad_settings_are_refused(method: str, settings: dict[str, Any], message: str) -> None:

@@ -180,7 +180,7 @@ def test_bad_requests_are_refused() -> None:
         build("disjoint-mnist", [])
     with pytest.raises(ValueError, match="class_order must be"):
         build("disjoint-mnist", [0], class_order="random")
-    with pytest.raises(ValueError, match="has no training, validation or test images"):
+    with pytest.raises(ValueError, match="has no training, validation or test samples"):
         build("disjoint-mnist", [0], tasks=10, limit=20)
 
 

@@ -180,11 +180,16 @@ def _bench(options: argparse.Namespace) -> int:
 def table(results: Results) -> str:
     """The summary as text."""
     head = f"{'method':<18}{'accuracy':>16}{'seeds':>7}{'forgetting':>12}{'seconds':>9}"
+    stored = any("stored_numbers" in row for row in results.summary.values())
+    head += f"{'numbers':>13}" if stored else ""
     lines = [head + ("  known" if results.reference else ""), "-" * len(head)]
     for name, row in results.summary.items():
         accuracy = f"{row['mean']:.2f}" + (f" ± {row['std']:.2f}" if row["n"] > 1 else "")
         forgetting = "-" if row["forgetting"] is None else f"{row['forgetting']:.2f}"
         line = f"{name:<18}{accuracy:>16}{row['n']:>7}{forgetting:>12}{row['seconds']:>9.1f}"
+        if stored:
+            kept = row.get("stored_numbers")
+            line += f"{'-' if kept is None else format(kept, ','):>13}"
         if known := results.reference.get(name):
             spread = f" ± {known['std']:.2f}" if known.get("std") is not None else ""
             line += f"  {known['mean']:.2f}{spread} ({known['source']})"
@@ -233,7 +238,8 @@ def _experiment(options: argparse.Namespace) -> Experiment:
                 f"--set {text}: unknown method {method!r}{nearest(method, METHODS)}"
             )
         settings.setdefault(method if dot else "*", {})[rest] = value
-    chosen = {"tasks": options.tasks, "limit": options.limit, "heads": options.heads}
+    names = ("tasks", "limit", "heads", "layers")
+    chosen = {name: getattr(options, name) for name in names}
     scenario_options = {name: value for name, value in chosen.items() if value is not None}
     if options.class_order != "fixed":
         scenario_options["class_order"] = options.class_order

@@ -135,7 +135,10 @@ def _experiment_words(command: argparse.ArgumentParser) -> None:
     heads = command.add_mutually_exclusive_group()
     heads.add_argument("--heads", action="store_true", default=None, help="one head per task")
     heads.add_argument("--single-head", dest="heads", action="store_false", help="one head")
-    command.add_argument("--limit", type=_positive, help="use only so many images (quick trials)")
+    command.add_argument("--limit", type=_positive, help="use only so many samples (quick trials)")
+    command.add_argument(
+        "--layers", choices=("all", "last"), help="of the encoder that inputs come from (clinc150)"
+    )
     command.add_argument(
         "--device", default="auto", help="cpu, cuda, cuda:1 or auto (default: a GPU, if there)"
     )

@@ -109,7 +109,7 @@ def _check_summary(results: dict[str, Any], methods: set[str]) -> None:
         if method not in methods:
             raise ValueError(f"{where} has no run")
         _number(_part(entry, "mean", where), f"{where}.mean")
-        for name in ("std", "n", "seconds"):
+        for name in ("std", "n", "seconds", "stored_numbers"):
             _number(entry.get(name), f"{where}.{name}", optional=True)
         for name in ("forgetting", "backward_transfer"):  # undefined for a single task
             _number(entry.get(name), f"{where}.{name}", optional=True, finite=False)

@@ -9,10 +9,11 @@ import torch
 
 from conceptors._internal.suggest import nearest
 from conceptors.experiments.machine import find_device
-from conceptors.experiments.methods import METHODS, parse_settings
+from conceptors.experiments.methods import METHODS, Settings, parse_settings
 from conceptors.experiments.presets import current_name, preset
 from conceptors.experiments.scenarios import SCENARIOS, Scenario, build
 from conceptors.experiments.scenarios.data import Arrays
+from conceptors.experiments.scenarios.data.encoded import Encoded
 
 
 class ExperimentError(ValueError):
@@ -33,15 +34,19 @@ class Experiment:
     stacked: int = 0  # seeds learned at once; 0: all on a GPU, one on a CPU
     command: str = ""
     replay: bool = True  # on a GPU, steps are recorded once and replayed
-    arrays: Arrays | None = field(default=None, compare=False, repr=False)  # instead of its data
+    arrays: Arrays | Encoded | None = field(
+        default=None, compare=False, repr=False
+    )  # instead of its data
 
     def config(self, method: str) -> dict[str, Any]:
         """All settings of a method, checked."""
         if method not in METHODS:
             raise ExperimentError(f"unknown method {method!r}{nearest(method, METHODS)}")
-        given = {**preset(self.preset, self.scenario).settings(method)}
-        given |= self.settings.get("*", {}) | self.settings.get(method, {})
         kind = METHODS[method].settings_type
+        chosen = preset(self.preset, self.scenario)
+        given = {**chosen.common} if issubclass(kind, Settings) else {}
+        given |= chosen.methods.get(method, {})
+        given |= self.settings.get("*", {}) | self.settings.get(method, {})
         known = {name: value for name, value in given.items() if name in kind.__dataclass_fields__}
         if unknown := set(self.settings.get(method, {})) - set(known):
             name = sorted(unknown)[0]

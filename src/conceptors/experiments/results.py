@@ -210,6 +210,9 @@ def summarise(runs: list[Run]) -> dict[str, dict[str, Any]]:
             "backward_transfer": _mean([run.backward_transfer for run in own]),
             "seconds": round(statistics.mean(run.seconds for run in own), 3),
         }
+        if all(isinstance(run.extras.get("stored_numbers"), int) for run in own):
+            stored = statistics.mean(run.extras["stored_numbers"] for run in own)
+            summary[method]["stored_numbers"] = round(stored)
     return summary
 
 

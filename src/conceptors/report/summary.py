@@ -35,6 +35,7 @@ class Row:
     forgetting: Cell
     transfer: Cell
     seconds: Cell
+    stored: Cell
     origin: str = ""
 
 
@@ -46,6 +47,8 @@ class Summary:
     has_reference: bool
     has_ceiling: bool
     has_spread: bool
+    has_stored: bool
+    has_readout: bool
 
 
 def summary(found: dict[str, dict[str, Any]]) -> Summary:
@@ -58,6 +61,8 @@ def summary(found: dict[str, dict[str, Any]]) -> Summary:
         any(results.get("reference") for results in found.values()),
         any(row.ceiling for row in rows) and len(rows) > 1,
         any("±" in row.accuracy.text for row in rows),
+        any(row.stored.value is not None for row in rows),
+        any(row.method == "readout" and row.colour for row in rows),
     )
 
 
@@ -87,11 +92,14 @@ def _rows(results: dict[str, Any], origin: str) -> list[Row]:
                     entry.get("backward_transfer"), m in best["backward_transfer"], signed=True
                 ),
                 seconds=Cell(duration(entry.get("seconds")), entry.get("seconds")),
+                stored=_whole(entry.get("stored_numbers")),
                 origin=origin,
             )
         )
     return rows + [
-        Row(m, None, False, Cell("not run"), _reference(entry), none, none, none, none, origin)
+        Row(
+            m, None, False, Cell("not run"), _reference(entry), none, none, none, none, none, origin
+        )
         for m, entry in reference.items()
         if m not in names
     ]
@@ -100,6 +108,10 @@ def _rows(results: dict[str, Any], origin: str) -> list[Row]:
 def _plain(value: float | None, best: bool, *, signed: bool = False) -> Cell:
     known = value is not None and math.isfinite(value)
     return Cell(number(value, signed=signed), value if known else None, best and known)
+
+
+def _whole(value: float | None) -> Cell:
+    return Cell(MISSING) if value is None else Cell(f"{value:,.0f}", value)
 
 
 def _reference(entry: dict[str, Any] | None) -> Cell:

@@ -2,12 +2,19 @@
 
 from conceptors.experiments.methods.base import Learner
 from conceptors.experiments.methods.cab import Cab
-from conceptors.experiments.methods.conceptor_ridge import ConceptorRidgeMethod
+from conceptors.experiments.methods.closed.acil import Acil
+from conceptors.experiments.methods.closed.conceptor_ridge import ConceptorRidgeMethod
+from conceptors.experiments.methods.closed.klda import Klda
+from conceptors.experiments.methods.closed.ncm import Ncm
+from conceptors.experiments.methods.closed.ranpac import Ranpac
+from conceptors.experiments.methods.closed.readout import ReadoutMethod
+from conceptors.experiments.methods.closed.slda import Slda
 from conceptors.experiments.methods.ewc import Ewc
 from conceptors.experiments.methods.imm import Imm
 from conceptors.experiments.methods.joint import Joint
 from conceptors.experiments.methods.own import import_methods
 from conceptors.experiments.methods.settings import (
+    OwnSettings,
     Settings,
     explain_settings,
     parse_settings,
@@ -25,12 +32,15 @@ def add(method: type[Learner]) -> type[Learner]:
     return method
 
 
-for _method in (Learner, Joint, Cab, Ewc, Imm, ConceptorRidgeMethod):
+_TRAINED = (Learner, Joint, Cab, Ewc, Imm)
+_CLOSED = (ReadoutMethod, ConceptorRidgeMethod, Ncm, Slda, Klda, Ranpac, Acil)
+for _method in (*_TRAINED, *_CLOSED):
     add(_method)
 
 __all__ = [
     "METHODS",
     "Learner",
+    "OwnSettings",
     "Settings",
     "add",
     "explain_settings",

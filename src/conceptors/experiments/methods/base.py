@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from conceptors._internal.cuda_graph import CudaGraph
 from conceptors.experiments.events import Event, Progress
-from conceptors.experiments.methods.settings import Settings
+from conceptors.experiments.methods.settings import OwnSettings, Settings
 from conceptors.experiments.networks import AlexNet, StackedMLP
 from conceptors.experiments.scenarios import Scenario, Split
 
@@ -28,21 +28,25 @@ class Learner:
 
     name: ClassVar[str] = "sgd"
     about: ClassVar[str] = "plain training, forgets"
-    settings_type: ClassVar[type[Settings]] = Settings
+    settings_type: ClassVar[type[OwnSettings]] = Settings
     replay = True  # whether to use a recording where that is possible
 
     def __init__(
-        self, scenario: Scenario, settings: Settings, device: torch.device, progress: Progress
+        self, scenario: Scenario, settings: OwnSettings, device: torch.device, progress: Progress
     ) -> None:
         self.scenario = scenario
         self.settings: Any = settings
         self.device = device
         self.progress = progress
         self.seeds = scenario.seeds
-        self.model = build_network(scenario, settings).to(device)
+        self.model = self.network().to(device)
         self.extras: list[dict[str, Any]] = [{} for _ in self.seeds]  # into the results
 
     # --- what methods change --------------------------------------------------------------
+
+    def network(self) -> nn.Module:
+        """What learns: inputs `[seeds, batch, ...]` to outputs `[seeds, batch, classes]`."""
+        return build_network(self.scenario, self.settings)
 
     def start_task(self, number: int) -> None:
         """Before the first step of a task."""

@@ -20,7 +20,22 @@ def setting(default: T, about: str, choices: Iterable[str] = ()) -> T:
 
 
 @dataclass(frozen=True)
-class Settings:
+class OwnSettings:
+    """Settings of a method that trains no network: only what a subclass adds."""
+
+    def check(self) -> None:
+        """ValueError for a value that cannot be."""
+        for entry in fields(self):
+            value, allowed = getattr(self, entry.name), entry.metadata.get("choices")
+            if allowed and value not in allowed:
+                raise ValueError(f"{entry.name} must be one of {', '.join(allowed)}, got {value!r}")
+        for name, value in asdict(self).items():
+            if isinstance(value, (int, float)) and not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name} must be a finite number >= 0, got {value}")
+
+
+@dataclass(frozen=True)
+class Settings(OwnSettings):
     """How a network is trained."""
 
     hidden: str = setting("800", "neurons of the hidden layers, like 800 or 100,100")
@@ -57,8 +72,21 @@ class Settings:
     def sizes(self) -> list[int]:
         return [int(part) for part in str(self.hidden).split(",") if part]
 
+    def check(self) -> None:
+        try:
+            sizes = self.sizes
+        except ValueError:
+            raise ValueError(f"hidden={self.hidden!r} is not like 800 or 100,100") from None
+        at_least_one = {
+            name: getattr(self, name) for name in ("batch", "check_every", "validation")
+        }
+        for name, value in {"hidden": min(sizes, default=1), **at_least_one}.items():
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        super().check()
 
-def parse_settings(kind: type[Settings], values: dict[str, Any]) -> Settings:
+
+def parse_settings(kind: type[OwnSettings], values: dict[str, Any]) -> OwnSettings:
     """Settings from names and values (also strings), checked.
 
     Raises:
@@ -72,13 +100,14 @@ def parse_settings(kind: type[Settings], values: dict[str, Any]) -> Settings:
             raise ValueError(f"unknown setting {name!r}{nearest(name, names)}")
         parsed[name] = _parse(name, value, types[name])
     made = kind(**parsed)
-    _check(made)
+    made.check()
     return made
 
 
-def explain_settings(kind: type[Settings]) -> list[str]:
+def explain_settings(kind: type[OwnSettings]) -> list[str]:
     """A line a setting: its name, default, type or choices, and what it does."""
     types = get_type_hints(kind)
+    common = {entry.name for entry in fields(Settings)} if issubclass(kind, Settings) else set()
     rows = [
         (
             entry.name,
@@ -86,7 +115,7 @@ def explain_settings(kind: type[Settings]) -> list[str]:
             "|".join(entry.metadata.get("choices", ())) or types[entry.name].__name__,
             entry.metadata.get("about", ""),
         )
-        for entry in sorted(fields(kind), key=lambda entry: entry.name in _COMMON)  # own ones first
+        for entry in sorted(fields(kind), key=lambda entry: entry.name in common)  # own ones first
     ]
     heads = ("NAME", "DEFAULT", "CHOICES", "WHAT IT DOES")
     widths = [max(len(row[i]) for row in [heads, *rows]) for i in range(3)]
@@ -94,9 +123,6 @@ def explain_settings(kind: type[Settings]) -> list[str]:
         "  ".join([*(text.ljust(width) for text, width in zip(row, widths)), row[3]]).rstrip()
         for row in [heads, *rows]
     ]
-
-
-_COMMON = {entry.name for entry in fields(Settings)}
 
 
 def _parse(name: str, value: Any, wanted: type) -> Any:
@@ -110,23 +136,3 @@ def _parse(name: str, value: Any, wanted: type) -> Any:
         return wanted(value)
     except (KeyError, TypeError, ValueError):
         raise ValueError(f"{name}={value!r} is not a {wanted.__name__}") from None
-
-
-def _check(settings: Settings) -> None:
-    for entry in fields(settings):
-        value, allowed = getattr(settings, entry.name), entry.metadata.get("choices")
-        if allowed and value not in allowed:
-            raise ValueError(f"{entry.name} must be one of {', '.join(allowed)}, got {value!r}")
-    try:
-        sizes = settings.sizes
-    except ValueError:
-        raise ValueError(f"hidden={settings.hidden!r} is not like 800 or 100,100") from None
-    at_least_one = {
-        name: getattr(settings, name) for name in ("batch", "check_every", "validation")
-    }
-    for name, value in {"hidden": min(sizes, default=1), **at_least_one}.items():
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
-    for name, value in asdict(settings).items():
-        if isinstance(value, (int, float)) and not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"{name} must be a finite number >= 0, got {value}")

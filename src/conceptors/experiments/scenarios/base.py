@@ -54,6 +54,16 @@ class Split:
             x = x.gather(2, orders)
         return x, self.y[index]
 
+    def of_seed(self, i: int) -> Split:
+        """The samples of one seed, by its place among the seeds."""
+
+        def own(value: Tensor | None) -> Tensor | None:
+            return None if value is None else value[i : i + 1]
+
+        members = self.members[i : i + 1]
+        counts = self.counts[i : i + 1]
+        return Split(self.x, self.y, members, counts, own(self.permutations), own(self.kinds))
+
     def to(self, device: torch.device, moved: dict[int, Tensor]) -> Split:
         """On a device; tensors that splits share are moved once (`moved` remembers them)."""
 
@@ -99,6 +109,7 @@ class Scenario:
     heads: bool = False  # one head per task: the task is known when testing
     options: dict[str, Any] = field(default_factory=dict)
     stackable: bool = True  # whether several seeds can be learned as one stacked network
+    image: tuple[int, int, int] | None = None  # channels, height, width, if samples are images
 
     def to(self, device: torch.device) -> Scenario:
         moved: dict[int, Tensor] = {}

@@ -13,6 +13,7 @@ from torch.nn import functional
 from conceptors._internal.suggest import nearest
 from conceptors.experiments.scenarios.base import Scenario, Split, Task
 from conceptors.experiments.scenarios.data import Arrays, load
+from conceptors.experiments.scenarios.data.encoded import Encoded, Samples
 
 VALIDATION = 5_000  # the first training images, as in the paper's own code
 
@@ -21,11 +22,12 @@ VALIDATION = 5_000  # the first training images, as in the paper's own code
 class ScenarioKind:
     """A scenario that can be built by name."""
 
-    make: Callable[[Arrays, list[int], dict[str, Any]], Scenario]
+    make: Callable[[Any, list[int], dict[str, Any]], Scenario]
     data: str
     tasks: int
     about: str
     stacked_network: bool = True  # its network can be stacked
+    encoded: Callable[..., Encoded] | None = None  # loads features of an encoder instead
 
     def stackable(self, class_order: str) -> bool:
         """Whether seeds can be learned at once; not if their tasks are of different sizes."""
@@ -40,16 +42,18 @@ def build(
     heads: bool | None = None,
     class_order: str = "fixed",
     limit: int | None = None,
+    layers: str = "all",
     progress: bool = True,
-    arrays: Arrays | None = None,
+    arrays: Arrays | Encoded | None = None,
 ) -> Scenario:
     """A scenario for some seeds.
 
     Args:
         tasks: how many, by default the scenario's own number.
-        heads: one head per task (split-cifar100; by default yes).
+        heads: one head per task (split-cifar100, by default yes; clinc150, by default no).
         class_order: "fixed" (0, 1, 2, ...) or "seed" (shuffled by each seed).
-        limit: use only so many images of each set, for quick trials.
+        limit: use only so many samples of each set, for quick trials.
+        layers: features of "all" layers of the encoder, or the "last" (clinc150).
         progress: show downloads.
         arrays: data of that form to use instead of the scenario's own.
 
@@ -66,22 +70,21 @@ def build(
         raise ValueError(f"tasks must be at least 1, got {count}")
     if class_order not in ("fixed", "seed"):
         raise ValueError(f"class_order must be 'fixed' or 'seed', got {class_order!r}")
+    if layers not in ("all", "last") or (layers != "all" and not kind.encoded):
+        known = "'all' or 'last'" if kind.encoded else "'all' for inputs that are no features"
+        raise ValueError(f"layers must be {known}, got {layers!r}")
     if arrays is None:
-        arrays = load(kind.data, progress=progress)
+        arrays = (kind.encoded or load)(kind.data, progress=progress)
     if limit is not None:
-        arrays = Arrays(
-            arrays.train_x[: limit + limit // 10],
-            arrays.train_y[: limit + limit // 10],
-            arrays.test_x[:limit],
-            arrays.test_y[:limit],
-        )
+        arrays = arrays.first(limit)
     options = {"tasks": count, "heads": heads, "class_order": class_order, "limit": limit}
+    options |= {"layers": layers} if kind.encoded else {}
     made = kind.make(arrays, seeds, {"name": name, **options})
     for task in made.tasks:
         if not min(task.train.counts + task.validation.counts + task.test.counts):
             raise ValueError(
-                f"task {task.name!r} has no training, validation or test images with "
-                f"limit={limit}; use more images or fewer tasks"
+                f"task {task.name!r} has no training, validation or test samples with "
+                f"limit={limit}; use more samples or fewer tasks"
             )
     return replace(made, stackable=kind.stackable(class_order))
 
@@ -99,10 +102,11 @@ def _disjoint(arrays: Arrays, seeds: list[int], options: dict[str, Any]) -> Scen
     count, classes = options["tasks"], 10
     if classes % count:
         raise ValueError(f"10 classes cannot be shared evenly by {count} tasks; use 1, 2, 5 or 10")
-    orders = _class_orders(classes, seeds, options)
+    groups = class_orders(classes, seeds, options).chunk(count, 1)
     flat = arrays._replace(train_x=arrays.train_x.flatten(1), test_x=arrays.test_x.flatten(1))
-    tasks = _by_class(flat, orders.chunk(count, 1), "digits")
-    return Scenario(options["name"], tasks, seeds, classes, (784,), False, options)
+    tasks = by_class(*_parted(flat), groups, _named(groups, "digits"))
+    name, image = options["name"], (1, 28, 28)
+    return Scenario(name, tasks, seeds, classes, (784,), False, options, image=image)
 
 
 def _split_cifar(arrays: Arrays, seeds: list[int], options: dict[str, Any]) -> Scenario:
@@ -114,18 +118,17 @@ def _split_cifar(arrays: Arrays, seeds: list[int], options: dict[str, Any]) -> S
     scaled = arrays._replace(
         train_x=(arrays.train_x / 255 - mean) / std, test_x=(arrays.test_x / 255 - mean) / std
     )
-    orders = _class_orders(classes, seeds, options)
-    tasks = _by_class(scaled, orders.chunk(count, 1), "classes")
-    heads = options["heads"] is not False
-    return Scenario(options["name"], tasks, seeds, classes, (3, 32, 32), heads, options)
+    groups = class_orders(classes, seeds, options).chunk(count, 1)
+    tasks = by_class(*_parted(scaled), groups, _named(groups, "classes"))
+    heads, image = options["heads"] is not False, (3, 32, 32)
+    return Scenario(options["name"], tasks, seeds, classes, image, heads, options, image=image)
 
 
-def _by_class(arrays: Arrays, groups: tuple[Tensor, ...], what: str) -> list[Task]:
-    """A task for each group of classes `[seeds, k]`."""
-    held = _held_out(arrays)
-    y, test_y = arrays.train_y.long(), arrays.test_y.long()
+def by_class(
+    train: Samples, held: Samples, test: Samples, groups: tuple[Tensor, ...], names: list[str]
+) -> list[Task]:
+    """A task for each group of classes `[seeds, k]`, of samples (inputs, labels)."""
     classes = sum(group.shape[1] for group in groups)
-    x, held_x, y, held_y = arrays.train_x[held:], arrays.train_x[:held], y[held:], y[:held]
     tasks = []
     for number, group in enumerate(groups):
 
@@ -133,15 +136,26 @@ def _by_class(arrays: Arrays, groups: tuple[Tensor, ...], what: str) -> list[Tas
             return [torch.isin(labels, own).nonzero()[:, 0] for own in group]
 
         mask = torch.zeros(len(group), classes, dtype=torch.bool).scatter_(1, group, True)
-        name = ", ".join(str(int(c)) for c in group[0]) if len(group[0]) <= 5 else f"{number + 1}"
-        train = Split.of(x, y, having(y))
-        validation = Split.of(held_x, held_y, having(held_y))
-        test = Split.of(arrays.test_x, test_y, having(test_y))
-        tasks.append(Task(f"{what} {name}", train, validation, test, mask))
+        own, checked, tested = (Split.of(x, y, having(y)) for x, y in (train, held, test))
+        tasks.append(Task(names[number], own, checked, tested, mask))
     return tasks
 
 
-def _class_orders(classes: int, seeds: list[int], options: dict[str, Any]) -> Tensor:
+def _parted(arrays: Arrays) -> tuple[Samples, Samples, Samples]:
+    """Training, validation and test images with labels."""
+    held = _held_out(arrays)
+    x, y = arrays.train_x, arrays.train_y.long()
+    return (x[held:], y[held:]), (x[:held], y[:held]), (arrays.test_x, arrays.test_y.long())
+
+
+def _named(groups: tuple[Tensor, ...], what: str) -> list[str]:
+    """Names of tasks: few classes are listed."""
+    few = [", ".join(str(int(c)) for c in group[0]) for group in groups]
+    most = max(group.shape[1] for group in groups)
+    return [f"{what} {few[k] if most <= 5 else k + 1}" for k in range(len(groups))]
+
+
+def class_orders(classes: int, seeds: list[int], options: dict[str, Any]) -> Tensor:
     if options["class_order"] == "fixed":
         return torch.arange(classes).expand(len(seeds), classes)
     return torch.stack([torch.randperm(classes, generator=_generator(s, 1)) for s in seeds])
@@ -189,7 +203,8 @@ def _rotated(arrays: Arrays, seeds: list[int], options: dict[str, Any]) -> Scena
         parts = [(x[held:], y[held:]), (x[:held], y[:held]), (test_x, test_y)]
         train, validation, test = (Split.of(i, j, _all_members(i, seeds)) for i, j in parts)
         tasks.append(Task(f"turned {angle:.0f}°", train, validation, test))
-    return Scenario(options["name"], tasks, seeds, 10, (784,), False, options)
+    name, image = options["name"], (1, 28, 28)
+    return Scenario(name, tasks, seeds, 10, (784,), False, options, image=image)
 
 
 def _turned(images: Tensor, angle: float) -> Tensor:

@@ -21,6 +21,13 @@ class Arrays(NamedTuple):
     test_x: Tensor
     test_y: Tensor
 
+    def first(self, count: int) -> Arrays:
+        """So many images of each set, and a tenth more to train with: validation is taken of it."""
+        seen = count + count // 10
+        return Arrays(
+            self.train_x[:seen], self.train_y[:seen], self.test_x[:count], self.test_y[:count]
+        )
+
 
 def load(name: str, *, progress: bool = True) -> Arrays:
     """A data set by name, fetched first if it is not on this machine.

@@ -1,0 +1,1 @@
+"""Methods in closed form: one pass over a task, no gradients, nothing kept but sums."""

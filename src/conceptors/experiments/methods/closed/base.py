@@ -1,0 +1,123 @@
+"""What methods in closed form have in common: each subclass has a `Head`, and nothing else."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from conceptors._internal.precision import exactly
+from conceptors.estimators.lift import Lift
+from conceptors.experiments.methods.base import Learner
+from conceptors.experiments.methods.closed.features import looks
+from conceptors.experiments.methods.closed.settings import ClosedSettings
+from conceptors.experiments.methods.settings import OwnSettings
+from conceptors.experiments.scenarios import Scenario
+
+_FIRST = 10_000  # samples of the first task at most, that features are fixed by
+_CHUNK = 4096  # samples that are looked at together
+
+
+class Head(nn.Module):
+    """What a method keeps of the features of one seed, and the scores that it makes of them.
+
+    Buffers are weights of fixed features; what is learned is in `kept`.
+    """
+
+    def __init__(self, scenario: Scenario, settings: Any, seed: int) -> None:
+        super().__init__()
+        self.looks, self.width = looks(scenario, settings, seed)
+        self.settings, self.scenario, self.seed = settings, scenario, seed
+        self.classes = scenario.classes
+        self.seen = torch.zeros(scenario.classes, dtype=torch.bool)
+
+    # --- what methods say -----------------------------------------------------------------
+
+    def calibrate(self, rows: Tensor) -> None:
+        """Fix a lift by features `[n, width]` of the first task."""
+
+    @abstractmethod
+    def add(self, rows: Tensor, labels: Tensor) -> None:
+        """Learn features `[n, width]` with labels `[n]`: a part of a task."""
+
+    def finish(self) -> None:
+        """A task has come to its end."""
+
+    @abstractmethod
+    def scores(self, rows: Tensor) -> Tensor:
+        """Of all classes `[n, classes]`."""
+
+    @abstractmethod
+    def kept(self) -> list[Tensor]:
+        """All that is needed to go on with the next task."""
+
+    # --- what all do ----------------------------------------------------------------------
+
+    def fix(self, x: Tensor) -> None:
+        """Fix all features by inputs `[n, ...]` of the first task."""
+        if isinstance(self.looks, Lift):
+            self.looks.calibrate(x.flatten(1))
+        self.calibrate(self.looks(x))
+
+    def learn(self, x: Tensor, y: Tensor) -> None:
+        """Learn inputs `[n, ...]` with labels `[n]`."""
+        self.seen = self.seen.to(y.device)
+        self.seen[y] = True
+        self.add(self.looks(x), y)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores `[n, classes]`, -∞ for classes that were never seen."""
+        return self.scores(self.looks(x)).masked_fill(~self.seen.to(x.device), -torch.inf)
+
+
+class ClosedForm(Learner):
+    """Learns a task in one pass, each seed for itself."""
+
+    settings_type: ClassVar[type[OwnSettings]] = ClosedSettings
+    head: ClassVar[type[Head]]
+
+    def network(self) -> nn.Module:
+        made = [self.head(self.scenario, self.settings, 15_485_863 + s) for s in self.seeds]
+        self.heads = made
+        return _Heads(made)
+
+    @exactly()
+    def learn(self, number: int) -> list[dict[str, Any]]:
+        for i, (seed, head) in enumerate(zip(self.seeds, self.heads)):
+            split = self.scenario.tasks[number].train.of_seed(i)
+            draw = torch.Generator().manual_seed(224_737 * (number + 1) + seed)
+            order = torch.randperm(split.counts[0], generator=draw).to(self.device)
+            if number == 0:
+                head.fix(split.take(order[None, :_FIRST])[0][0])
+            for places in order.split(_CHUNK):
+                x, y = split.take(places[None])
+                head.learn(x[0], y[0])
+            head.finish()
+            features = [b for b in head.buffers() if b.is_floating_point()]
+            self.extras[i]["stored_numbers"] = sum(kept.numel() for kept in head.kept())
+            self.extras[i]["lift_numbers"] = sum(b.numel() for b in features)
+        return [{"task": number, "step": [], "loss": [], "validation": []} for _ in self.seeds]
+
+    @exactly()
+    def accuracy(self, *args: Any, **named: Any) -> Tensor:
+        return super().accuracy(*args, **named)
+
+    def masked(self, outputs: Tensor, number: int) -> Tensor:
+        """Scores may be of any size: other heads' are below all of them."""
+        classes = self.scenario.tasks[number].classes
+        if not self.scenario.heads or classes is None:
+            return outputs
+        return outputs.masked_fill(~classes[:, None], -torch.inf)
+
+
+class _Heads(nn.Module):
+    """All seeds' heads as one network: `[seeds, n, ...]` to `[seeds, n, classes]`."""
+
+    def __init__(self, heads: list[Head]) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(heads)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([head(rows) for head, rows in zip(self.heads, x)])
