@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from conceptors.bench.body import body
 from conceptors.bench.family import family
 from conceptors.bench.growth import growth, tasks
 from conceptors.bench.readout import readout
@@ -57,6 +58,7 @@ _ALL = [
     _remember("remember-vit", "ViT-S/16", vit, 100),
     Benchmark("remember-minilm", "remembering sentences with MiniLM", remember_minilm),
     Benchmark("readout", "learning and solving 20,000 features in closed form", readout),
+    Benchmark("body", "a sentence encoder under a shield, a readout after it", body),
     Benchmark("tasks", "a step after 100 tasks against one after 10", tasks),
     Benchmark("family", "time added to a step, ours against GPM, OWM and TRGP", family),
     Benchmark("seeds", "ten seeds at once against one at a time", seeds, ("cuda",)),
