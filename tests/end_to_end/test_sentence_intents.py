@@ -1,4 +1,4 @@
-"""The example of sentences and their intents, with a bag of words, and with MiniLM if it is here."""
+"""The example of sentences and their intents: with a bag of words, and MiniLM if it is here."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class BagOfWords(nn.Module):
     def forward(self, sentences: list[str]) -> Tensor:
         words = [[zlib.crc32(word.encode()) % 5000 for word in s.split()] for s in sentences]
         starts = torch.tensor([0, *(len(row) for row in words[:-1])]).cumsum(0)
-        found: Tensor = self.words(torch.tensor(sum(words, [])), starts)
+        found: Tensor = self.words(torch.tensor([word for row in words for word in row]), starts)
         return found
 
 
