@@ -28,7 +28,7 @@ _THRESHOLD = 0.5  # of an answer, in standard deviations
 
 
 class PatchFeatures(Lift):
-    """Images `[n, c · h · w]` (or `[n, c, h, w]`) to `filters` · `grid`² features.
+    """Images `[n, c · h · w]` (or `[n, c, h, w]`) to `filters · grid²` features.
 
     Args:
         image: (c, h, w).
