@@ -28,7 +28,7 @@ class KeepsSums(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("_here", torch.empty(0), persistent=False)
-        self._sums = Sums(0)  # of samples without the name of a task
+        self._sums = Sums(0, device=torch.device("cpu"))  # of samples without a task's name
         self._tasks: dict[str, Sums] = {}
         self._kind = 0  # of targets; 0 before anything is learned
         self._loading: tuple[Callable[[], None], list[str], int, str] | None = None
@@ -70,7 +70,8 @@ class KeepsSums(nn.Module):
 
         super()._apply(move, recurse)  # type: ignore[no-untyped-call]
         for sums in (self._sums, *self._tasks.values()):
-            sums.to(device)
+            if sums.dim:
+                sums.to(device)
         self._solved = None
         return self
 

@@ -42,7 +42,8 @@ def fingerprint(lift: nn.Module) -> str:
     digest = hashlib.sha256(configured(lift).encode())
     for name, tensor in lift.state_dict().items():
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        plain = tensor.detach().cpu().contiguous().reshape(-1)  # a number alone has no bytes
+        digest.update(plain.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 

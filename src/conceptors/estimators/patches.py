@@ -127,7 +127,8 @@ class PatchFeatures(Lift):
         down, right = h - self.size + 1, w - self.size + 1
         at_once = max(1, _ANSWERS // (down * right * self.count))
         found = []
-        for part in images.split(at_once):
+        # A program that is exported takes batches of any size, which it cannot count into parts.
+        for part in [images] if torch.compiler.is_compiling() else images.split(at_once):
             patches = _contrasted(functional.unfold(part, self.size).mT, self.floor)
             weight, bias = self.filters.to(x.dtype), (-self.offset - self.threshold).to(x.dtype)
             answers = functional.linear(patches, weight, bias)  # [n, places, filters]

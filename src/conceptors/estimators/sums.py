@@ -173,6 +173,8 @@ class Sums:
                 raise ValueError(
                     f"{name} has shape {list(tensors[name].shape)}, expected {list(shape)}"
                 )
+            if tensors[name].is_meta:
+                raise ValueError(f"{name} is on the meta device, without data")
             if not tensors[name].is_floating_point() or not bool(tensors[name].isfinite().all()):
                 raise ValueError(f"{name} has entries that are not finite numbers")
         gram = tensors["gram"].double()
