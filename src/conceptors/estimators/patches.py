@@ -132,7 +132,7 @@ class PatchFeatures(Lift):
             patches = _contrasted(functional.unfold(part, self.size).mT, self.floor)
             weight, bias = self.filters.to(x.dtype), (-self.offset - self.threshold).to(x.dtype)
             answers = functional.linear(patches, weight, bias)  # [n, places, filters]
-            answers = answers.relu_().mT.reshape(len(part), self.count, down, right)
+            answers = answers.relu_().mT.reshape(-1, self.count, down, right)
             pooled = functional.adaptive_avg_pool2d(answers, self.grid).flatten(1)
             found.append(pooled.clamp_min(_LEAST).sqrt() if self.root else pooled)
         return torch.cat(found) if found else x.new_zeros(0, self.out_features)

@@ -313,8 +313,8 @@ class Readout(KeepsSums):
             linear.bias.copy_(bias)
         linear.requires_grad_(False)
         if isinstance(self.lift, Scaling):
-            return linear
-        return nn.Sequential(copy.deepcopy(self.lift), linear)
+            return linear.eval()
+        return nn.Sequential(copy.deepcopy(self.lift), linear).eval()
 
     # --- many of them ---------------------------------------------------------------------
 

@@ -122,7 +122,8 @@ def test_generators_and_empty_loaders() -> None:
     batches = generate()
     readout = Readout(DIM).learn_from(nn.Identity(), batches)
     assert readout.n_samples == 100
-    for used_up in (batches, [], X[:0]):
+    empty: list[Any] = [batches, [], X[:0]]
+    for used_up in empty:
         with pytest.raises(ValueError, match="the loader is empty or used up"):
             readout.learn_from(nn.Identity(), used_up)
     with pytest.raises(TypeError, match="learn_from takes batches"):

@@ -36,6 +36,7 @@ def test_exports_are_the_same(name: str) -> None:
     exported = readout.export()
     assert_close(exported(X), readout(X), 1e-4)
     assert isinstance(exported, nn.Linear if name == "plain" else nn.Sequential)
+    assert not exported.training
     before = exported(X)
     readout.learn(X, (Y + 1) % 4)
     assert torch.equal(exported(X), before)  # it is apart from the readout
@@ -58,6 +59,7 @@ def test_exports_can_be_traced(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")  # torch's own
 def test_exports_run_elsewhere(name: str, tmp_path: Path) -> None:
     pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")

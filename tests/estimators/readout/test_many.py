@@ -101,7 +101,7 @@ def test_what_does_not_add_up_is_refused() -> None:
     with pytest.raises(ValueError, match="weighting differs: samples and tasks"):
         Readout(DIM) + Readout(DIM, weighting="tasks")
     with pytest.raises(TypeError):
-        one + 1
+        one + 1  # type: ignore[operator]
 
 
 def test_classes_of_a_sum_have_room() -> None:
@@ -169,7 +169,7 @@ def unlike(rank: int) -> list[str]:
         Readout(DIM, weighting="tasks" if rank else "samples"),
     ]
     for readout in pairs:
-        with pytest.raises(ValueError, match="different|learned|weighting") as caught:
+        with pytest.raises(ValueError, match=r"different|learned|weighting") as caught:
             readout.merged()
         found.append(str(caught.value))
     return found

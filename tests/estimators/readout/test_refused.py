@@ -67,7 +67,7 @@ def test_bad_samples_change_nothing(name: str, new: bool, lift: int) -> None:
 def test_labels_from_a_number_of_classes_on_are_refused() -> None:
     X, y = samples(0, 20)
     readout = Readout(DIM, classes=4).learn(X, y)
-    with pytest.raises(ValueError, match="label 4 is out of range: labels are integers from 0 to 3"):
+    with pytest.raises(ValueError, match=r"label 4 is out of range: .* from 0 to 3"):
         readout.learn(X, y + 1)
     assert readout.n_samples == 20
 
@@ -208,9 +208,10 @@ def test_an_interrupted_solve_leaves_the_sums(monkeypatch: pytest.MonkeyPatch) -
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(torch.linalg, "cholesky_ex", interrupted)
-        readout.predict(X)
+        with pytest.raises(KeyboardInterrupt):
+            readout.predict(X)
     assert_same_state(readout.state_dict(), before)
 
 

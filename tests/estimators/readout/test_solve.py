@@ -150,9 +150,7 @@ def test_threads_that_solve_at_once_leave_the_sums_alone() -> None:
     readout = Readout(DIM, 300).learn(X, y)
     before = readout.state_dict()["sums.gram"]
     found: list[Tensor] = []
-    threads = [
-        threading.Thread(target=lambda: found.append(readout.predict(X))) for _ in range(6)
-    ]
+    threads = [threading.Thread(target=lambda: found.append(readout.predict(X))) for _ in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
