@@ -25,7 +25,6 @@ _CONTRAST = 0.04  # of the images' variance: patches with less are not blown up 
 _WHITE = 0.1  # added to the variances of patches, which are about 1
 _ANSWERS = 2**27  # numbers held at once
 _THRESHOLD = 0.5  # of an answer, in standard deviations
-_LEAST = 1e-24  # below which an average counts as zero: the root has no gradient there
 
 
 class PatchFeatures(Lift):
@@ -134,7 +133,7 @@ class PatchFeatures(Lift):
             answers = functional.linear(patches, weight, bias)  # [n, places, filters]
             answers = answers.relu_().mT.reshape(-1, self.count, down, right)
             pooled = functional.adaptive_avg_pool2d(answers, self.grid).flatten(1)
-            found.append(pooled.clamp_min(_LEAST).sqrt() if self.root else pooled)
+            found.append(pooled.sqrt() if self.root else pooled)
         return torch.cat(found) if found else x.new_zeros(0, self.out_features)
 
     def extra_repr(self) -> str:

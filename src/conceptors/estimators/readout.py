@@ -62,8 +62,8 @@ class Readout(KeepsSums):
             `PatchFeatures`. The first data learned fix it: see `calibrate`.
         activation: of the random features, "relu", "tanh" or "fourier".
         classes: refuse labels from here on; by default classes are added as they come.
-        regularization: λ of E|y - W h|² + λ |W|²; "auto" chooses it by generalised
-            cross-validation from the sums.
+        regularization: λ of E|y - W h|² + λ |W|², for numbers less their mean; "auto" chooses it
+            by generalised cross-validation from the sums.
         weighting: "samples" count equally, or "tasks", which then must be named in `learn`.
         seed: of the random features.
 
@@ -278,7 +278,8 @@ class Readout(KeepsSums):
         """Ridge regression on all samples so far; solved when first asked for."""
         if self._solved is None:
             with torch.inference_mode(False):  # else gradients could not pass later
-                self._solved = solve(self._total(), self._wanted)
+                numbers = KINDS[self._kind] != "labels"
+                self._solved = solve(self._total(), self._wanted, around_mean=numbers)
         return self._solved
 
     def forward(self, features: Tensor) -> Tensor:

@@ -46,25 +46,43 @@ class Solution(NamedTuple):
 
 
 @exactly()
-def solve(sums: Sums, regularization: float | None = None) -> Solution:
+def solve(
+    sums: Sums, regularization: float | None = None, *, around_mean: bool = False
+) -> Solution:
     """Ridge regression on all samples of the sums.
 
     Args:
         regularization: λ, None to choose it.
+        around_mean: rows end in 1, and targets are taken less their mean, which the last weight
+            gives back: else λ would draw targets that are far from 0 towards 0.
 
     Raises:
         ValueError: λ is below what rounding leaves of the sums.
     """
     sums.check()
+    if around_mean:
+        mean = sums.cross[:, -1] / sums.count
+        found = solve(_less(sums, mean), regularization)
+        found.weights[:, -1] += mean
+        return found
     if regularization is None:
         return _chosen(sums)
-    found = _solved(sums, regularization)
-    if found is None:
+    solved = _solved(sums, regularization)
+    if solved is None:
         raise ValueError(
             f"regularization {regularization:g} is too small for inputs whose mean square is "
             f"{_size(sums):.3g}; raise it, scale the inputs, or let it be chosen"
         )
-    return found[0]
+    return solved[0]
+
+
+def _less(sums: Sums, mean: Tensor) -> Sums:
+    """The sums if this had been taken off all targets; Σ b bᵀ is shared."""
+    made = Sums(0)
+    made.gram, made.count, made.eps = sums.gram, sums.count, sums.eps
+    made.cross = sums.cross - mean[:, None] * sums.gram[-1]
+    made.squares = (sums.squares - sums.count * mean.square()).clamp_min(0)
+    return made
 
 
 def _chosen(sums: Sums) -> Solution:

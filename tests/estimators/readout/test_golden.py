@@ -11,6 +11,7 @@ from conceptors.estimators.sums import Sums
 from estimators.readout.common import (
     CLASSES,
     DIM,
+    around_mean,
     assert_close,
     direct,
     one_hot,
@@ -30,7 +31,7 @@ def test_weights_are_the_direct_solution(lift: int, kind: str) -> None:
     readout = Readout(DIM, lift, regularization=LAMBDA).learn(X, y)
     b = rows_of(readout, X)
     Y = one_hot(y) if kind == "labels" else y.reshape(80, -1)
-    W = direct(b, Y, LAMBDA)
+    W = (direct if kind == "labels" else around_mean)(b, Y, LAMBDA)
     assert_close(readout.solution.weights, W)
     scores = b @ W.mT
     assert_close(readout(X), scores[:, 0] if kind == "number" else scores)
@@ -122,8 +123,16 @@ def test_a_million_classes_take_no_more_than_their_weights() -> None:
 def test_targets_far_from_zero_keep_their_digits() -> None:
     X = normal(0, 500, DIM).float()
     y = 1e6 + X.double().sum(1)
-    readout = Readout(DIM, regularization=1e-10).learn(X, y)
-    assert float((readout.double()(X.double()) - y).abs().max()) < 0.2  # of a deviation of 2.4
+    for options in ({}, {"regularization": 1e-10}):
+        readout = Readout(DIM, **options).learn(X, y)  # type: ignore[arg-type]
+        assert float((readout(X.double()) - y).abs().max()) < 0.2  # of a deviation of 2.4
+
+
+def test_an_offset_of_targets_does_not_matter() -> None:
+    X, y = normal(0, 150, DIM), normal(1, 150)
+    plain, moved = Readout(DIM, 200).learn(X, y), Readout(DIM, 200).learn(X, y + 1e6)
+    assert moved.regularization == plain.regularization
+    assert_close(moved(X) - 1e6, plain(X), 1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
