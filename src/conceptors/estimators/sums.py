@@ -88,14 +88,21 @@ class Sums:
             b, y = rows[start : start + _ROWS], targets[start : start + _ROWS]
             w = None if weights is None else weights[start : start + _ROWS].to(b)
             b_w = b if w is None else b * w[:, None]
+            wide = None if labels else b_w.double()  # numbers may be far from 0
+            if wide is not None:
+                last = self.gram[-1] + sign * (wide.mT @ b[:, -1].double())
             for a, rest in _blocks(b.shape[1]):
                 product = b_w[:, a].mT @ b[:, rest]
                 self.gram[a, rest].add_(product, alpha=sign)
                 self.gram[a.stop :, a].add_(product[:, a.stop - a.start :].mT, alpha=sign)
-            if labels:
+            if wide is None:
                 self._add_labels(b_w, y, w, sign)
             else:
-                self._add_numbers(b_w, y, w, sign)
+                self.gram[-1], self.gram[:, -1] = (
+                    last,
+                    last,
+                )  # often sums of 1 · b, by which means go
+                self._add_numbers(wide, y, w, sign)
         self.count += sign * (len(rows) if weights is None else float(weights.sum()))
         self.eps = max(self.eps, torch.finfo(rows.dtype).eps)
 
@@ -108,8 +115,8 @@ class Sums:
         self.squares[present] += sign * hot.sum(1, dtype=torch.float64)
 
     def _add_numbers(self, b_w: Tensor, y: Tensor, w: Tensor | None, sign: float) -> None:
-        y = y.double()  # far from 0 they would lose in float32 what is to be learned
-        self.cross.add_(y.mT @ b_w.double(), alpha=sign)
+        y = y.double()
+        self.cross.add_(y.mT @ b_w, alpha=sign)
         squares = y.square() if w is None else y.square() * w[:, None]
         self.squares.add_(squares.sum(0), alpha=sign)
 
