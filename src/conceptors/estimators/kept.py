@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
+from conceptors.estimators.lift import Lift
+from conceptors.estimators.samples import KINDS
 from conceptors.estimators.sums import Sums
 
 _PARTS = ("gram", "cross", "squares", "count")
@@ -20,13 +23,16 @@ class KeepsSums(nn.Module):
     weighting: str
     _here: Tensor  # tells the device
     _solved: Any
+    _limit: int | None  # of classes
 
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("_here", torch.empty(0), persistent=False)
-        self._sums = Sums(0)  # of samples without the name of a task
+        self._sums = Sums(0, device=torch.device("cpu"))  # of samples without a task's name
         self._tasks: dict[str, Sums] = {}
         self._kind = 0  # of targets; 0 before anything is learned
+        self._loading: tuple[Callable[[], None], list[str], int, str] | None = None
+        self.register_load_state_dict_post_hook(_settle)  # type: ignore[no-untyped-call]
 
     def _sums_of(self, task: str | None, width: int) -> Sums:
         """Where samples of a task are added, made if need be."""
@@ -58,9 +64,14 @@ class KeepsSums(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Only the device changes: `.half()` of a model around it would spoil the sums."""
         device = fn(self._here).device
-        super()._apply(lambda tensor: tensor.to(device), recurse)  # type: ignore[no-untyped-call]
+
+        def move(tensor: Tensor) -> Tensor:
+            return fn(tensor) if tensor.is_meta else tensor.to(device)
+
+        super()._apply(move, recurse)  # type: ignore[no-untyped-call]
         for sums in (self._sums, *self._tasks.values()):
-            sums.to(device)
+            if sums.dim:
+                sums.to(device)
         self._solved = None
         return self
 
@@ -71,7 +82,8 @@ class KeepsSums(nn.Module):
         named |= {f"tasks.{name}": sums for name, sums in self._tasks.items()}
         for name, sums in named.items():
             for part, value in sums.tensors().items():
-                destination[f"{prefix}{name}.{part}"] = value if keep_vars else value.detach()
+                # A copy: learning goes on in place, and a state must stay what it was.
+                destination[f"{prefix}{name}.{part}"] = value if keep_vars else value.clone()
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
@@ -81,15 +93,11 @@ class KeepsSums(nn.Module):
         Raises:
             RuntimeError: the state is damaged, or of another readout.
         """
-        before = dict(vars(self))
-        modules = {m: (dict(m._buffers), dict(m._parameters)) for m in self.modules()}
+        undo = _undo(self)
         try:
             return super().load_state_dict(state_dict, strict, assign)
         except BaseException:
-            vars(self).update(before)
-            for module, (buffers, parameters) in modules.items():
-                module._buffers.update(buffers)
-                module._parameters.update(parameters)
+            undo()
             raise
 
     def _load_from_state_dict(
@@ -102,6 +110,7 @@ class KeepsSums(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
+        self._loading = (_undo(self), error_msgs, len(error_msgs), prefix)
         own = {k: v for k, v in state_dict.items() if _is_sum(k, prefix)}
         rest = {k: v for k, v in state_dict.items() if k not in own}
         super()._load_from_state_dict(
@@ -112,7 +121,8 @@ class KeepsSums(nn.Module):
             return
         try:
             kind, found = self._read(own, prefix)
-        except (ValueError, TypeError) as error:
+            self._check(kind, found, {k.removeprefix(prefix) for k in rest})
+        except (ValueError, TypeError, RuntimeError) as error:  # RuntimeError: no dense tensors
             error_msgs.append(f"{prefix}sums cannot be used: {error}")
             return
         self._kind, self._solved = kind, None
@@ -126,14 +136,60 @@ class KeepsSums(nn.Module):
                 raise TypeError(f"{key} is a {type(value).__name__}, not a tensor")
             name, _, part = key.removeprefix(prefix).rpartition(".")
             if not name:
-                kind = int(value) if value.numel() == 1 else -1
+                whole = value.dtype == torch.int64 and value.numel() == 1
+                kind = int(value) if whole else -1
             else:
                 groups.setdefault(name, {})[part] = value
-        if kind is None or not 0 <= kind <= 3 or (kind == 0) != (not groups):
+        if kind is None or not 0 <= kind < len(KINDS) or (kind == 0) != (not groups):
             raise ValueError(f"kind {kind} does not fit {len(groups)} groups of sums")
         width: Any = self.lift.out_features
         here = self._here.device
         return kind, {name: Sums.of(group, int(width) + 1, here) for name, group in groups.items()}
+
+    def _check(self, kind: int, found: dict[str, Sums], rest: set[str]) -> None:
+        """Refuse sums that do not go together, or not with this readout."""
+        outputs = {sums.outputs for sums in found.values()}
+        if KINDS[kind] == "labels" and self._limit and max(outputs) > self._limit:
+            raise ValueError(f"{max(outputs)} classes are more than this readout's {self._limit}")
+        if KINDS[kind] == "numbers" and len(outputs) > 1:
+            raise ValueError(f"tasks have different numbers of outputs: {sorted(outputs)}")
+        if KINDS[kind] == "number" and outputs != {1}:
+            raise ValueError(f"there are {max(outputs)} outputs where one number was learned")
+        for sums in found.values():
+            ones = float(sums.gram[-1, -1])
+            if abs(ones - sums.count) > 1e-6 * sums.count:
+                raise ValueError(f"sums of {ones:g} samples claim to be of {sums.count:g}")
+        names = self.lift.fitted if isinstance(self.lift, Lift) else ()
+        if kind and not {f"lift.{name}" for name in names} <= rest:
+            raise ValueError("the lift that they were made with is missing")
+
+
+def _undo(module: KeepsSums) -> Callable[[], None]:
+    """What puts a module back as it is now."""
+    own = {name: vars(module)[name] for name in ("_sums", "_tasks", "_kind", "_solved")}
+    places = [(part, dict(part._buffers), dict(part._parameters)) for part in module.modules()]
+    contents = [(x, x.detach().clone()) for x in chain(module.parameters(), module.buffers())]
+
+    def undo() -> None:
+        vars(module).update(own)
+        for part, buffers, parameters in places:
+            part._buffers.update(buffers)
+            part._parameters.update(parameters)
+        with torch.no_grad():
+            for tensor, content in contents:  # loading writes into them
+                tensor.copy_(content)
+
+    return undo
+
+
+def _settle(module: KeepsSums, incompatible: Any) -> None:
+    """A state is taken over as a whole or not at all, also as a part of a larger model's."""
+    if module._loading is None:
+        return
+    undo, errors, before, prefix = module._loading
+    module._loading = None
+    if len(errors) > before or any(key.startswith(prefix) for key in incompatible.missing_keys):
+        undo()
 
 
 def _is_sum(key: str, prefix: str) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -24,12 +23,14 @@ Activation = Literal["relu", "tanh", "fourier"]
 _ACTIVATIONS = ("relu", "tanh", "fourier")
 _FOURIER = 0.7  # spread of frequencies: kernels a little wider than the data
 _MOST = 10_000  # rows that are looked at
+_AT_ONCE = 1024  # rows whose features are held, to see how large they are
 
 
 class Lift(nn.Module):
     """Features of inputs `[n, in_features]`, fixed once `calibrate` has seen some.
 
-    Subclasses name the buffers that calibration makes in `fitted`, and their shapes.
+    Subclasses name the buffers that calibration makes in `fitted`, and their shapes. Buffers are
+    float32, whatever the data are, so that a saved state is the lift to the last bit.
     """
 
     fitted: tuple[str, ...] = ()
@@ -54,23 +55,65 @@ class Lift(nn.Module):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of all buffers that calibration makes."""
 
+    def reset(self) -> None:
+        """As if no data had been seen."""
+        for name in self.fitted:
+            setattr(self, name, None)
+
+    def check_calibrated(self) -> None:
+        if not self.is_calibrated:
+            raise RuntimeError(
+                f"{type(self).__name__} is not fixed by any data yet; call calibrate(rows) first"
+            )
+
+    def _fix(self, **found: Tensor) -> None:
+        """Keep what calibration has found: all of it, or nothing."""
+        kept = {name: value.detach().float() for name, value in found.items()}
+        for name, value in kept.items():
+            if not bool(value.isfinite().all()):
+                raise ValueError(
+                    f"the lift's {name} is beyond the range of float32 for features of this size; "
+                    f"scale the features"
+                )
+        for name, value in kept.items():
+            setattr(self, name, value)
+
     def _load_from_state_dict(
-        self, state_dict: Mapping[str, Any], prefix: str, *rest: Any, **more: Any
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
     ) -> None:
         """Buffers that are not made yet are made for a state that has them, and the reverse."""
+        given = {name: state_dict.get(prefix + name) for name in self.fitted}
+        absent = [prefix + name for name, value in given.items() if value is None]
+        if 0 < len(absent) < len(given):
+            missing_keys.extend(absent)
+            return
         for name, shape in self.shapes().items():
-            given = state_dict.get(prefix + name)
-            kept = isinstance(given, Tensor) and tuple(given.shape) == shape
-            if kept or given is None:
-                made = self._here.new_empty(shape, dtype=torch.float32) if kept else None
+            value = given[name]
+            fits = isinstance(value, Tensor) and tuple(value.shape) == shape
+            if fits and not _finite(value):
+                error_msgs.append(f"{prefix}{name} has entries that are not finite numbers")
+                return
+            if fits or value is None:
+                made = self._here.new_empty(shape, dtype=torch.float32) if fits else None
                 setattr(self, name, made)
-        super()._load_from_state_dict(state_dict, prefix, *rest, **more)
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
 
 
 class Scaling(Lift):
     """No new features: the inputs, shifted and scaled by one number to mean square 1."""
 
     fitted = ("center", "scale")
+    center: Tensor
+    scale: Tensor
 
     def __init__(self, in_features: int) -> None:
         super().__init__(in_features, in_features)
@@ -80,12 +123,17 @@ class Scaling(Lift):
 
     @exactly()
     def calibrate(self, rows: Tensor) -> None:
-        self.center = rows.mean(0)
-        self.scale = _size(rows - self.center, rows).reciprocal()
+        center = rows.mean(0, dtype=torch.float64).float()
+        z = rows - center
+        self._fix(center=center, scale=(rms(rows) if constant(z, rows) else rms(z)).reciprocal())
 
     def forward(self, x: Tensor) -> Tensor:
+        self.check_calibrated()
         found: Tensor = (x - self.center) * self.scale
         return found
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}"
 
 
 class RandomFeatures(Lift):
@@ -107,6 +155,9 @@ class RandomFeatures(Lift):
     """
 
     fitted = ("center", "weight", "bias")
+    center: Tensor
+    weight: Tensor
+    bias: Tensor
 
     def __init__(
         self,
@@ -137,7 +188,7 @@ class RandomFeatures(Lift):
         self.power = checks.number(shape, "shape", 0.0, 1.0)
         usual = _FOURIER if activation == "fourier" else 1.0
         self.spread = usual if spread is None else checks.number(spread, "spread", 0.0, 1e6)
-        self.unit, self.seed = bool(unit), seed
+        self.unit, self.seed = bool(unit), checks.whole(seed, "seed", 0)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         d, n = self.in_features, self.out_features
@@ -146,8 +197,10 @@ class RandomFeatures(Lift):
     @exactly()
     def calibrate(self, rows: Tensor) -> None:
         rows = rows[:: max(1, len(rows) // _MOST)]
-        self.center = rows.mean(0)
-        z = self._centred(rows)
+        center = rows.mean(0, dtype=torch.float64).float()
+        z = self._shifted(rows, center)
+        flat = constant(z, rows)
+        z = self._scaled(z)
         draw = torch.Generator().manual_seed(self.seed)
         weight = torch.randn(self.out_features, self.in_features, generator=draw).to(rows)
         bias = torch.randn(self.out_features, generator=draw)
@@ -155,17 +208,28 @@ class RandomFeatures(Lift):
             bias = 2 * math.pi * torch.rand(self.out_features, generator=draw)
         if self.image is not None:
             weight = _blurred(weight, self.image, self.smooth)
-        elif self.power:
+        elif self.power and not flat:
             weight = weight @ _root(z, self.power).to(weight)
-        self.weight = weight * (self.spread / _size(z @ weight.mT, z))
-        self.bias = bias.to(rows) * (1.0 if self.activation == "fourier" else self.spread)
+        if flat:  # nothing tells how data vary: as much, then, as they are large
+            size = (1.0 if self.unit else rms(rows)) * rms(weight) * self.in_features**0.5
+        else:
+            size = _size_of_products(z, weight)
+        bias = bias.to(rows) * (1.0 if self.activation == "fourier" else self.spread)
+        self._fix(center=center, weight=weight * (self.spread / size), bias=bias)
 
-    def _centred(self, x: Tensor) -> Tensor:
-        z = x - (self.center if self.image is None else x.mean(-1, keepdim=True))
-        return functional.normalize(z, dim=-1) * self.in_features**0.5 if self.unit else z
+    def _shifted(self, x: Tensor, center: Tensor) -> Tensor:
+        return x - (center if self.image is None else x.mean(-1, keepdim=True))
+
+    def _scaled(self, z: Tensor) -> Tensor:
+        if not self.unit:
+            return z
+        scaled: Tensor = functional.normalize(z, dim=-1, eps=1e-30) * self.in_features**0.5
+        return scaled
 
     def forward(self, x: Tensor) -> Tensor:
-        found = functional.linear(self._centred(x), self.weight, self.bias)
+        self.check_calibrated()
+        z = self._scaled(self._shifted(x, self.center))
+        found = functional.linear(z, self.weight.to(z.dtype), self.bias.to(z.dtype))
         if self.activation == "fourier":
             return found.cos()
         return found.relu() if self.activation == "relu" else found.tanh()
@@ -180,12 +244,30 @@ class RandomFeatures(Lift):
         )
 
 
-def _size(values: Tensor, inputs: Tensor) -> Tensor:
-    """The root mean square, of the inputs where these values are all zero, or 1."""
-    sizes = torch.stack([x.double().square().mean().sqrt() for x in (values, inputs)])
-    positive = [size for size in sizes if float(size) > 1e-30]
-    found: Tensor = (positive or [torch.ones_like(sizes[0])])[0]
-    return found.to(inputs)
+def _finite(value: Any) -> bool:
+    return bool(value.is_floating_point() and value.isfinite().all())
+
+
+def rms(values: Tensor) -> Tensor:
+    """The root mean square, or 1 if all values are zero."""
+    norm = torch.linalg.vector_norm(values, dtype=torch.float64)
+    return torch.where(norm > 0, norm / values.numel() ** 0.5, 1.0)
+
+
+def constant(z: Tensor, rows: Tensor) -> bool:
+    """Whether rows differ from their mean by no more than rounding."""
+    sizes = [torch.linalg.vector_norm(x, dtype=torch.float64) for x in (z, rows)]
+    return bool(sizes[0] <= 4 * torch.finfo(rows.dtype).eps * sizes[1])
+
+
+def _size_of_products(z: Tensor, weight: Tensor) -> Tensor:
+    """The root mean square of z Wᵀ."""
+    parts = [
+        torch.linalg.vector_norm(part @ weight.mT, dtype=torch.float64)
+        for part in z.split(_AT_ONCE)
+    ]
+    found: Tensor = torch.stack(parts).norm() / (len(z) * len(weight)) ** 0.5
+    return found
 
 
 def _root(rows: Tensor, power: float) -> Tensor:

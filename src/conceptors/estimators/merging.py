@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import distributed as dist
 from torch import nn
 
-from conceptors.estimators.sums import Sums
+from conceptors.estimators.samples import KINDS
+from conceptors.estimators.sums import TORN, Sums
 
 UNLIKE = (
     "these readouts have different lifts, so that their sums do not add up; make the others by "
@@ -29,24 +31,61 @@ def together(parts: list[Sums]) -> Sums:
     return total
 
 
+def configured(lift: nn.Module) -> str:
+    """Equal if two lifts calibrated alike give the same features."""
+    sizes = getattr(lift, "in_features", None), getattr(lift, "out_features", None)
+    return f"{sizes} {lift!r}"
+
+
 def fingerprint(lift: nn.Module) -> str:
     """Equal if and only if two lifts give the same features, whatever device they are on."""
-    digest = hashlib.sha256(repr(lift).encode())
+    digest = hashlib.sha256(configured(lift).encode())
     for name, tensor in lift.state_dict().items():
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        plain = tensor.detach().cpu().contiguous().reshape(-1)  # a number alone has no bytes
+        digest.update(plain.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
-def agreed(kind: int, kinds: tuple[str, ...], lift: nn.Module, group: Any) -> int:
-    """The kind of targets that all processes have learned; refuse what does not add up."""
-    found = _gathered((kind, fingerprint(lift)), group)
-    if len({mark for own, mark in found if own}) > 1:
+class Side(NamedTuple):
+    """What must fit before two readouts are added up."""
+
+    kind: int  # of targets, 0 if nothing was learned
+    weighting: str
+    configured: str
+    fingerprint: str
+    torn: bool
+
+
+def check_alike(sides: Sequence[Side]) -> int:
+    """The first of them that has learned, or 0; refuse what does not add up.
+
+    One that has learned nothing may have a lift that is not calibrated, or otherwise.
+    """
+    learned = [side for side in sides if side.kind]
+    if any(side.torn for side in sides):
+        raise RuntimeError(TORN)
+    if len({side.configured for side in sides}) > 1 or len({s.fingerprint for s in learned}) > 1:
         raise ValueError(UNLIKE)
-    learned = {own for own, _ in found if own}
-    if len(learned) > 1:
-        raise ValueError(f"processes have learned {' and '.join(kinds[k] for k in learned)}")
-    return max(learned, default=0)
+    if len(kinds := sorted({side.kind for side in learned})) > 1:
+        raise ValueError(f"these have learned {' and '.join(KINDS[k] for k in kinds)}")
+    if len(ways := sorted({side.weighting for side in sides})) > 1:
+        raise ValueError(f"weighting differs: {' and '.join(ways)}")
+    return next((i for i, side in enumerate(sides) if side.kind), 0)
+
+
+def agreed(side: Side, lift: nn.Module, group: Any) -> tuple[int, nn.Module]:
+    """The kind of targets that processes have learned, and their lift; every process gets both."""
+    sides = [Side(*found) for found in _gathered(tuple(side), group)]
+    first = check_alike(sides)
+    made = copy.deepcopy(lift)
+    if len({side.fingerprint for side in sides}) > 1:  # some have not seen any data
+        state = {name: value.cpu() for name, value in lift.state_dict().items()}
+        found: list[Any] = [state if dist.get_rank(group) == first else None]
+        source = first if group is None else dist.get_global_rank(group, first)
+        dist.broadcast_object_list(found, source, group)
+        made.load_state_dict(found[0])
+    return sides[first].kind, made
 
 
 def all_names(names: Iterable[str], group: Any) -> list[str]:

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from conceptors._internal import checks
 from conceptors._internal.precision import exactly
-from conceptors.estimators.lift import Lift
+from conceptors.estimators.lift import Lift, constant, rms
 
 Filters = Literal["kmeans", "patches", "random"]
 _FILTERS = ("kmeans", "patches", "random")
@@ -41,6 +41,10 @@ class PatchFeatures(Lift):
     """
 
     fitted = ("filters", "offset", "threshold", "floor")
+    filters: Tensor
+    offset: Tensor
+    threshold: Tensor
+    floor: Tensor
 
     def __init__(
         self,
@@ -61,7 +65,8 @@ class PatchFeatures(Lift):
         self.grid = checks.whole(grid, "grid", 1, min(h, w) - size + 1)
         if kind not in _FILTERS:
             raise ValueError(f"kind must be one of {list(_FILTERS)}, got {kind!r}")
-        self.image, self.kind, self.root, self.seed = (c, h, w), kind, bool(root), seed
+        self.image, self.kind, self.root = (c, h, w), kind, bool(root)
+        self.seed = checks.whole(seed, "seed", 0)
         super().__init__(c * h * w, self.count * self.grid**2)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -71,16 +76,22 @@ class PatchFeatures(Lift):
     @exactly()
     def calibrate(self, rows: Tensor) -> None:
         images = rows.reshape(-1, *self.image)
-        self.floor = _CONTRAST * (images - images.mean()).square().mean().clamp_min(1e-30)
+        varied = images - images.mean(dtype=torch.float64).to(images.dtype)
+        flat = constant(varied, images)
+        floor = _CONTRAST * rms(images if flat else varied).square()
         draw = torch.Generator().manual_seed(self.seed)
-        patches = self._contrasted(self._drawn(images, draw))
+        patches = _contrasted(self._drawn(images, draw), floor)
         center = patches.mean(0)
         white = _whitening((patches - center).double()).to(patches)
         patches = (patches - center) @ white
-        found = functional.normalize(self._found(patches, draw), dim=1)
-        self.threshold = _THRESHOLD * (patches[:5000] @ found.mT).std()
-        self.filters = found @ white  # white is symmetric
-        self.offset = self.filters @ center
+        found = functional.normalize(self._found(patches, draw, flat), dim=1)
+        filters = found @ white  # white is symmetric
+        self._fix(
+            filters=filters,
+            offset=filters @ center,
+            threshold=_THRESHOLD * (patches[:5000] @ found.mT).std(),
+            floor=floor,
+        )
 
     def _drawn(self, images: Tensor, draw: torch.Generator) -> Tensor:
         """Random patches `[k, c · size²]`."""
@@ -96,13 +107,8 @@ class PatchFeatures(Lift):
         channels = torch.arange(images.shape[1], device=images.device)[None, :, None, None]
         return images[at[0][:, None, None, None], channels, down, right].flatten(1)
 
-    def _contrasted(self, patches: Tensor) -> Tensor:
-        patches = patches - patches.mean(-1, keepdim=True)
-        contrast = patches.square().mean(-1, keepdim=True) + self.floor
-        return patches / contrast.sqrt()
-
-    def _found(self, patches: Tensor, draw: torch.Generator) -> Tensor:
-        if self.kind == "random":
+    def _found(self, patches: Tensor, draw: torch.Generator, flat: bool) -> Tensor:
+        if self.kind == "random" or flat:  # flat images show no patches
             return torch.randn(self.count, patches.shape[1], generator=draw).to(patches)
         lengths = patches.norm(dim=1)
         loud = patches[lengths > 0.5 * lengths.median()]
@@ -114,15 +120,18 @@ class PatchFeatures(Lift):
         return found if self.kind == "patches" else _centres(loud, found)
 
     def forward(self, x: Tensor) -> Tensor:
+        self.check_calibrated()
         images = x.reshape(-1, *self.image)
         _, h, w = self.image
         down, right = h - self.size + 1, w - self.size + 1
         at_once = max(1, _ANSWERS // (down * right * self.count))
         found = []
-        for part in images.split(at_once):
-            patches = self._contrasted(functional.unfold(part, self.size).mT)  # [n, places, d]
-            answers = functional.linear(patches, self.filters, -self.offset - self.threshold)
-            answers = answers.relu_().mT.reshape(len(part), self.count, down, right)
+        # A program that is exported takes batches of any size, which it cannot count into parts.
+        for part in [images] if torch.compiler.is_compiling() else images.split(at_once):
+            patches = _contrasted(functional.unfold(part, self.size).mT, self.floor)
+            weight, bias = self.filters.to(x.dtype), (-self.offset - self.threshold).to(x.dtype)
+            answers = functional.linear(patches, weight, bias)  # [n, places, filters]
+            answers = answers.relu_().mT.reshape(-1, self.count, down, right)
             pooled = functional.adaptive_avg_pool2d(answers, self.grid).flatten(1)
             found.append(pooled.sqrt() if self.root else pooled)
         return torch.cat(found) if found else x.new_zeros(0, self.out_features)
@@ -132,6 +141,12 @@ class PatchFeatures(Lift):
             f"{self.image}, {self.count}, size={self.size}, grid={self.grid}, kind={self.kind!r}, "
             f"root={self.root}, seed={self.seed}"
         )
+
+
+def _contrasted(patches: Tensor, floor: Tensor) -> Tensor:
+    patches = patches - patches.mean(-1, keepdim=True)
+    contrast = patches.square().mean(-1, keepdim=True) + floor.to(patches.dtype)
+    return patches / contrast.sqrt()
 
 
 def _whitening(rows: Tensor) -> Tensor:

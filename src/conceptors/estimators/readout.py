@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Literal, Self
 
 import torch
@@ -13,7 +13,6 @@ from conceptors._internal import checks
 from conceptors._internal.batches import (
     Feed,
     check_batches,
-    feed_first,
     iterate,
     moved,
     undisturbed,
@@ -22,8 +21,26 @@ from conceptors._internal.batches import (
 from conceptors._internal.precision import exactly
 from conceptors.estimators.kept import KeepsSums
 from conceptors.estimators.lift import Activation, Lift, RandomFeatures, Scaling
-from conceptors.estimators.merging import UNLIKE, agreed, all_names, fingerprint, reduced, together
-from conceptors.estimators.samples import KINDS, feature_rows, learnable, target_rows
+from conceptors.estimators.merging import (
+    Side,
+    agreed,
+    all_names,
+    check_alike,
+    configured,
+    fingerprint,
+    reduced,
+    together,
+)
+from conceptors.estimators.samples import (
+    KINDS,
+    backbone_features,
+    feature_rows,
+    feed_without_labels,
+    last_part,
+    learnable,
+    lifted_rows,
+    target_rows,
+)
 from conceptors.estimators.solve import Solution, solve
 from conceptors.estimators.sums import Sums
 
@@ -45,8 +62,8 @@ class Readout(KeepsSums):
             `PatchFeatures`. The first data learned fix it: see `calibrate`.
         activation: of the random features, "relu", "tanh" or "fourier".
         classes: refuse labels from here on; by default classes are added as they come.
-        regularization: λ of E|y - W h|² + λ |W|²; "auto" chooses it by generalised
-            cross-validation from the sums.
+        regularization: λ of E|y - W h|² + λ |W|², for numbers less their mean; "auto" chooses it
+            by generalised cross-validation from the sums.
         weighting: "samples" count equally, or "tasks", which then must be named in `learn`.
         seed: of the random features.
 
@@ -79,6 +96,7 @@ class Readout(KeepsSums):
             raise TypeError(f"lift {type(self.lift).__name__} needs an attribute out_features")
         if weighting not in ("samples", "tasks"):
             raise ValueError(f"weighting must be 'samples' or 'tasks', got {weighting!r}")
+        checks.whole(seed, "seed", 0)
         self._limit = None if classes is None else checks.whole(classes, "classes", 1)
         self._wanted: float | None = None
         if regularization != "auto":
@@ -87,11 +105,11 @@ class Readout(KeepsSums):
             )
         self.weighting: Literal["samples", "tasks"] = weighting
         self._solved: Solution | None = None
-        self._last: float | None = None  # λ of the last solution, to begin with the next time
         self._mark: Any = None
 
     # --- learning -------------------------------------------------------------------------
 
+    @torch.inference_mode(False)
     def calibrate(self, features: Tensor) -> Self:
         """Fix the lift by these features, once; else the first `learn` does.
 
@@ -104,6 +122,7 @@ class Readout(KeepsSums):
             self.lift.calibrate(rows)
         return self
 
+    @torch.inference_mode(False)  # what it made could not be changed outside of it
     def learn(self, features: Tensor, targets: Tensor, task: str | None = None) -> Self:
         """Learn samples; any batches, any order of classes, any number of calls.
 
@@ -123,15 +142,29 @@ class Readout(KeepsSums):
             raise TypeError(f"task must be a name, got {task!r}")
         if task is None and self.weighting == "tasks":
             raise ValueError("with weighting='tasks', learn needs the name of the task: task='...'")
-        if not self._is_calibrated:
-            self.calibrate(rows)
-        sums = self._sums_of(task, int(self.lift.out_features) + 1)  # type: ignore[arg-type]
-        sums.grow(int(y.max()) + 1 if y.ndim == 1 else y.shape[1])
+        for sums in (self._sums, *self._tasks.values()):
+            sums.check()
+        parts = rows.split(_ROWS)
+        first = self._first_lifted(parts[0], rows)
+        sums = self._sums_of(task, first.shape[1])
         self._kind, self._solved = kind, None
         with sums.whole():
-            for start in range(0, len(rows), _ROWS):
-                sums.add(self._lifted(rows[start : start + _ROWS]), y[start : start + _ROWS])
+            sums.grow(int(y.max()) + 1 if y.ndim == 1 else y.shape[1])
+            for i, (part, own) in enumerate(zip(parts, y.split(_ROWS))):
+                sums.add(self._lifted(part) if i else first, own)
         return self
+
+    def _first_lifted(self, part: Tensor, rows: Tensor) -> Tensor:
+        """The first part of rows, before anything is changed: a lift that fails leaves no trace."""
+        new = not self._is_calibrated
+        if new:
+            self.calibrate(rows)
+        try:
+            return self._lifted(part)
+        except BaseException:
+            if new and isinstance(self.lift, Lift):
+                self.lift.reset()
+            raise
 
     def learn_from(
         self,
@@ -148,7 +181,8 @@ class Readout(KeepsSums):
 
         Args:
             backbone: gives features `[n, in_features]`; it runs in evaluation mode.
-            batches: a DataLoader or other iterable of batches, usually (inputs, targets).
+            batches: a DataLoader or other iterable of batches, usually (inputs, targets); or
+                mappings, whose "labels" the backbone does not get.
             task: see `learn`.
             feed: how the backbone takes a batch; by default its first part.
             target: how a batch tells its targets; by default its last part, or "labels".
@@ -156,28 +190,30 @@ class Readout(KeepsSums):
             progress: show a bar.
         """
         check_batches(batches, "learn_from")
-        feed, target = feed or feed_first, target or _last
+        feed, target = feed or feed_without_labels, target or last_part
         waiting: list[tuple[Tensor, Tensor]] = []
         seen = 0
         with undisturbed(backbone):
             for batch in with_progress(iterate(batches, None, "learn_from"), progress, "learn"):
-                features = _features(feed(backbone, batch))
-                pair = (features.to(self._here.device), moved(target(batch), self._here.device))
+                features = backbone_features(feed(backbone, batch)).to(self._here.device)
+                waiting.append((self._rows(features), moved(target(batch), self._here.device)))
                 seen += len(features)
-                if self._is_calibrated:
-                    self.learn(*pair, task=task)
-                    continue
-                waiting.append(pair)
-                if seen >= _FIRST:
-                    self.learn(*_joined(waiting), task=task)
-                    waiting = []
-            if waiting:
-                self.learn(*_joined(waiting), task=task)
+                if self._is_calibrated or seen >= _FIRST:
+                    waiting = self._learn_all(waiting, task)
+            self._learn_all(waiting, task)
         if not seen:
             raise ValueError("learn_from got no samples: the loader is empty or used up")
         if shield is not None and self._mark is None:
             self._mark = shield.mark()
         return self
+
+    def _learn_all(self, pairs: list[tuple[Tensor, Tensor]], task: str | None) -> list[Any]:
+        """All pairs, with a lift that is fixed by all of them; none are left."""
+        if pairs and not self._is_calibrated:
+            self.calibrate(torch.cat([rows for rows, _ in pairs]))
+        for rows, targets in pairs:
+            self.learn(rows, targets, task)
+        return []
 
     def out_of_date(self, shield: Any) -> dict[str, float]:
         """How far layers answer otherwise, by now, to what was remembered when sums were made.
@@ -201,6 +237,8 @@ class Readout(KeepsSums):
             )
         del self._tasks[task]
         self._solved = None
+        if not self._tasks and not self._sums.dim:
+            self._kind = 0  # anything may be learned again
         return self
 
     # --- what is known --------------------------------------------------------------------
@@ -239,14 +277,16 @@ class Readout(KeepsSums):
     def solution(self) -> Solution:
         """Ridge regression on all samples so far; solved when first asked for."""
         if self._solved is None:
-            self._solved = solve(self._total(), self._wanted, self._last)
-            self._last = self._solved.regularization
+            with torch.inference_mode(False):  # else gradients could not pass later
+                numbers = KINDS[self._kind] != "labels"
+                self._solved = solve(self._total(), self._wanted, around_mean=numbers)
         return self._solved
 
     def forward(self, features: Tensor) -> Tensor:
         """Scores of all classes `[n, classes]`, about 1 for the right one; or numbers."""
+        solution = self.solution
         h = self.lift(self._rows(features))
-        weights = self.solution.weights.to(h.dtype)
+        weights = solution.weights.to(h.dtype)
         scores: Tensor = nn.functional.linear(h, weights[:, :-1], weights[:, -1])
         return scores[:, 0] if KINDS[self._kind] == "number" else scores
 
@@ -259,42 +299,49 @@ class Readout(KeepsSums):
         return scores.masked_fill(self.counts.to(scores.device) == 0, -torch.inf).argmax(1)
 
     def export(self) -> nn.Module:
-        """The same as a plain `nn.Linear`, after the lift if there is one; no sums inside."""
-        weights = self.solution.weights.float()
-        linear = nn.Linear(
-            weights.shape[1] - 1, len(weights), device=weights.device, dtype=weights.dtype
-        )
+        """The same as a plain `nn.Linear`, after the lift if there is one; no sums inside.
+
+        One number a sample comes out as `[n, 1]`.
+        """
+        weights = self.solution.weights
+        linear = nn.Linear(weights.shape[1] - 1, len(weights), device=weights.device)
         weight, bias = weights[:, :-1], weights[:, -1]
         if isinstance(self.lift, Scaling):
             weight = weight * self.lift.scale
-            bias = bias - weight @ self.lift.center
+            bias = bias - weight @ self.lift.center.double()
         with torch.no_grad():
             linear.weight.copy_(weight)
             linear.bias.copy_(bias)
         linear.requires_grad_(False)
         if isinstance(self.lift, Scaling):
-            return linear
-        return nn.Sequential(copy.deepcopy(self.lift), linear)
+            return linear.eval()
+        return nn.Sequential(copy.deepcopy(self.lift), linear).eval()
 
     # --- many of them ---------------------------------------------------------------------
 
     def fresh(self) -> Readout:
         """One that has learned nothing, with the same lift: for other machines, to be added."""
-        return Readout(
+        return self._with(copy.deepcopy(self.lift))
+
+    def _with(self, lift: nn.Module) -> Readout:
+        made = Readout(
             self.in_features,
-            copy.deepcopy(self.lift),
+            lift,
             classes=self._limit,
             regularization="auto" if self._wanted is None else self._wanted,
             weighting=self.weighting,
-        ).to(self._here.device)
+        )
+        return made.to(self._here.device)
 
     def __add__(self, other: Readout) -> Readout:
         """What one has learned and what the other has, together."""
         if not isinstance(other, Readout):
             return NotImplemented
-        self._check_alike(other)
-        made = self.fresh()
-        made._kind = self._kind or other._kind
+        first = (self, other)[check_alike([self._side(), other._side()])]
+        made = self._with(copy.deepcopy(first.lift))
+        made._kind = first._kind
+        if self._limit and other._limit != self._limit:
+            made._limit = other._limit and max(self._limit, other._limit)
         made._sums = together([self._sums, other._sums])
         for name in [*self._tasks, *(name for name in other._tasks if name not in self._tasks)]:
             parts = [side._tasks[name] for side in (self, other) if name in side._tasks]
@@ -306,20 +353,18 @@ class Readout(KeepsSums):
 
         Every process calls it, and gets the same; its own sums stay as they are.
         """
-        made = self.fresh()
-        made._kind = agreed(self._kind, KINDS, self.lift, group)
+        kind, lift = agreed(self._side(), self.lift, group)
+        made = self._with(lift)
+        made._kind = kind
         made._sums = reduced(self._sums, self._here.device, group)
         for name in all_names(self._tasks, group):
             made._tasks[name] = reduced(self._tasks.get(name, Sums(0)), self._here.device, group)
         return made
 
-    def _check_alike(self, other: Readout) -> None:
-        if fingerprint(self.lift) != fingerprint(other.lift):
-            raise ValueError(UNLIKE)
-        if self._kind and other._kind and self._kind != other._kind:
-            raise ValueError(f"one has learned {KINDS[self._kind]}, the other {KINDS[other._kind]}")
-        if self.weighting != other.weighting:
-            raise ValueError(f"weighting differs: {self.weighting!r}, {other.weighting!r}")
+    def _side(self) -> Side:
+        torn = any(sums.is_torn for sums in (self._sums, *self._tasks.values()))
+        marks = configured(self.lift), fingerprint(self.lift)
+        return Side(self._kind, self.weighting, *marks, torn)
 
     # --- checks ---------------------------------------------------------------------------
 
@@ -333,9 +378,8 @@ class Readout(KeepsSums):
     def _lifted(self, rows: Tensor) -> Tensor:
         """[h; 1] `[n, out_features + 1]`."""
         with exactly():
-            h: Tensor = self.lift(rows)
-        h = h.float() if h.dtype in (torch.float16, torch.bfloat16) else h
-        return torch.cat([h, torch.ones_like(h[:, :1])], 1)
+            width: Any = self.lift.out_features
+            return lifted_rows(self.lift(rows), rows, width)
 
     def extra_repr(self) -> str:
         learned = f"{self.n_samples} samples, {self._outputs()} outputs" if self._kind else "new"
@@ -352,26 +396,3 @@ def _made(in_features: int, lift: Any, activation: Activation, seed: int) -> nn.
     return (
         RandomFeatures(in_features, count, activation, seed=seed) if count else Scaling(in_features)
     )
-
-
-def _last(batch: Any) -> Tensor:
-    """Targets of a batch."""
-    found = batch.get("labels") if isinstance(batch, Mapping) else batch[-1]
-    if not isinstance(found, Tensor):
-        raise TypeError(
-            "a batch does not tell its targets; say how by target=lambda batch: batch['y']"
-        )
-    return found
-
-
-def _features(found: object) -> Tensor:
-    if not isinstance(found, Tensor):
-        raise TypeError(
-            f"the backbone gave a {type(found).__name__}, not a tensor of features; say how to get "
-            f"them by feed=lambda model, batch: model(batch[0]).last_hidden_state.mean(1)"
-        )
-    return found.detach()
-
-
-def _joined(pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    return torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])

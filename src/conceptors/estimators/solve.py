@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import RLock
 from typing import NamedTuple
 
 import torch
@@ -24,7 +25,8 @@ from torch import Tensor
 from conceptors._internal.precision import exactly
 from conceptors.estimators.sums import Sums
 
-_START = -2  # exponent of ten that the search begins with, relative to the mean of R's diagonal
+_START = -2  # exponent of ten that the search begins with, relative to the mean of R's diagonal;
+# always the same, so that λ depends on the sums alone and not on what was solved before
 _LARGEST = 4
 _PROBES = 32  # random vectors for a trace
 _EXACT = 512  # columns up to which a trace is exact
@@ -44,29 +46,46 @@ class Solution(NamedTuple):
 
 
 @exactly()
-def solve(sums: Sums, regularization: float | None = None, near: float | None = None) -> Solution:
+def solve(
+    sums: Sums, regularization: float | None = None, *, around_mean: bool = False
+) -> Solution:
     """Ridge regression on all samples of the sums.
 
     Args:
         regularization: λ, None to choose it.
-        near: a λ to begin the search with.
+        around_mean: rows end in 1, and targets are taken less their mean, which the last weight
+            gives back: else λ would draw targets that are far from 0 towards 0.
 
     Raises:
         ValueError: λ is below what rounding leaves of the sums.
     """
     sums.check()
+    if around_mean:
+        mean = sums.cross[:, -1] / sums.count
+        found = solve(_less(sums, mean), regularization)
+        found.weights[:, -1] += mean
+        return found
     if regularization is None:
-        return _chosen(sums, near)
-    found = _solved(sums, regularization)
-    if found is None:
+        return _chosen(sums)
+    solved = _solved(sums, regularization)
+    if solved is None:
         raise ValueError(
             f"regularization {regularization:g} is too small for inputs whose mean square is "
             f"{_size(sums):.3g}; raise it, scale the inputs, or let it be chosen"
         )
-    return found[0]
+    return solved[0]
 
 
-def _chosen(sums: Sums, near: float | None) -> Solution:
+def _less(sums: Sums, mean: Tensor) -> Sums:
+    """The sums if this had been taken off all targets; Σ b bᵀ is shared."""
+    made = Sums(0)
+    made.gram, made.count, made.eps = sums.gram, sums.count, sums.eps
+    made.cross = sums.cross - mean[:, None] * sums.gram[-1]
+    made.squares = (sums.squares - sums.count * mean.square()).clamp_min(0)
+    return made
+
+
+def _chosen(sums: Sums) -> Solution:
     """Downhill from λ to λ, a factor of ten apart, to the next minimum of GCV."""
     size = _size(sums)
     if size <= 0:
@@ -82,8 +101,7 @@ def _chosen(sums: Sums, near: float | None) -> Solution:
             seen[exponent] = found
         return seen[exponent][1]
 
-    start = _START if near is None else round(math.log10(near / size))
-    best = min(max(start, least), _LARGEST)
+    best = min(max(_START, least), _LARGEST)
     while math.isinf(at(best)) and best < _LARGEST:
         best += 1
     for step in (-1, 1):
@@ -116,16 +134,20 @@ def _solved(sums: Sums, regularization: float) -> tuple[Solution, float] | None:
     return Solution(weights, regularization, fitted / dim), gcv
 
 
+_ONE_AT_A_TIME = RLock()  # threads that predict with the same readout may all come to solve it
+
+
 @contextmanager
 def _raised(gram: Tensor, amount: float) -> Iterator[Tensor]:
     """The matrix with something added to its diagonal, in place: another one may not fit."""
-    diagonal = gram.diagonal()
-    before = diagonal.clone()
-    try:
-        diagonal.add_(amount)
-        yield gram
-    finally:
-        diagonal.copy_(before)
+    with _ONE_AT_A_TIME:
+        diagonal = gram.diagonal()
+        before = diagonal.clone()
+        try:
+            diagonal.add_(amount)
+            yield gram
+        finally:
+            diagonal.copy_(before)
 
 
 def _inverse_trace(factor: Tensor) -> float:

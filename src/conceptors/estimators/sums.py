@@ -12,12 +12,17 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from conceptors._internal.precision import exactly
 
 _ROWS = 8192  # that are multiplied at once; float32 products of more would round worse
 _BLOCKS = 16  # of columns: Σ b bᵀ is symmetric, so that little more than half of it is computed
+
+
+TORN = (
+    "learning was interrupted in the middle of a sum, which is lost: load the last saved state, "
+    "forget the task if it was named, or learn all again"
+)
 
 
 class Sums:
@@ -50,16 +55,17 @@ class Sums:
         return self.cross.shape[0]
 
     @property
+    def is_torn(self) -> bool:
+        return self._torn
+
+    @property
     def device(self) -> torch.device:
         return self.gram.device
 
     def check(self) -> None:
         """Refuse sums that an interrupted call left half-way."""
         if self._torn:
-            raise RuntimeError(
-                "learning was interrupted in the middle of a sum, which is lost: load the last "
-                "saved state, or learn all tasks again"
-            )
+            raise RuntimeError(TORN)
 
     @contextmanager
     def whole(self) -> Iterator[None]:
@@ -82,16 +88,37 @@ class Sums:
             b, y = rows[start : start + _ROWS], targets[start : start + _ROWS]
             w = None if weights is None else weights[start : start + _ROWS].to(b)
             b_w = b if w is None else b * w[:, None]
+            wide = None if labels else b_w.double()  # numbers may be far from 0
+            if wide is not None:
+                last = self.gram[-1] + sign * (wide.mT @ b[:, -1].double())
             for a, rest in _blocks(b.shape[1]):
                 product = b_w[:, a].mT @ b[:, rest]
                 self.gram[a, rest].add_(product, alpha=sign)
                 self.gram[a.stop :, a].add_(product[:, a.stop - a.start :].mT, alpha=sign)
-            y = functional.one_hot(y, self.outputs) if labels else y
-            self.cross.add_(y.to(b).mT @ b_w, alpha=sign)
-            squares = y.double().square()
-            self.squares.add_((squares if w is None else squares * w[:, None]).sum(0), alpha=sign)
+            if wide is None:
+                self._add_labels(b_w, y, w, sign)
+            else:
+                self.gram[-1], self.gram[:, -1] = (
+                    last,
+                    last,
+                )  # often sums of 1 · b, by which means go
+                self._add_numbers(wide, y, w, sign)
         self.count += sign * (len(rows) if weights is None else float(weights.sum()))
         self.eps = max(self.eps, torch.finfo(rows.dtype).eps)
+
+    def _add_labels(self, b_w: Tensor, y: Tensor, w: Tensor | None, sign: float) -> None:
+        present, index = y.unique(return_inverse=True)  # there may be a million classes
+        hot = b_w.new_zeros(len(present), len(y))
+        hot[index, torch.arange(len(y), device=y.device)] = 1
+        self.cross[present] += sign * (hot @ b_w).double()
+        hot = hot if w is None else hot * w
+        self.squares[present] += sign * hot.sum(1, dtype=torch.float64)
+
+    def _add_numbers(self, b_w: Tensor, y: Tensor, w: Tensor | None, sign: float) -> None:
+        y = y.double()
+        self.cross.add_(y.mT @ b_w, alpha=sign)
+        squares = y.square() if w is None else y.square() * w[:, None]
+        self.squares.add_(squares.sum(0), alpha=sign)
 
     def grow(self, outputs: int) -> None:
         """Have at least so many outputs; new ones were 0 in all samples so far."""
@@ -112,6 +139,7 @@ class Sums:
             self.eps = max(self.eps, other.eps)
 
     def copy(self) -> Sums:
+        self.check()
         made = Sums(0)
         made.gram, made.cross = self.gram.clone(), self.cross.clone()
         made.squares, made.count, made.eps = self.squares.clone(), self.count, self.eps
@@ -125,6 +153,7 @@ class Sums:
     # --- as plain tensors -----------------------------------------------------------------
 
     def tensors(self) -> dict[str, Tensor]:
+        """Those that sums are kept in: they change with them, except for "count"."""
         self.check()
         scalars = torch.tensor([self.count, self.eps], dtype=torch.float64)
         return {
@@ -139,7 +168,7 @@ class Sums:
         """From plain tensors of rows with `dim` columns.
 
         Raises:
-            ValueError: they are of other shapes, not finite, or not symmetric.
+            ValueError: they are of other shapes, not finite, or no sums of anything.
         """
         wanted = {"gram", "cross", "squares", "count"}
         if missing := wanted - tensors.keys():
@@ -151,19 +180,23 @@ class Sums:
                 raise ValueError(
                     f"{name} has shape {list(tensors[name].shape)}, expected {list(shape)}"
                 )
+            if tensors[name].is_meta:
+                raise ValueError(f"{name} is on the meta device, without data")
             if not tensors[name].is_floating_point() or not bool(tensors[name].isfinite().all()):
                 raise ValueError(f"{name} has entries that are not finite numbers")
-        gram = tensors["gram"]
-        if float((gram - gram.mT).abs().amax() if dim else 0) > 1e-6 * float(gram.abs().amax()):
+        gram = tensors["gram"].double()
+        if float((gram - gram.mT).abs().amax()) > 1e-6 * float(gram.abs().amax()):
             raise ValueError("gram is not symmetric")
+        if float(gram.diagonal().amin()) < 0 or bool((tensors["squares"] < 0).any()):
+            raise ValueError("gram or squares have sums of squares below zero")
         made = Sums(0)
         made.gram, made.cross, made.squares = (
             tensors[name].detach().to(device, torch.float64, copy=True)
             for name in ("gram", "cross", "squares")
         )
         made.count, made.eps = tensors["count"].tolist()
-        if made.count < 0 or made.eps < 0:
-            raise ValueError(f"a count of {made.count} samples cannot be")
+        if made.count <= 0 or not 0 < made.eps < 0.01:
+            raise ValueError(f"{made.count:g} samples, rounded to {made.eps:g}, cannot be")
         return made
 
 
