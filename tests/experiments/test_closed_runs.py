@@ -28,9 +28,7 @@ SMALL: dict[str, Any] = {"lift": 30, "filters": 8, "patch": 5, "grid": 2}
 SET = {"*": SMALL}
 
 
-@pytest.fixture(autouse=True)
-def fake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("conceptors.experiments.scenarios.images.load", blobs)
+pytestmark = pytest.mark.usefixtures("fake")
 
 
 # --- what is looked at -------------------------------------------------------------------
@@ -94,7 +92,7 @@ def test_colour_images_with_one_head_or_several(
             [method],
             [0],
             options={"tasks": 2, "heads": heads},
-            settings={method: known(method, SMALL)},
+            settings={method: {**known(method, SMALL), "features": "patches"}},
         )
         accuracies.append(quietly(wanted, tmp_path / str(heads))["summary"][method]["mean"])
     assert accuracies[0] >= accuracies[1] > 5  # 1 is chance
