@@ -191,5 +191,3 @@ def refuse_changes(then: dict[str, Any], now: dict[str, Any]) -> None:
                 f"{name}={value!r} differs from the earlier tasks ({then[name]!r}); set it back, "
                 f"or forget them with fit"
             )
-
-

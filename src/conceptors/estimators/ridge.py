@@ -37,6 +37,7 @@ except ImportError:
 __all__ = ["ConceptorRidge", "ConceptorRidgeClassifier", "MemoryFullWarning"]
 
 _INCREMENTS = {"paper": closed_form.increment, "simplified": closed_form.simplified_increment}
+_MANY = 1000  # random features, from which on the products take most of the time
 _SPARSE = {"accept_sparse": "csr"}
 
 
@@ -73,20 +74,22 @@ class _Ridge(ConceptorLinear):
     @property
     def aperture_(self) -> float:
         """α in use."""
-        return self._known().aperture
+        check_is_fitted(self)
+        return self._memory.aperture
 
     @property
     def regularization_(self) -> float:
         """λ in use."""
-        return self._known().regularization
+        check_is_fitted(self)
+        return self._memory.regularization
 
     @property
     def increment_norm_(self) -> float:
         """Frobenius norm of the last task's change of the weights, if tasks are learned in turn."""
-        memory = self._known()
-        if isinstance(memory, Joint):
+        check_is_fitted(self)
+        if isinstance(self._memory, Joint):
             raise AttributeError("solution='joint' solves all tasks anew: there is no increment")
-        return memory.increment_norm
+        return self._memory.increment_norm
 
     def _settings(self) -> tuple[settings.Fixed, settings.Penalty]:
         """All parameters, checked."""
@@ -110,14 +113,21 @@ class _Ridge(ConceptorLinear):
         weights = checked_weights(sample_weight, X)
         if first:
             seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-            free = penalty.regularization is None
-            self._lift = lift_for(X, fixed.lift, fixed.activation, seed, free, fixed.fit_intercept)
+            self._lift = lift_for(
+                X,
+                weights,
+                fixed.lift,
+                fixed.activation,
+                seed,
+                scaled=penalty.regularization is None,
+                shifted=fixed.fit_intercept,
+            )
             self._fixed = fixed
         else:
             refuse_changes(self._fixed._asdict(), fixed._asdict())
         joint = fixed.solution == "joint"
-        # Rounding of lifted features to float32 is far below what classes need, and twice as fast.
-        coarse = joint and fixed.lift and targets.ndim == 1
+        # Classes need no more than float32 of many random features, which is twice as fast.
+        coarse = joint and fixed.lift >= _MANY and targets.ndim == 1
         dtype = torch.float32 if coarse else torch.float64
         sums = sums_over(X, targets, outputs, self._lift, fixed.fit_intercept, weights, dtype)
         before = None if first else self._memory
@@ -137,9 +147,9 @@ class _Ridge(ConceptorLinear):
             before, sums, task, penalty.aperture, penalty.regularization, increment
         )
 
-    def _warn_if_full(self) -> None:
-        if isinstance(self._memory, InTurn):  # the joint solution goes on learning
-            super()._warn_if_full()
+    @property
+    def _fills_up(self) -> bool:
+        return isinstance(self._memory, InTurn)  # the joint solution goes on learning
 
     def _outputs(self, X: Any) -> Array:
         check_is_fitted(self)
@@ -228,7 +238,8 @@ class ConceptorRidge(ConceptorRegressor, _Ridge):
         """
         with all_or_nothing(self):
             self._fit(X, y, sample_weight, task, first=not self.__sklearn_is_fitted__())
-            self._warn_if_full()
+            if self._fills_up:
+                self._warn_if_full()
         return self
 
     def predict(self, X: Any) -> Array:
@@ -285,7 +296,8 @@ class ConceptorRidgeClassifier(ClassifierMixin, _Ridge):  # type: ignore[misc]
         with all_or_nothing(self):
             first = not self.__sklearn_is_fitted__()
             self._fit(X, y, classes, sample_weight, task, first=first)
-            self._warn_if_full()
+            if self._fills_up:
+                self._warn_if_full()
         return self
 
     def decision_function(self, X: Any) -> Array:

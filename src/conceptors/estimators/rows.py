@@ -29,11 +29,18 @@ def _dense(X: Any) -> Tensor:
 
 
 def lift_for(
-    X: Any, features: int, activation: Activation, seed: int, scaled: bool, shifted: bool
+    X: Any,
+    weights: Tensor | None,
+    features: int,
+    activation: Activation,
+    seed: int,
+    *,
+    scaled: bool,
+    shifted: bool,
 ) -> Lift:
     """What rows go through, fixed by the first data X: random features, or a `Scaling`.
 
-    Without them a shift is only for models with an intercept, which can undo it.
+    Without random features, a shift is only for models with an intercept, which can undo it.
     """
     width = X.shape[1]
     made: Lift = Scaling(width)
@@ -44,13 +51,22 @@ def lift_for(
         made.scale = torch.ones((), dtype=torch.float64)
         return made
     most = max(1, min(_ROWS, _NUMBERS // max(width, features)))
-    rows = without_overflow(_dense(X[:: -(-X.shape[0] // most)]), "X")
+    rows = without_overflow(_dense(X[_sample(X.shape[0], weights, most)]), "X")
     if bool((rows == rows[0]).all()):  # rows that do not differ tell a size by their own length
         rows = torch.cat([rows, torch.zeros_like(rows[:1])])
     made.calibrate(rows)
     if isinstance(made, Scaling) and not shifted:
         made.center = torch.zeros_like(made.center)
     return made
+
+
+def _sample(n: int, weights: Tensor | None, most: int) -> Array:
+    """Which rows to look at, evenly spaced, each as often as its weight says."""
+    weight = np.ones(n) if weights is None else weights.numpy()
+    upto = weight.cumsum()
+    count = min(most, max(round(upto[-1]), int((weight > 0).sum())))
+    places = (np.arange(count) + 0.5) * (upto[-1] / count)
+    return np.asarray(np.searchsorted(upto, places, side="right"))
 
 
 def sums_over(
