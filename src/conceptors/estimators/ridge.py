@@ -109,7 +109,7 @@ class _Ridge(ConceptorLinear):
     ) -> None:
         """Learn targets `[n, m]` or labels `[n]`, below the number of outputs."""
         fixed, penalty = given
-        hash(task)
+        settings.checked_task(task)
         weights = checked_weights(sample_weight, X)
         if first:
             seed = int(check_random_state(self.random_state).randint(2**31 - 1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from conceptors.estimators.lift import Activation
 _SOLUTIONS = ("joint", "paper", "simplified")
 _RENAMED = {"exact": "paper"}
 _WEIGHTINGS = ("samples", "tasks")
-_ACTIVATIONS = ("relu", "tanh", "fourier")
+_ACTIVATIONS = get_args(Activation)
 _APERTURE, _REGULARIZATION = 10.0, 1e-2  # of tasks that are learned in turn
 _LARGEST = float(np.finfo(np.float64).max)
 
@@ -43,6 +43,13 @@ def checked_aperture(value: Any) -> float:
 
 def checked_regularization(value: Any) -> float:
     return checks.number(value, "regularization", 0.0, _LARGEST, open_low=True)
+
+
+def checked_task(task: Any) -> None:
+    try:
+        hash(task)
+    except TypeError:
+        raise TypeError(f"task must be a name, such as 'birds', got {task!r}") from None
 
 
 def checked_quota(value: Any) -> float:
