@@ -14,7 +14,7 @@ from conceptors._internal import checks
 from conceptors.algebra import spectrum as spectra
 from conceptors.algebra.aperture import aperture_for_quota
 from conceptors.algebra.conceptor import Conceptor
-from conceptors.estimators.ridge import all_or_nothing, input_rows
+from conceptors.estimators.learner import all_or_nothing, input_rows
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin

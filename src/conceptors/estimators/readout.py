@@ -19,6 +19,7 @@ from conceptors._internal.batches import (
     with_progress,
 )
 from conceptors._internal.precision import exactly
+from conceptors.estimators.ageing import Ageing
 from conceptors.estimators.kept import KeepsSums
 from conceptors.estimators.lift import Activation, Lift, RandomFeatures, Scaling
 from conceptors.estimators.merging import (
@@ -105,7 +106,7 @@ class Readout(KeepsSums):
             )
         self.weighting: Literal["samples", "tasks"] = weighting
         self._solved: Solution | None = None
-        self._mark: Any = None
+        self._age = Ageing()
 
     # --- learning -------------------------------------------------------------------------
 
@@ -203,8 +204,8 @@ class Readout(KeepsSums):
             self._learn_all(waiting, task)
         if not seen:
             raise ValueError("learn_from got no samples: the loader is empty or used up")
-        if shield is not None and self._mark is None:
-            self._mark = shield.mark()
+        if shield is not None:
+            self._age.renew(shield)
         return self
 
     def _learn_all(self, pairs: list[tuple[Tensor, Tensor]], task: str | None) -> list[Any]:
@@ -218,14 +219,12 @@ class Readout(KeepsSums):
     def out_of_date(self, shield: Any) -> dict[str, float]:
         """How far layers answer otherwise, by now, to what was remembered when sums were made.
 
-        One number a layer, |ΔW z| / |W z| over random directions z that the shield has claimed,
-        since the first `learn_from(..., shield=shield)`: 0.1 means that old features have changed
-        by about a tenth there, and that the sums do not know of it.
+        One number a layer: |ΔW z| / |W z| over inputs z like those that the shield remembers,
+        added up from one `learn_from(..., shield=shield)` to the next. 0.1 means that old features
+        have changed by up to a tenth there, and that the sums do not know of it. Call it after
+        `shield.remember`. What hard conceptors left out is not seen.
         """
-        if self._mark is None:
-            raise RuntimeError("nothing was learned with learn_from(..., shield=shield) yet")
-        found: dict[str, float] = shield.moved_since(self._mark)
-        return found
+        return self._age.since(shield)
 
     def forget(self, task: str) -> Self:
         """Take off all that was learned under this name, as if it had never been seen."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -10,14 +10,31 @@ from torch import Tensor
 
 from conceptors._internal import checks
 from conceptors.estimators import closed_form
-from conceptors.estimators.ridge import ConceptorRegressor, Task, all_or_nothing
+from conceptors.estimators.in_turn import InTurn, learned
+from conceptors.estimators.learner import (
+    Array,
+    ConceptorRegressor,
+    all_or_nothing,
+    input_rows,
+    refuse_changes,
+)
+from conceptors.estimators.settings import checked_aperture, checked_quota, checked_regularization
 
 try:
     from sklearn.utils import check_random_state
+    from sklearn.utils.validation import check_is_fitted, validate_data
 except ImportError:
     raise ImportError(
         "the estimators need scikit-learn: pip install 'conceptors[sklearn]'"
     ) from None
+
+
+class Task(NamedTuple):
+    """What a task gives, with b = [x; 1] in rows."""
+
+    inputs: Tensor  # b [n, d]
+    targets: Tensor  # y [n, m]
+    correlation: Tensor  # R = E[b bᵀ] [d, d]
 
 
 class ConceptorSGDRegressor(ConceptorRegressor):
@@ -28,10 +45,11 @@ class ConceptorSGDRegressor(ConceptorRegressor):
         W ← W - η (2 E[e sᵀ] + 2 λ⁻² (W - W_previous)),    s = F b,
 
     where e = W b - y (`gradient="simplified"`, the paper's rule) or W_inc s - t
-    (`gradient="exact"`, which converges to the closed form of `ConceptorRidge`).
+    (`gradient="exact"`). They converge to `ConceptorRidge` with solution="simplified" and "paper".
 
     Parameters:
-        aperture, regularization, fit_intercept, warn_at_quota: as in `ConceptorRidge`.
+        aperture, regularization: α and λ⁻², both > 0.
+        fit_intercept, warn_at_quota: as in `ConceptorRidge`.
         gradient: "simplified" or "exact".
         learning_rate: η > 0, or "auto": half the largest step that is stable for the batch size.
         batch_size, epochs: how the data is gone through.
@@ -46,6 +64,9 @@ class ConceptorSGDRegressor(ConceptorRegressor):
     >>> bool(sgd.score(X, y) > 0.999)
     True
     """
+
+    _memory: InTurn
+    _fixed: dict[str, Any]
 
     def __init__(
         self,
@@ -72,20 +93,54 @@ class ConceptorSGDRegressor(ConceptorRegressor):
         self.random_state = random_state
         self.warn_at_quota = warn_at_quota
 
+    @property
+    def increment_norm_(self) -> float:
+        """Frobenius norm of the last task's change of the weights."""
+        check_is_fitted(self)
+        return self._memory.increment_norm
+
     def fit(self, X: Any, y: Any) -> Self:
         """Forget everything and learn one task."""
         with all_or_nothing(self):
-            return self._fit(X, y, None, first=True)
+            return self._fit(X, y, first=True)
 
     def partial_fit(self, X: Any, y: Any) -> Self:
         """Learn a further task without disturbing the earlier ones."""
         with all_or_nothing(self):
-            self._fit(X, y, None, first=not hasattr(self, "coef_"))
+            self._fit(X, y, first=not self.__sklearn_is_fitted__())
             self._warn_if_full()
         return self
 
+    def predict(self, X: Any) -> Array:
+        """W [x; 1] for rows `[n, d]`."""
+        check_is_fitted(self)
+        X = validate_data(self, X, dtype=np.float64, reset=False)
+        return np.asarray(X @ self.coef_.T + self.intercept_)
+
+    def _fit(self, X: Any, y: Any, first: bool) -> Self:
+        self._check_parameters()
+        X, targets = self._checked(X, y, first)
+        inputs = input_rows(X, self.fit_intercept)
+        before, fixed = None, {"fit_intercept": self.fit_intercept}
+        if not first:
+            refuse_changes(self._fixed, fixed)
+            before = self._memory
+        self._fixed = fixed
+        task = Task(inputs, targets, inputs.mT @ inputs / len(inputs))
+        self._memory = learned(
+            before,
+            task.correlation,
+            targets.shape[1],
+            self.aperture,
+            self.regularization,
+            lambda previous, free: self._descend(task, previous, free),
+        )
+        return self
+
     def _check_parameters(self) -> None:
-        super()._check_parameters()
+        checked_aperture(self.aperture)
+        checked_regularization(self.regularization)
+        checked_quota(self.warn_at_quota)
         if self.gradient not in ("simplified", "exact"):
             raise ValueError(f"gradient must be 'simplified' or 'exact', got {self.gradient!r}")
         if isinstance(self.learning_rate, str):
@@ -99,7 +154,8 @@ class ConceptorSGDRegressor(ConceptorRegressor):
         checks.whole(self.batch_size, "batch_size", 1)
         checks.whole(self.epochs, "epochs", 1)
 
-    def _solve(self, task: Task, previous: Tensor, free: Tensor) -> Tensor:
+    def _descend(self, task: Task, previous: Tensor, free: Tensor) -> Tensor:
+        """The weights `[m, d]` after the task."""
         size = min(self.batch_size, len(task.inputs))
         rate = self._rate(task, size)
         random = check_random_state(self.random_state)

@@ -30,6 +30,7 @@ _START = -2  # exponent of ten that the search begins with, relative to the mean
 _LARGEST = 4
 _PROBES = 32  # random vectors for a trace
 _EXACT = 512  # columns up to which a trace is exact
+_ROUNDING = 1e-13  # of an error, relative to the targets' squares
 _SHARE = 0.999  # of all samples that may be fitted exactly, beyond which GCV is rounding
 
 
@@ -129,8 +130,10 @@ def _solved(sums: Sums, regularization: float) -> tuple[Solution, float] | None:
     fitted = min(max(fitted, 0.0), dim)
     error = float(sums.squares.sum() - (weights * sums.cross).sum())
     error -= n * regularization * float(weights.square().sum())
+    # Below this it is rounding, which must not decide where the data are fitted exactly.
+    error = max(error, max(sums.eps, _ROUNDING) * float(sums.squares.sum()))
     left = 1 - fitted / n
-    gcv = max(error, 0.0) / n / left**2 if left > 1 - _SHARE else math.inf
+    gcv = error / n / left**2 if left > 1 - _SHARE else math.inf
     return Solution(weights, regularization, fitted / dim), gcv
 
 

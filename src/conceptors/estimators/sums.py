@@ -98,10 +98,8 @@ class Sums:
             if wide is None:
                 self._add_labels(b_w, y, w, sign)
             else:
-                self.gram[-1], self.gram[:, -1] = (
-                    last,
-                    last,
-                )  # often sums of 1 · b, by which means go
+                self.gram[-1] = last  # often sums of 1 · b, which tell the mean
+                self.gram[:, -1] = last
                 self._add_numbers(wide, y, w, sign)
         self.count += sign * (len(rows) if weights is None else float(weights.sum()))
         self.eps = max(self.eps, torch.finfo(rows.dtype).eps)
