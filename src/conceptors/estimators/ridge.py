@@ -194,8 +194,8 @@ class ConceptorRidge(ConceptorRegressor, _Ridge):
             tasks equally, and stop learning when memory is full.
         weighting: "samples" count equally, or "tasks", whatever their sizes: then
             R = Σ E[b bᵀ], summed over tasks, and K likewise.
-        lift: number of random features to learn on, 0 for the inputs as they are. Their size is
-            fixed by the first task's data.
+        lift: number of random features to learn on, 0 for the inputs as they are. They are fixed by
+            the first task's data, which is all that the order of tasks then decides.
         activation: of the random features, "relu", "tanh" or "fourier".
         fit_intercept: add a constant unit to the inputs (the paper's bias unit).
         warn_at_quota: from this `quota_` on, `partial_fit` gives a `MemoryFullWarning` (not for
