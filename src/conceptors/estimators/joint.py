@@ -120,7 +120,7 @@ class Joint:
         total = self._total()
         if not isinstance(self._lift, Scaling):
             return total, None
-        now = Frame(self._lift.center, float(self._lift.scale))
+        now = Frame(self._lift.center.double(), float(self._lift.scale))
         if self._wanted is None:
             wanted = _overall(total, now, self._constant)
         else:
@@ -131,20 +131,16 @@ class Joint:
         if self._solved is None:
             total, frame = self._framed()
             literal = self._wanted is not None and frame is not None
-            means = None if literal or not self._constant else total.cross[:, -1] / total.count
-            if means is not None:  # the penalty is on what differs from the mean of the targets
-                total = _centred(total, means)
             empty = not bool(total.gram.any())  # any λ gives W = 0
             wanted = None if self._wanted is None else self._wanted / self._parts
-            found = solve(total, 1.0 if empty and wanted is None else wanted)
+            wanted = 1.0 if empty and wanted is None else wanted
+            found = solve(total, wanted, around_mean=self._constant and not literal)
             weights = found.weights.clone()
             if frame is not None:
                 inputs = weights[:, : len(frame.shift)]
                 inputs *= frame.scale
                 if self._constant:
                     weights[:, -1] -= inputs @ frame.shift
-            if means is not None:
-                weights[:, -1] += means
             self._solved = found, weights
         return self._solved
 
@@ -178,12 +174,3 @@ def _moved(sums: Sums, now: Frame, wanted: Frame, constant: bool) -> Sums:
     G[-1, :-1] = G[:-1, -1] = t * (total - n * m)
     K[:, :-1] = t * (K[:, :-1] - torch.outer(K[:, -1], m))
     return moved
-
-
-def _centred(sums: Sums, means: Tensor) -> Sums:
-    """Sums with y - ȳ in the place of y; Σ b bᵀ is shared."""
-    made = Sums(0)
-    made.gram, made.count, made.eps = sums.gram, sums.count, sums.eps
-    made.cross = sums.cross - torch.outer(means, sums.gram[-1])
-    made.squares = sums.squares - sums.count * means.square()
-    return made
