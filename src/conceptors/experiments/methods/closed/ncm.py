@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from conceptors.experiments.methods.closed.base import ClosedForm, Head
 
@@ -20,8 +21,9 @@ class NearestMean(Head):
 
     def add(self, rows: Tensor, labels: Tensor) -> None:
         self.sums, self.counts = self.sums.to(rows.device), self.counts.to(rows.device)
-        self.sums.index_add_(0, labels, rows.double())
-        self.counts += labels.bincount(minlength=self.classes)
+        members = functional.one_hot(labels, self.classes).double()
+        self.sums += members.mT @ rows.double()
+        self.counts += members.sum(0)
 
     def scores(self, rows: Tensor) -> Tensor:
         """-|x - μ|² but for |x|², which is the same for all classes."""
