@@ -50,7 +50,9 @@ def test_classifier_is_ridge_on_one_hot_targets(digits: Digits, solution: str) -
         digits.train[digits.y[digits.train] < 5],
         digits.train[digits.y[digits.train] > 4],
     )
-    clf, reg = ConceptorRidgeClassifier(solution=solution), ConceptorRidge(solution=solution)
+    aperture = 7.0 if solution == "joint" else "auto"  # chosen otherwise for classes
+    clf = ConceptorRidgeClassifier(aperture, solution=solution)
+    reg = ConceptorRidge(aperture, solution=solution)
     for rows in (large, small):  # later classes come first
         clf.partial_fit(digits.X[rows], digits.y[rows])
         reg.partial_fit(digits.X[rows], digits.Y[rows])

@@ -11,6 +11,7 @@ from conceptors.bench.family import family
 from conceptors.bench.growth import growth, tasks
 from conceptors.bench.readout import readout
 from conceptors.bench.recipes import Recipe, cnn, gpt2, minilm, resnet18, vit
+from conceptors.bench.regularization import regularization
 from conceptors.bench.remember import remember_minilm, remember_rows
 from conceptors.bench.row import Benchmark, Row, Size
 from conceptors.bench.seeds import permuted, seeds
@@ -58,6 +59,7 @@ _ALL = [
     _remember("remember-vit", "ViT-S/16", vit, 100),
     Benchmark("remember-minilm", "remembering sentences with MiniLM", remember_minilm),
     Benchmark("readout", "learning and solving 20,000 features in closed form", readout),
+    Benchmark("regularization", "a chosen λ against the best on a grid", regularization),
     Benchmark("body", "a sentence encoder under a shield, a readout after it", body),
     Benchmark("tasks", "a step after 100 tasks against one after 10", tasks),
     Benchmark("family", "time added to a step, ours against GPM, OWM and TRGP", family),

@@ -32,10 +32,14 @@ class Joint:
         lift: what the sums' inputs came through; a `Scaling` is undone.
         fit_intercept: whether the last column of the sums is a constant 1.
         by_task: each task counts equally, whatever its number of samples.
+        classes: outputs are of classes, of which the largest counts.
     """
 
-    def __init__(self, lift: Lift, fit_intercept: bool, by_task: bool) -> None:
+    def __init__(
+        self, lift: Lift, fit_intercept: bool, by_task: bool, classes: bool = False
+    ) -> None:
         self._lift, self._constant, self._by_task = lift, fit_intercept, by_task
+        self._classes = classes
         self._closed = Sums(0)  # of tasks that cannot grow any more; each of count 1 if by task
         self._open: dict[Hashable, Sums] = {}  # by name, if by task
         self._names: set[Hashable] = set()
@@ -134,7 +138,8 @@ class Joint:
             empty = not bool(total.gram.any())  # any λ gives W = 0
             wanted = None if self._wanted is None else self._wanted / self._parts
             wanted = 1.0 if empty and wanted is None else wanted
-            found = solve(total, wanted, around_mean=self._constant and not literal)
+            around_mean = self._constant and not literal
+            found = solve(total, wanted, around_mean=around_mean, largest=self._classes)
             weights = found.weights.clone()
             if frame is not None:
                 inputs = weights[:, : len(frame.shift)]

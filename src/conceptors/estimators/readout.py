@@ -278,7 +278,9 @@ class Readout(KeepsSums):
         if self._solved is None:
             with torch.inference_mode(False):  # else gradients could not pass later
                 numbers = KINDS[self._kind] != "labels"
-                self._solved = solve(self._total(), self._wanted, around_mean=numbers)
+                self._solved = solve(
+                    self._total(), self._wanted, around_mean=numbers, largest=not numbers
+                )
         return self._solved
 
     def forward(self, features: Tensor) -> Tensor:

@@ -135,7 +135,8 @@ class _Ridge(ConceptorLinear):
             rows = X.shape[0] if weights is None else int((weights > 0).sum())
             memory = before
             if not isinstance(memory, Joint):
-                memory = Joint(self._lift, fixed.fit_intercept, fixed.weighting == "tasks")
+                by_task = fixed.weighting == "tasks"
+                memory = Joint(self._lift, fixed.fit_intercept, by_task, targets.ndim == 1)
             memory.learn(sums, rows, task, penalty.regularization)
             self._memory = memory
             return

@@ -9,6 +9,11 @@ conceptor C = R (R + α⁻² I)⁻¹ claims it.
     GCV(λ) = E|y - W b|² / (1 - tr C / n)²,
 
 an estimate of the squared error on new samples, made of the same sums: no sample is held out.
+
+Where only the largest output counts, that is too much: the noisier the data, the more squared
+error asks to shrink all outputs alike, which changes none of the comparisons. So λ is multiplied by
+the share M of the targets that predictions of new samples keep, E[y · ŷ] / E|y|², estimated by the
+same leave-one-out formula, ŷ = W b - h / (1 - h) (y - W b) with h = tr C / n.
 """
 
 from __future__ import annotations
@@ -31,7 +36,8 @@ _LARGEST = 4
 _PROBES = 32  # random vectors for a trace
 _EXACT = 512  # columns up to which a trace is exact
 _ROUNDING = 1e-13  # of an error, relative to the targets' squares
-_SHARE = 0.999  # of all samples that may be fitted exactly, beyond which GCV is rounding
+_SHARE, _SHARE_OF_LABELS = 0.999, 0.8  # of all samples, that h may be; GCV fails beyond
+_LEAST = 0.01  # that M may be
 
 
 class Solution(NamedTuple):
@@ -48,7 +54,11 @@ class Solution(NamedTuple):
 
 @exactly()
 def solve(
-    sums: Sums, regularization: float | None = None, *, around_mean: bool = False
+    sums: Sums,
+    regularization: float | None = None,
+    *,
+    around_mean: bool = False,
+    largest: bool = False,
 ) -> Solution:
     """Ridge regression on all samples of the sums.
 
@@ -56,6 +66,7 @@ def solve(
         regularization: λ, None to choose it.
         around_mean: rows end in 1, and targets are taken less their mean, which the last weight
             gives back: else λ would draw targets that are far from 0 towards 0.
+        largest: only which output is the largest counts, as for classes.
 
     Raises:
         ValueError: λ is below what rounding leaves of the sums.
@@ -63,18 +74,18 @@ def solve(
     sums.check()
     if around_mean:
         mean = sums.cross[:, -1] / sums.count
-        found = solve(_less(sums, mean), regularization)
+        found = solve(_less(sums, mean), regularization, largest=largest)
         found.weights[:, -1] += mean
         return found
     if regularization is None:
-        return _chosen(sums)
+        return _chosen(sums, largest)
     solved = _solved(sums, regularization)
     if solved is None:
         raise ValueError(
             f"regularization {regularization:g} is too small for inputs whose mean square is "
             f"{_size(sums):.3g}; raise it, scale the inputs, or let it be chosen"
         )
-    return solved[0]
+    return solved.solution
 
 
 def _less(sums: Sums, mean: Tensor) -> Sums:
@@ -86,38 +97,51 @@ def _less(sums: Sums, mean: Tensor) -> Sums:
     return made
 
 
-def _chosen(sums: Sums) -> Solution:
-    """Downhill from λ to λ, a factor of ten apart, to the next minimum of GCV."""
+class _Tried(NamedTuple):
+    """A solution, and what is estimated of its predictions of new samples."""
+
+    solution: Solution
+    error: float  # E|y - ŷ|²
+    kept: float  # M
+    share: float  # h
+
+
+def _chosen(sums: Sums, largest: bool) -> Solution:
+    """Downhill to the next minimum of GCV: λ ten times apart, then half of that."""
     size = _size(sums)
     if size <= 0:
         raise ValueError("all inputs are zero; nothing can be learned from them")
     least = math.ceil(math.log10(max(16 * sums.eps, 1e-12)))
-    seen: dict[int, tuple[Solution, float]] = {}
+    most = _SHARE_OF_LABELS if largest else _SHARE
+    seen: dict[float, _Tried | None] = {}
 
-    def at(exponent: int) -> float:
+    def at(exponent: float) -> float:
         if exponent not in seen:
-            found = _solved(sums, size * 10.0**exponent)
-            if found is None:
-                return math.inf
-            seen[exponent] = found
-        return seen[exponent][1]
+            seen[exponent] = _solved(sums, size * 10.0**exponent)
+        found = seen[exponent]
+        return math.inf if found is None or found.share > most else found.error
 
-    best = min(max(_START, least), _LARGEST)
+    best = float(min(max(_START, least), _LARGEST))
     while math.isinf(at(best)) and best < _LARGEST:
         best += 1
-    for step in (-1, 1):
+    for step in (-1.0, 1.0):
         while least <= best + step <= _LARGEST and at(best + step) < at(best):
             best += step
-    if best not in seen:
+    best = min((e for e in (best, best - 0.5, best + 0.5) if e >= least), key=at)
+    found = seen[best]
+    if found is None:
         raise ValueError(
             f"sums of {sums.count:g} samples with mean square {size:.3g} cannot be solved; their "
             f"inputs differ too much in size"
         )
-    return seen[best][0]
+    if largest:
+        less = found.solution.regularization * min(max(found.kept, _LEAST), 1.0)
+        found = _solved(sums, max(less, size * 10.0**least)) or found
+    return found.solution
 
 
-def _solved(sums: Sums, regularization: float) -> tuple[Solution, float] | None:
-    """The solution and its GCV; None if the sums are no positive definite matrix for this λ."""
+def _solved(sums: Sums, regularization: float) -> _Tried | None:
+    """The solution; None if the sums are no positive definite matrix for this λ."""
     n, dim = sums.count, sums.dim
     with _raised(sums.gram, n * regularization) as raised:
         factor, info = torch.linalg.cholesky_ex(raised)
@@ -128,13 +152,14 @@ def _solved(sums: Sums, regularization: float) -> tuple[Solution, float] | None:
         return None
     fitted = dim - n * regularization * _inverse_trace(factor)  # tr C
     fitted = min(max(fitted, 0.0), dim)
-    error = float(sums.squares.sum() - (weights * sums.cross).sum())
-    error -= n * regularization * float(weights.square().sum())
+    targets, along = float(sums.squares.sum()), float((weights * sums.cross).sum())
+    error = targets - along - n * regularization * float(weights.square().sum())
     # Below this it is rounding, which must not decide where the data are fitted exactly.
-    error = max(error, max(sums.eps, _ROUNDING) * float(sums.squares.sum()))
-    left = 1 - fitted / n
-    gcv = error / n / left**2 if left > 1 - _SHARE else math.inf
-    return Solution(weights, regularization, fitted / dim), gcv
+    error = max(error, max(sums.eps, _ROUNDING) * targets)
+    share = fitted / n
+    left = max(1 - share, 1e-12)
+    kept = 1 - (1 - along / max(targets, 1e-300)) / left
+    return _Tried(Solution(weights, regularization, fitted / dim), error / n / left**2, kept, share)
 
 
 _ONE_AT_A_TIME = RLock()  # threads that predict with the same readout may all come to solve it

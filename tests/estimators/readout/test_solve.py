@@ -50,7 +50,7 @@ def test_the_best_of_the_grid_is_chosen(n: int, noise: float, seed: int) -> None
     Y = X @ normal(seed + 1, 20, 2) + noise * normal(seed + 2, n, 2)
     found = solve(sums_of(b, Y))
     size = float(b.square().mean())
-    grid = [size * 10.0**e for e in range(-12, 5)]
+    grid = [size * 10.0 ** (e / 2) for e in range(-24, 9)]
     fitted = [
         float((b @ torch.linalg.solve(b.mT @ b + n * g * eye(21), b.mT)).trace()) for g in grid
     ]
@@ -62,6 +62,27 @@ def test_the_best_of_the_grid_is_chosen(n: int, noise: float, seed: int) -> None
     assert found.regularization == pytest.approx(grid[best])
     assert found.quota == pytest.approx(fitted[best] / 21)
     assert found.aperture == pytest.approx(found.regularization**-0.5)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_where_the_largest_output_counts_shrinking_is_undone(seed: int) -> None:
+    """λ times the share of the targets that leave-one-out predictions keep."""
+    labels = torch.arange(240) % 12
+    b = normal(seed, 12, 30)[labels] + 3 * normal(seed + 1, 240, 30)
+    sums = sums_of(b, torch.eye(12, dtype=torch.float64)[labels])
+    usual = solve(sums)
+    hat = b @ torch.linalg.solve(b.mT @ b + 240 * usual.regularization * eye(30), b.mT)
+    h = float(hat.trace()) / 240
+    kept = 1 - (1 - float(hat.diagonal().mean() + _alike(hat, labels) / 240)) / (1 - h)
+    assert 0 < kept < 0.5
+    found = solve(sums, largest=True).regularization
+    assert found == pytest.approx(kept * usual.regularization)
+
+
+def _alike(hat: Tensor, labels: Tensor) -> float:
+    """What samples of the same class give each other."""
+    same = (labels[:, None] == labels).double()
+    return float((hat * same).sum() - hat.trace())
 
 
 def test_traces_of_wide_sums_are_estimated_well() -> None:
