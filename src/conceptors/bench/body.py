@@ -64,9 +64,10 @@ def body(size: Size, device: torch.device) -> list[Row]:
     except DataUnavailableError as error:
         raise UnfitError(str(error)) from None
     seeds = list(range(pick(size, 1, 1, 5)))
-    cells = [(kind, seed, size, str(device)) for kind in KINDS for seed in seeds]
+    longest_first = reversed(KINDS)
+    cells = [(kind, seed, size, str(device)) for kind in longest_first for seed in seeds]
     if device.type == "cuda":
-        with multiprocessing.get_context("spawn").Pool(min(10, len(cells))) as pool:
+        with multiprocessing.get_context("spawn").Pool(min(12, len(cells))) as pool:
             found = dict(zip(cells, pool.map(run, cells, chunksize=1)))
     else:
         found = {cell: run(cell) for cell in cells}
