@@ -147,7 +147,9 @@ def _solved(sums: Sums, regularization: float) -> _Tried | None:
         factor, info = torch.linalg.cholesky_ex(raised)
     if int(info):
         return None
-    weights = torch.cholesky_solve(sums.cross.mT, factor).mT
+    # torch.cholesky_solve would copy the factor
+    halfway = torch.linalg.solve_triangular(factor, sums.cross.mT, upper=False)
+    weights = torch.linalg.solve_triangular(factor.mT, halfway, upper=True).mT.contiguous()
     if not bool(weights.isfinite().all()):
         return None
     fitted = dim - n * regularization * _inverse_trace(factor)  # tr C
