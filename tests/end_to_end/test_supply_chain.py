@@ -227,5 +227,8 @@ def test_our_own_commit_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert recorded(machine, monkeypatch) is None  # not a part of it
     git(tmp_path, "add", "-A")
     git(tmp_path, "commit", "-q", "-m", "ours")
+    head = git(tmp_path, "rev-parse", "--short=12", "HEAD")
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "nowhere"))
-    assert recorded(machine, monkeypatch) == git(tmp_path, "rev-parse", "--short=12", "HEAD")
+    assert recorded(machine, monkeypatch) == head
+    machine.write_text("# edited since\n")
+    assert recorded(machine, monkeypatch) == f"{head} and changes"

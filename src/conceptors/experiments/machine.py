@@ -69,6 +69,8 @@ def processor() -> str:
 def _commit() -> str | None:
     """The commit of this project's own checkout; None where it is installed or copied elsewhere.
 
+    It says so if the source is no longer as it was committed.
+
     A virtual environment may lie inside a user's repository, whose commit says nothing of ours.
     """
     here = Path(__file__).resolve()
@@ -78,7 +80,9 @@ def _commit() -> str | None:
         return None
     if _git(root, "ls-files", "--error-unmatch", str(here)) is None:
         return None
-    return _git(root, "rev-parse", "--short=12", "HEAD")
+    head = _git(root, "rev-parse", "--short=12", "HEAD")
+    changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", "src")
+    return f"{head} and changes" if head and changed else head
 
 
 def _is_ours(project: Path) -> bool:
