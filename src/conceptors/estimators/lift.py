@@ -296,3 +296,18 @@ def _blurred(weight: Tensor, image: tuple[int, ...], sigma: float) -> Tensor:
     bell = bell / bell.square().sum().sqrt()
     across = functional.conv2d(pictures, bell.view(1, 1, 1, -1), padding=(0, reach))
     return functional.conv2d(across, bell.view(1, 1, -1, 1), padding=(reach, 0)).reshape_as(weight)
+
+
+def lift_of(in_features: int, lift: Any, activation: Activation, seed: int) -> nn.Module:
+    """The lift that is meant by a number of random features, or by a module."""
+    if isinstance(lift, nn.Module):
+        width = getattr(lift, "in_features", in_features)
+        if width != in_features:
+            raise ValueError(f"lift takes {width} features, the readout {in_features}")
+        if not isinstance(getattr(lift, "out_features", None), int):
+            raise TypeError(f"lift {type(lift).__name__} needs an attribute out_features")
+        return lift
+    count = checks.whole(lift, "lift", 0)
+    if not count:
+        return Scaling(in_features)
+    return RandomFeatures(in_features, count, activation, seed=seed)

@@ -20,8 +20,9 @@ from conceptors._internal.batches import (
 )
 from conceptors._internal.precision import exactly
 from conceptors.estimators.ageing import Ageing
+from conceptors.estimators.discriminant import likelihoods
 from conceptors.estimators.kept import KeepsSums
-from conceptors.estimators.lift import Activation, Lift, RandomFeatures, Scaling
+from conceptors.estimators.lift import Activation, Lift, Scaling, lift_of
 from conceptors.estimators.merging import (
     Side,
     agreed,
@@ -66,6 +67,8 @@ class Readout(KeepsSums):
         regularization: λ of E|y - W h|² + λ |W|², for numbers less their mean; "auto" chooses it
             by generalised cross-validation from the sums.
         weighting: "samples" count equally, or "tasks", which then must be named in `learn`.
+        scores: of classes: "regression", about 1 for the right one, or "likelihood", by linear
+            discriminant analysis from the same sums: better on features that are read as they are.
         seed: of the random features.
 
     >>> import torch
@@ -87,16 +90,16 @@ class Readout(KeepsSums):
         classes: int | None = None,
         regularization: float | Literal["auto"] = "auto",
         weighting: Literal["samples", "tasks"] = "samples",
+        scores: Literal["regression", "likelihood"] = "regression",
         seed: int = 0,
     ) -> None:
         super().__init__()
         self.in_features = checks.whole(in_features, "in_features", 1)
-        self.lift = _made(self.in_features, lift, activation, seed)
-        width = getattr(self.lift, "out_features", None)
-        if not isinstance(width, int):
-            raise TypeError(f"lift {type(self.lift).__name__} needs an attribute out_features")
+        self.lift = lift_of(self.in_features, lift, activation, seed)
         if weighting not in ("samples", "tasks"):
             raise ValueError(f"weighting must be 'samples' or 'tasks', got {weighting!r}")
+        if scores not in ("regression", "likelihood"):
+            raise ValueError(f"scores must be 'regression' or 'likelihood', got {scores!r}")
         checks.whole(seed, "seed", 0)
         self._limit = None if classes is None else checks.whole(classes, "classes", 1)
         self._wanted: float | None = None
@@ -105,6 +108,7 @@ class Readout(KeepsSums):
                 regularization, "regularization", 0.0, 1e300, open_low=True
             )
         self.weighting: Literal["samples", "tasks"] = weighting
+        self.scores: Literal["regression", "likelihood"] = scores
         self._solved: Solution | None = None
         self._age = Ageing()
 
@@ -277,14 +281,19 @@ class Readout(KeepsSums):
         """Ridge regression on all samples so far; solved when first asked for."""
         if self._solved is None:
             with torch.inference_mode(False):  # else gradients could not pass later
-                numbers = KINDS[self._kind] != "labels"
-                self._solved = solve(
-                    self._total(), self._wanted, around_mean=numbers, largest=not numbers
-                )
+                self._solved = self._solve(self._total())
         return self._solved
 
+    def _solve(self, total: Sums) -> Solution:
+        if KINDS[self._kind] != "labels":
+            return solve(total, self._wanted, around_mean=True)
+        if self.scores == "regression":
+            return solve(total, self._wanted, largest=True)
+        found = solve(total, self._wanted)
+        return found._replace(weights=likelihoods(total, found))
+
     def forward(self, features: Tensor) -> Tensor:
-        """Scores of all classes `[n, classes]`, about 1 for the right one; or numbers."""
+        """Scores of all classes `[n, classes]`, or numbers."""
         solution = self.solution
         h = self.lift(self._rows(features))
         weights = solution.weights.to(h.dtype)
@@ -331,6 +340,7 @@ class Readout(KeepsSums):
             classes=self._limit,
             regularization="auto" if self._wanted is None else self._wanted,
             weighting=self.weighting,
+            scores=self.scores,
         )
         return made.to(self._here.device)
 
@@ -385,15 +395,3 @@ class Readout(KeepsSums):
     def extra_repr(self) -> str:
         learned = f"{self.n_samples} samples, {self._outputs()} outputs" if self._kind else "new"
         return f"{self.in_features}, {learned}"
-
-
-def _made(in_features: int, lift: Any, activation: Activation, seed: int) -> nn.Module:
-    if isinstance(lift, nn.Module):
-        width = getattr(lift, "in_features", in_features)
-        if width != in_features:
-            raise ValueError(f"lift takes {width} features, the readout {in_features}")
-        return lift
-    count = checks.whole(lift, "lift", 0)
-    return (
-        RandomFeatures(in_features, count, activation, seed=seed) if count else Scaling(in_features)
-    )

@@ -21,6 +21,12 @@ class ReadoutSettings(LiftSettings):
         "auto", "of the ridge regression: a number, or auto for generalised cross-validation"
     )
 
+    scores: str = setting(
+        "regression",
+        "of classes: regressed, or log-likelihoods by discriminant analysis",
+        ("regression", "likelihood"),
+    )
+
     @property
     def amount(self) -> Any:
         """A number, or "auto"."""
@@ -44,7 +50,9 @@ class ReadoutHead(Head):
     def __init__(self, scenario: Any, settings: Any, seed: int) -> None:
         super().__init__(scenario, settings, seed)
         lift = random_features(self.width, scenario, settings, seed) if settings.lift else 0
-        self.readout = Readout(self.width, lift, regularization=settings.amount)
+        self.readout = Readout(
+            self.width, lift, regularization=settings.amount, scores=settings.scores
+        )
 
     def calibrate(self, rows: Tensor) -> None:
         self.readout.calibrate(rows)
