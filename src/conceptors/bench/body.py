@@ -97,14 +97,18 @@ def body(size: Size, device: torch.device) -> list[Row]:
 def run(cell: tuple[str, int, Size, str]) -> dict[str, Any]:
     """Accuracy of one seed in percent, on validation and test sentences."""
     kind, seed, size, device = cell
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return learn(kind, seed, size, torch.device(device))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # they run side by side
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return learn(kind, seed, size, torch.device(device))
+    finally:
+        torch.set_num_threads(threads)
 
 
 def learn(kind: str, seed: int, size: Size, device: torch.device) -> dict[str, Any]:
     torch.manual_seed(seed)
-    torch.set_num_threads(1)
     parts, domains = _tokens(size, device)
     network = Body(encoder(encoder_folder())).to(device)
     width = network(parts["train"].ids[:2]).shape[1]

@@ -14,10 +14,12 @@ from conceptors.experiments.methods.base import Learner
 from conceptors.experiments.methods.closed.features import looks
 from conceptors.experiments.methods.closed.settings import ClosedSettings
 from conceptors.experiments.methods.settings import OwnSettings
-from conceptors.experiments.scenarios import Scenario
+from conceptors.experiments.scenarios import Scenario, Split
 
 _FIRST = 10_000  # samples of the first task at most, that features are fixed by
 _CHUNK = 4096  # samples that are looked at together
+_TESTED = 1000  # and when testing
+_MOST = 500_000_000  # numbers of test samples' features that are kept
 
 
 class Head(nn.Module):
@@ -68,8 +70,12 @@ class Head(nn.Module):
         self.add(self.looks(x), y)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores `[n, classes]`, -∞ for classes that were never seen."""
-        return self.scores(self.looks(x)).masked_fill(~self.seen.to(x.device), -torch.inf)
+        """Scores `[n, classes]` of inputs, -∞ for classes that were never seen."""
+        return self.answers(self.looks(x))
+
+    def answers(self, rows: Tensor) -> Tensor:
+        """The same of features."""
+        return self.scores(rows).masked_fill(~self.seen.to(rows.device), -torch.inf)
 
 
 class ClosedForm(Learner):
@@ -81,6 +87,7 @@ class ClosedForm(Learner):
     def network(self) -> nn.Module:
         made = [self.head(self.scenario, self.settings, 15_485_863 + s) for s in self.seeds]
         self.heads = made
+        self._kept: dict[tuple[int, int, int | None], tuple[Split, Tensor, Tensor]] = {}
         return _Heads(made)
 
     @exactly()
@@ -100,16 +107,40 @@ class ClosedForm(Learner):
             self.extras[i]["lift_numbers"] = sum(b.numel() for b in features)
         return [{"task": number, "step": [], "loss": [], "validation": []} for _ in self.seeds]
 
+    @torch.no_grad()
     @exactly()
-    def accuracy(self, *args: Any, **named: Any) -> Tensor:
-        return super().accuracy(*args, **named)
+    def accuracy(self, split: Split, number: int, limit: int | None = None) -> Tensor:
+        """Percent right of every seed `[seeds]`."""
+        found = []
+        for i, head in enumerate(self.heads):
+            rows, labels = self._looked_at(split, i, limit)
+            right = 0
+            for part, wanted in zip(rows.split(_TESTED), labels.split(_TESTED)):
+                scores = self._masked(head.answers(part), number, i)
+                right += int((scores.argmax(-1) == wanted).sum())
+            found.append(100 * right / len(labels))
+        return torch.tensor(found)
 
-    def masked(self, outputs: Tensor, number: int) -> Tensor:
-        """Scores may be of any size: other heads' are below all of them."""
+    def _looked_at(self, split: Split, seed: int, limit: int | None) -> tuple[Tensor, Tensor]:
+        """What a seed sees of all samples, and their labels: the same after every task."""
+        key = (id(split), seed, limit)
+        if key not in self._kept:
+            own = split.of_seed(seed)
+            places = torch.arange(own.counts[0], device=self.device)[:limit]
+            parts = [own.take(some[None]) for some in places.split(_TESTED)]
+            rows = torch.cat([self.heads[seed].looks(x[0]) for x, _ in parts])
+            pair = rows, torch.cat([y[0] for _, y in parts])
+            if sum(kept.numel() for _, kept, _ in self._kept.values()) + rows.numel() > _MOST:
+                return pair
+            self._kept[key] = (split, *pair)  # the split too, so that its id stays its own
+        return self._kept[key][1:]
+
+    def _masked(self, scores: Tensor, number: int, seed: int) -> Tensor:
+        """With one head per task, only its own classes count."""
         classes = self.scenario.tasks[number].classes
         if not self.scenario.heads or classes is None:
-            return outputs
-        return outputs.masked_fill(~classes[:, None], -torch.inf)
+            return scores
+        return scores.masked_fill(~classes[seed], -torch.inf)
 
 
 class _Heads(nn.Module):
