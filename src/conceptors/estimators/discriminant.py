@@ -20,7 +20,7 @@ from conceptors._internal.precision import exactly
 from conceptors.estimators.solve import Solution
 from conceptors.estimators.sums import Sums
 
-_LEAST = 1.0  # times the mean variance of scores, added to all: samples tell little of a large S
+_LEAST = 0.3  # times the mean variance of scores, added to all: samples tell little of a large S
 _NEVER = -1e4  # log-likelihood of a class that was never seen
 
 

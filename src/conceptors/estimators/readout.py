@@ -287,10 +287,10 @@ class Readout(KeepsSums):
     def _solve(self, total: Sums) -> Solution:
         if KINDS[self._kind] != "labels":
             return solve(total, self._wanted, around_mean=True)
-        if self.scores == "regression":
-            return solve(total, self._wanted, largest=True)
-        found = solve(total, self._wanted)
-        return found._replace(weights=likelihoods(total, found))
+        found = solve(total, self._wanted, largest=True)
+        if self.scores == "likelihood":
+            found = found._replace(weights=likelihoods(total, found))
+        return found
 
     def forward(self, features: Tensor) -> Tensor:
         """Scores of all classes `[n, classes]`, or numbers."""
