@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conceptors import Shield
+from conceptors import Shield, UnprotectedWarning
 
 
 def _drift(before: Tensor, after: Tensor) -> float:
@@ -56,6 +56,6 @@ def test_a_layer_that_is_gone_counts_as_moved_beyond_measure() -> None:
     shield = Shield(model, warn_at_quota=1.0).remember(torch.randn(50, 4))
     mark = shield.mark()
     model[1] = nn.Linear(8, 2)
-    with pytest.warns(UserWarning, match="."):
+    with pytest.warns(UnprotectedWarning, match="weights have moved within claimed space"):
         shield.refresh()
     assert shield.moved_since(mark) == {"0": 0.0, "1": float("inf")}

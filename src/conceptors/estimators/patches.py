@@ -161,7 +161,8 @@ def _centres(rows: Tensor, start: Tensor) -> Tensor:
     rows, centres = functional.normalize(rows, dim=1), functional.normalize(start, dim=1)
     for _ in range(_ROUNDS):
         nearest = (rows @ centres.mT).argmax(1)
-        members = functional.one_hot(nearest, len(centres)).to(rows)
+        members = rows.new_zeros(len(rows), len(centres))
+        members[torch.arange(len(rows), device=rows.device), nearest] = 1
         sums = members.mT @ rows
         lengths = sums.norm(dim=1, keepdim=True)
         centres = torch.where(lengths > 1e-12, sums / lengths.clamp_min(1e-12), centres)
