@@ -16,7 +16,7 @@ run() { # a folder, and what to run
     "$python" -m conceptors run "$@" --seeds 5 --device cuda --out "$out/$name" \
         >>"$out/$name.log" 2>&1 || echo "$name failed: see $out/$name.log" >&2 &
 }
-bench() { # alone on the GPU: times and memory are measured
+bench() { # alone on the GPU, as times and memory are measured
     wait
     "$python" -m conceptors bench "$@" --size full --device cuda --out "$out/$1" \
         >>"$out/bench-$1.log" 2>&1 || echo "bench $1 failed: see $out/bench-$1.log" >&2
@@ -26,10 +26,11 @@ patches() { # size, grid and number of patches
 }
 mnist=$(patches 8 3 1000)
 fashion=$(patches 6 3 1000)
-cifar=$(patches 6 2 1600)
+cifar=$(patches 6 2 4000)
 cosines="--method readout --set readout.lift=10000"
 relus="$cosines --set readout.activation=relu --set readout.shape=0"
-likely="--method readout --set readout.lift=0 --set readout.scores=likelihood"
+raw="--method readout --set readout.lift=0"
+likely="$raw --set readout.scores=likelihood"
 peers="--method ncm --method slda --method klda --method ranpac --method acil \
     --set klda.lift=5000 --set ranpac.lift=10000 --set acil.lift=10000"
 
@@ -46,7 +47,7 @@ for part in "${@:-mnist}"; do
         ;;
     fashion)
         run fashion-10 disjoint-fashion --tasks 10 $cosines
-        run fashion-10-patches disjoint-fashion --tasks 10 $likely $fashion
+        run fashion-10-patches disjoint-fashion --tasks 10 $raw $fashion
         run fashion-joint disjoint-fashion --tasks 1 --method joint --set joint.epochs=20 \
             --set joint.rate=0.4
         wait
