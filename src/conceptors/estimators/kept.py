@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any, Self
 
@@ -30,20 +31,47 @@ class KeepsSums(nn.Module):
         self.register_buffer("_here", torch.empty(0), persistent=False)
         self._sums = Sums(0, device=torch.device("cpu"))  # of samples without a task's name
         self._tasks: dict[str, Sums] = {}
+        self._pass: Sums | None = None  # of samples that are added all together, or not at all
         self._kind = 0  # of targets; 0 before anything is learned
         self._loading: tuple[Callable[[], None], list[str], int, str] | None = None
         self.register_load_state_dict_post_hook(_settle)  # type: ignore[no-untyped-call]
 
     def _sums_of(self, task: str | None, width: int) -> Sums:
         """Where samples of a task are added, made if need be."""
+        if self._pass is not None:
+            if not self._pass.dim:
+                self._pass = Sums(width, device=self._here.device)
+            return self._pass
         if task is not None:
             return self._tasks.setdefault(task, Sums(width, device=self._here.device))
         if not self._sums.dim:
             self._sums = Sums(width, device=self._here.device)
         return self._sums
 
+    @contextmanager
+    def _one_pass(self, task: str | None) -> Iterator[None]:
+        """What is learned inside is added at the end; if anything fails, nothing was learned."""
+        kind, solved = self._kind, self._solved
+        lift = self.lift if isinstance(self.lift, Lift) and not self.lift.is_calibrated else None
+        self._pass = Sums(0, device=self._here.device)
+        try:
+            yield
+        except BaseException:
+            self._pass, self._kind, self._solved = None, kind, solved
+            if lift is not None:
+                lift.reset()
+            raise
+        found, self._pass = self._pass, None
+        if task is not None and task not in self._tasks:
+            self._tasks[task] = found
+        elif task is None and not self._sums.dim:
+            self._sums = found
+        else:
+            self._sums_of(task, found.dim).include(found)
+
     def _outputs(self) -> int:
-        return max(sums.outputs for sums in (self._sums, *self._tasks.values()))
+        parts = (self._sums, *self._tasks.values(), self._pass or self._sums)
+        return max(sums.outputs for sums in parts)
 
     def _total(self) -> Sums:
         """Of all tasks; with `weighting="tasks"` each counts as much as the average one."""

@@ -193,12 +193,15 @@ class Readout(KeepsSums):
             target: how a batch tells its targets; by default its last part, or "labels".
             shield: that protects the backbone; see `out_of_date`.
             progress: show a bar.
+
+        Raises:
+            ValueError: as `learn`, or no samples; nothing was learned of any batch.
         """
         check_batches(batches, "learn_from")
         feed, target = feed or feed_without_labels, target or last_part
         waiting: list[tuple[Tensor, Tensor]] = []
         seen = 0
-        with undisturbed(backbone):
+        with self._one_pass(task), undisturbed(backbone):
             for batch in with_progress(iterate(batches, None, "learn_from"), progress, "learn"):
                 features = backbone_features(feed(backbone, batch)).to(self._here.device)
                 waiting.append((self._rows(features), moved(target(batch), self._here.device)))
@@ -206,8 +209,8 @@ class Readout(KeepsSums):
                 if self._is_calibrated or seen >= _FIRST:
                     waiting = self._learn_all(waiting, task)
             self._learn_all(waiting, task)
-        if not seen:
-            raise ValueError("learn_from got no samples: the loader is empty or used up")
+            if not seen:
+                raise ValueError("learn_from got no samples: the loader is empty or used up")
         if shield is not None:
             self._age.renew(shield)
         return self

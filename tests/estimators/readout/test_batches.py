@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -178,3 +179,28 @@ def test_a_readout_tells_how_far_its_features_are_out_of_date() -> None:
         readout.learn_from(nn.Identity(), [(X, y)], shield=shield)
     shield.now = 0.75
     assert readout.out_of_date(shield) == {"0": 0.25}  # since the oldest sums
+
+
+@pytest.mark.parametrize("task", [None, "new"])
+def test_a_bad_batch_undoes_the_whole_pass(task: str | None) -> None:
+    X, y = samples(3, 60)
+    bad = X.clone()
+    bad[5, 2] = torch.nan
+    fresh = Readout(DIM, 10)
+    with pytest.raises(ValueError, match="finite"):
+        fresh.learn_from(nn.Identity(), [(X, y), (bad, y)], task=task)
+    assert (fresh.tasks, fresh.n_samples) == ([], 0)
+    assert "new" in repr(fresh)
+    fresh.learn_from(nn.Identity(), [(3 * X, y.float())])  # its lift and kind are free again
+
+    readout = Readout(DIM, 10).learn_from(nn.Identity(), [(X, y)])
+    before, scores = copy.deepcopy(readout.state_dict()), readout(X)
+    with pytest.raises(ValueError, match="finite"):
+        readout.learn_from(nn.Identity(), [(X, y + 20), (bad, y)], task=task)
+    assert_same_state(readout.state_dict(), before)
+    assert torch.equal(readout(X), scores)
+
+
+def assert_same_state(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
