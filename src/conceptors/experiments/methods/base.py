@@ -21,6 +21,7 @@ from conceptors.experiments.events import Event, Progress
 from conceptors.experiments.methods.settings import OwnSettings, Settings
 from conceptors.experiments.networks import AlexNet, StackedMLP
 from conceptors.experiments.scenarios import Scenario, Split
+from conceptors.experiments.stacked import Stacked
 
 
 class Learner:
@@ -275,9 +276,9 @@ def to_unit_length(model: nn.Module) -> None:
     """
     for layer in model.modules():
         weight, bias = getattr(layer, "weight", None), getattr(layer, "bias", None)
-        if not isinstance(weight, nn.Parameter) or weight.grad is None or weight.ndim < 2:
+        lead = 2 if isinstance(layer, Stacked) else 1
+        if not isinstance(weight, nn.Parameter) or weight.grad is None or weight.ndim <= lead:
             continue
-        lead = 2 if weight.ndim == 3 else 1
         square = weight.grad.flatten(lead).square().sum(-1)
         if isinstance(bias, nn.Parameter) and bias.grad is not None:
             square = square + bias.grad.square()
