@@ -49,8 +49,8 @@ class OneAlexNet(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        for layer, norm in zip((self.conv1, self.conv2, self.conv3), self.norms[:3]):
-            x = functional.max_pool2d(torch.relu(norm(layer(x))), 2)
+        for convolution, norm in zip((self.conv1, self.conv2, self.conv3), self.norms[:3]):
+            x = functional.max_pool2d(torch.relu(norm(convolution(x))), 2)
         x = x.flatten(1)
         for layer, norm in zip((self.fc1, self.fc2), self.norms[3:]):
             x = torch.relu(norm(layer(x)))
@@ -67,7 +67,7 @@ def step(model: nn.Module, x: Tensor, rate: float = 0.05) -> Tensor:
     with torch.no_grad():
         for parameter in model.parameters():
             assert parameter.grad is not None
-            parameter -= rate / len(wanted) * parameter.grad
+            parameter.sub_(parameter.grad, alpha=rate / len(wanted))
     return out.detach()
 
 

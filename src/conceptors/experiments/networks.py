@@ -72,9 +72,12 @@ class AlexNet(nn.Module):
     image depends on those it is tested with. Dropout is drawn for all seeds together.
     """
 
-    def __init__(self, classes: int, seeds: list[int], dropout: float = 0.0) -> None:
+    def __init__(
+        self, classes: int, seeds: list[int], dropout: float = 0.0, width: int = 64
+    ) -> None:
+        """`width`: channels of the first layer, with which all others grow."""
         super().__init__()
-        drawn = [_alexnet_weights(classes, seed) for seed in seeds]
+        drawn = [_alexnet_weights(classes, seed, width) for seed in seeds]
         weights = {name: torch.stack([own[name] for own in drawn]) for name in drawn[0]}
         self.conv1, self.conv2, self.conv3 = (
             StackedConv2d(weights[name]) for name in ("conv1", "conv2", "conv3")
@@ -82,8 +85,9 @@ class AlexNet(nn.Module):
         self.fc1, self.fc2, self.head = (
             StackedLinear(weights[name]) for name in ("fc1", "fc2", "head")
         )
-        channels = (64, 128, 256, 2048, 2048)
-        self.norms = nn.ModuleList([StackedBatchNorm(len(seeds), n) for n in channels])
+        self.norms = nn.ModuleList(
+            [StackedBatchNorm(len(seeds), times * width) for times in (1, 2, 4, 32, 32)]
+        )
         self.dropout = dropout
 
     def forward(self, x: Tensor) -> Tensor:
@@ -99,16 +103,16 @@ class AlexNet(nn.Module):
         return out
 
 
-def _alexnet_weights(classes: int, seed: int) -> dict[str, Tensor]:
+def _alexnet_weights(classes: int, seed: int, width: int) -> dict[str, Tensor]:
     """One seed's initial weights, by the layers' names."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7_919 + seed)
         layers: dict[str, nn.Conv2d | nn.Linear] = {
-            "conv1": nn.Conv2d(3, 64, 4, bias=False),
-            "conv2": nn.Conv2d(64, 128, 3, bias=False),
-            "conv3": nn.Conv2d(128, 256, 2, bias=False),
-            "fc1": nn.Linear(256 * 4, 2048, bias=False),
-            "fc2": nn.Linear(2048, 2048, bias=False),
-            "head": nn.Linear(2048, classes, bias=False),
+            "conv1": nn.Conv2d(3, width, 4, bias=False),
+            "conv2": nn.Conv2d(width, 2 * width, 3, bias=False),
+            "conv3": nn.Conv2d(2 * width, 4 * width, 2, bias=False),
+            "fc1": nn.Linear(4 * width * 4, 32 * width, bias=False),
+            "fc2": nn.Linear(32 * width, 32 * width, bias=False),
+            "head": nn.Linear(32 * width, classes, bias=False),
         }
     return {name: layer.weight.detach() for name, layer in layers.items()}

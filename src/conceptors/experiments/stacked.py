@@ -20,12 +20,14 @@ from conceptors.layers.norm import channels
 
 def by_channel(x: Tensor) -> Tensor:
     """`[seeds, batch, c, ...]` as `[batch, seeds * c, ...]`, for torch's own layers."""
-    return x.transpose(0, 1).flatten(1, 2)
+    found: Tensor = x.transpose(0, 1).flatten(1, 2)
+    return found
 
 
 def by_seed(x: Tensor, seeds: int) -> Tensor:
     """The way back. What went through torch's layers like this is not copied on either way."""
-    return x.unflatten(1, (seeds, -1)).transpose(0, 1)
+    found: Tensor = x.unflatten(1, (seeds, -1)).transpose(0, 1)  # type: ignore[no-untyped-call]
+    return found
 
 
 class Stacked(nn.Module):
@@ -49,7 +51,7 @@ class StackedLinear(Stacked):
 @register(StackedLinear)
 class StackedLinearRule:
     def blocks(self, layer: Any) -> list[Block]:
-        return [_whole()]
+        return [_whole(is_product=True)]
 
     def rows(self, layer: Any, call: Call, sample: Sample) -> RowsByBlock:
         yield "", Rows(call.args[0])
@@ -86,10 +88,10 @@ class StackedConv2dRule:
             yield "", rows
 
 
-def _whole(bias: str | None = "bias") -> Block:
+def _whole(**more: Any) -> Block:
     """Parameters that are `[g, out, ...]` already."""
     whole = lambda parameter: parameter  # noqa: E731
-    return Block(bias=bias, view=whole, bias_view=whole, layout="stacked", rows_first=False)
+    return Block(view=whole, bias_view=whole, layout="stacked", rows_first=False, **more)
 
 
 class StackedBatchNorm(Stacked):
