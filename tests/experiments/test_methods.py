@@ -12,8 +12,8 @@ from torch import Tensor
 
 from conceptors.experiments.events import quiet
 from conceptors.experiments.methods import METHODS, Learner, add, parse_settings
-from conceptors.experiments.methods.base import Stream
 from conceptors.experiments.methods.fisher import fisher
+from conceptors.experiments.methods.lesson import Stream
 from conceptors.experiments.presets import preset
 from conceptors.experiments.runner import Experiment, ExperimentError, run
 from conceptors.experiments.scenarios import build

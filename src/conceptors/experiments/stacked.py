@@ -26,7 +26,7 @@ def by_channel(x: Tensor) -> Tensor:
 
 def by_seed(x: Tensor, seeds: int) -> Tensor:
     """The way back. What went through torch's layers like this is not copied on either way."""
-    found: Tensor = x.unflatten(1, (seeds, -1)).transpose(0, 1)  # type: ignore[no-untyped-call]
+    found: Tensor = x.unflatten(1, (seeds, -1)).transpose(0, 1)
     return found
 
 

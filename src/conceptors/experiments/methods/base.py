@@ -16,14 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from conceptors._internal.cuda_graph import CudaGraph
 from conceptors._internal.precision import passes_in
 from conceptors.experiments.events import Event, Progress
-from conceptors.experiments.methods.schedule import Schedule, like
+from conceptors.experiments.methods.lesson import Lesson
 from conceptors.experiments.methods.settings import OwnSettings, Settings
 from conceptors.experiments.networks import AlexNet, StackedMLP
 from conceptors.experiments.scenarios import Scenario, Split
-from conceptors.experiments.stacked import Stacked
 
 
 class Learner:
@@ -100,53 +98,19 @@ class Learner:
 
     def _learn(self, number: int) -> list[dict[str, Any]]:
         s = self.settings
-        split = self.training_split(number)
         self.start_task(number)
-        total = self.steps(number)
-        stream = Stream(split.sizes(), self.seeds, number, s.batch, total, self.device)
-        rate = s.later_rate if number and s.later_rate else s.rate
-        optimizer = torch.optim.SGD(
-            self.model.parameters(), lr=rate, momentum=s.momentum, weight_decay=s.decay
-        )
-        places = stream.places(0).clone()
-        schedule = Schedule(self.model, s, rate, len(self.seeds), self.device)
-        latest = torch.zeros(len(self.seeds), device=self.device)  # loss
+        lesson, total = Lesson(self, number), self.steps(number)
+        schedule = lesson.schedule
         checks = [0] * len(self.seeds)  # up to where each seed stopped
-        drifting = not schedule.is_even and self.drifts()
-
-        def finish() -> None:
-            if s.gradient == "unit":
-                to_unit_length(self.model)
-            schedule.apply()
-
-        self.guarded(optimizer, finish)
-
-        def step_once() -> None:
-            x, y = split.take(places)
-            losses = self.loss(self.forward(x), y, number)  # [seeds, batch]
-            by_seed = losses.sum(1) if s.gradient != "mean" else losses.mean(1)
-            optimizer.zero_grad(set_to_none=True)
-            by_seed.sum().backward()
-            self.gradients(number)
-            before = [p.detach().clone() for p in self.model.parameters()] if drifting else []
-            optimizer.step()
-            for parameter, value in zip(self.model.parameters(), before):
-                going = like(schedule.pace, parameter) > 0
-                parameter.data.copy_(torch.where(going, parameter, value))
-            latest.copy_(losses.detach().mean(1))
-
-        # the precision is that of all passes here, and of the recording
-        run_step = CudaGraph(step_once, exact=False) if self.replayable() else step_once
         history: dict[str, list[Any]] = {"step": [], "loss": [], "validation": []}
         self.model.train()
         for step in range(1, total + 1):
-            places.copy_(stream.places(step - 1))
-            run_step()
+            lesson.step(step - 1)
             if step % s.check_every == 0 or step == total:
                 held_out = self.scenario.tasks[number].validation
                 found, loss = self.evaluate(held_out, number, s.validation)
                 history["step"].append(step)
-                history["loss"].append(latest.tolist())
+                history["loss"].append(lesson.latest.tolist())
                 history["validation"].append(found.tolist())
                 self.progress(self._steps_done(number, step, total, float(found.mean())))
                 checks = [n + going for n, going in zip(checks, schedule.going())]
@@ -259,53 +223,6 @@ class Learner:
         with self.weights_for_test():
             found = [self.accuracy(task.test, k) for k, task in enumerate(self.scenario.tasks)]
         return torch.stack(found, 1)
-
-
-class Stream:
-    """Which samples every step uses: each seed goes through its own samples in its own order."""
-
-    def __init__(
-        self,
-        sizes: list[int],
-        seeds: list[int],
-        task: int,
-        batch: int,
-        steps: int,
-        device: torch.device,
-    ) -> None:
-        needed = steps * batch
-        orders = []
-        for size, seed in zip(sizes, seeds):
-            generator = torch.Generator().manual_seed(104_729 * (task + 1) + seed)
-            rounds = -(-needed // size)
-            parts = [torch.randperm(size, generator=generator) for _ in range(rounds)]
-            orders.append(torch.cat(parts)[:needed].to(torch.int32))
-        self._orders = torch.stack(orders).to(device)
-        self._batch = batch
-
-    def places(self, step: int) -> Tensor:
-        """`[seeds, batch]`."""
-        return self._orders[:, step * self._batch : (step + 1) * self._batch].long()
-
-
-def to_unit_length(model: nn.Module) -> None:
-    """Scale each neuron's incoming gradient, bias included, to length 1.
-
-    Gradients shorter than 1e-6 are multiplied by 1e6 only, as TensorFlow's l2_normalize does: an
-    output that is never wanted would be driven to exactly 0 otherwise, and never learn again.
-    """
-    for layer in model.modules():
-        weight, bias = getattr(layer, "weight", None), getattr(layer, "bias", None)
-        lead = 2 if isinstance(layer, Stacked) else 1
-        if not isinstance(weight, nn.Parameter) or weight.grad is None or weight.ndim <= lead:
-            continue
-        square = weight.grad.flatten(lead).square().sum(-1)
-        if isinstance(bias, nn.Parameter) and bias.grad is not None:
-            square = square + bias.grad.square()
-        length = square.clamp_min(1e-12).sqrt()
-        weight.grad /= length.reshape(*length.shape, *[1] * (weight.ndim - lead))
-        if isinstance(bias, nn.Parameter) and bias.grad is not None:
-            bias.grad /= length
 
 
 def build_network(scenario: Scenario, settings: Settings) -> nn.Module:
