@@ -12,8 +12,8 @@ from torch import Tensor
 
 from conceptors.experiments.events import quiet
 from conceptors.experiments.methods import METHODS, Learner, add, parse_settings
-from conceptors.experiments.methods.base import Stream
 from conceptors.experiments.methods.fisher import fisher
+from conceptors.experiments.methods.lesson import Stream
 from conceptors.experiments.presets import preset
 from conceptors.experiments.runner import Experiment, ExperimentError, run
 from conceptors.experiments.scenarios import build
@@ -211,8 +211,8 @@ def test_methods_learn_colour_images(
         assert all(v < 1000 for v in history["loss"])  # no label outside its head
     for now, old in zip(weights(found.model), before):
         assert bool(now.isfinite().all())
-        assert not torch.equal(now, old) or now.ndim == 1
-    assert all(norm.running_mean is None for norm in found.model.norms)
+        assert not torch.equal(now, old) or now.ndim == 2
+    assert all(norm.held is None for norm in found.model.norms)
     assert found.test().shape == (1, 2)
 
 
@@ -223,8 +223,8 @@ def test_the_fisher_of_a_network_with_batchnorm(monkeypatch: pytest.MonkeyPatch)
     seen: dict[Any, tuple[Tensor, Tensor]] = {}
 
     def note(norm: Any, given: tuple[Tensor]) -> None:
-        channels = given[0].transpose(0, 1).flatten(1)
-        seen[norm] = channels.var(1, correction=0), channels.mean(1)
+        channels = given[0][0].transpose(0, 1).flatten(1)
+        seen[norm] = channels.var(1, correction=0)[None], channels.mean(1)[None]
 
     hooks = [norm.register_forward_pre_hook(note) for norm in model.norms]
     model.eval()
@@ -234,7 +234,7 @@ def test_the_fisher_of_a_network_with_batchnorm(monkeypatch: pytest.MonkeyPatch)
         hook.remove()
     ours = fisher(found, 0, 2, "true")
     for norm, (var, mean) in seen.items():
-        norm.running_mean, norm.running_var = mean, var
+        norm.held = mean, var
     model.eval()
     total = [torch.zeros_like(p) for p in model.parameters()]
     draw = torch.Generator().manual_seed(350_377)

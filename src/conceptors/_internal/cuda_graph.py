@@ -6,8 +6,8 @@ that the work reads and writes must stay where it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -20,9 +20,16 @@ _BRANCHES = 4  # small kernels that do not depend on each other share the GPU
 class CudaGraph:
     """Pieces of work that may run in any order; the first calls run as usual (and count)."""
 
-    def __init__(self, *pieces: Callable[[], None], device: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        *pieces: Callable[[], None],
+        device: torch.device | None = None,
+        exact: bool = True,
+    ) -> None:
+        """`exact`: in full precision, whatever is set outside."""
         self._pieces = pieces
         self._device = device
+        self._exact = exact
         self._graph: torch.cuda.CUDAGraph | None = None
         self._calls = 0
 
@@ -48,23 +55,18 @@ class CudaGraph:
             torch.cuda.current_stream().wait_stream(side)
 
     def _run(self) -> None:
-        with _exactly():
+        with self._precision():
             for piece in self._pieces:
                 piece()
 
     def _record(self) -> None:
         graph = torch.cuda.CUDAGraph()
-        with _exactly(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with self._precision(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
             _side_by_side(self._pieces)
         self._graph = graph
 
-
-@contextmanager
-def _exactly() -> Iterator[None]:
-    """Full precision inside; gradients are recorded, or not, as outside."""
-    wanted = torch.is_grad_enabled()
-    with exactly(), torch.set_grad_enabled(wanted):
-        yield
+    def _precision(self) -> AbstractContextManager[None]:
+        return exactly(gradients=True) if self._exact else nullcontext()
 
 
 def _side_by_side(pieces: Sequence[Callable[[], None]]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from threading import RLock
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -15,9 +15,14 @@ _LOW_BITS = ~((1 << 13) - 1)  # TF32 keeps the first 10 of 23 bits of the mantis
 
 
 @contextmanager
-def exactly() -> Iterator[None]:
-    """Full precision inside: no gradients, no autocast, no TF32; the user's settings come back."""
-    with torch.no_grad(), ExitStack() as settings:
+def exactly(*, gradients: bool = False) -> Iterator[None]:
+    """Full precision inside: no autocast, no TF32; the user's settings come back.
+
+    `gradients`: whether they are recorded as outside, instead of not at all.
+    """
+    with ExitStack() as settings:
+        if not gradients:
+            settings.enter_context(torch.no_grad())
         for kind in ("cpu", "cuda"):
             if torch.is_autocast_enabled(kind):
                 settings.enter_context(torch.autocast(kind, enabled=False))
@@ -29,6 +34,36 @@ def exactly() -> Iterator[None]:
 def tensor_cores() -> Any:
     """Products of float32 matrices round their factors to TF32 inside (on a GPU only)."""
     return _float32_products("tf32")
+
+
+@contextmanager
+def passes_in(precision: Literal["exact", "tf32"]) -> Iterator[None]:
+    """Forward and backward passes compute float32 like this inside, convolutions too (on a GPU).
+
+    For programs that have the process to themselves: no lock is held, as backward passes run in
+    threads of their own, where `exactly` takes it.
+    """
+    cuda: Any = torch.backends.cuda
+    cudnn: Any = torch.backends.cudnn
+    backends = [cuda.matmul, getattr(cudnn, "conv", None), getattr(cudnn, "rnn", None)]
+    if not all(_settable(backend) for backend in backends):  # before torch 2.9
+        before = torch.get_float32_matmul_precision(), cudnn.allow_tf32
+        torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+        cudnn.allow_tf32 = precision == "tf32"
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before[0])
+            cudnn.allow_tf32 = before[1]
+        return
+    kept = [backend.fp32_precision for backend in backends]
+    try:
+        for backend in backends:
+            backend.fp32_precision = "tf32" if precision == "tf32" else "ieee"
+        yield
+    finally:
+        for backend, value in zip(backends, kept):
+            backend.fp32_precision = value
 
 
 _ONE_AT_A_TIME = RLock()  # these are settings of the whole process

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from conceptors.bench.body import body
+from conceptors.bench.cifar import cifar
 from conceptors.bench.family import family
 from conceptors.bench.growth import growth, tasks
 from conceptors.bench.readout import readout
@@ -65,6 +66,7 @@ _ALL = [
     Benchmark("family", "time added to a step, ours against GPM, OWM and TRGP", family),
     Benchmark("seeds", "ten seeds at once against one at a time", seeds, ("cuda",)),
     Benchmark("permuted", "ten tasks of permuted MNIST, ten seeds", permuted, ("cuda",)),
+    Benchmark("cifar", "split CIFAR-100, five seeds at once, CAB against SGD", cifar, ("cuda",)),
     Benchmark("untuned", "accuracy of Shield(model) with nothing chosen", untuned, keeps=True),
     Benchmark("growth", "time and memory over width, rank, batch, tasks", growth),
 ]

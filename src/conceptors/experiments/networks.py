@@ -4,39 +4,20 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from conceptors.layers import Block, Call, Rows, RowsByBlock, Sample, register
+from conceptors.experiments.stacked import (
+    StackedBatchNorm,
+    StackedConv2d,
+    StackedLinear,
+    by_channel,
+    by_seed,
+)
 
 ACTIVATIONS = {"sigmoid": torch.sigmoid, "relu": torch.relu, "tanh": torch.tanh}
-
-
-class StackedLinear(nn.Module):
-    """As many independent linear layers as there are seeds: weight `[seeds, out, in]`."""
-
-    def __init__(self, weight: Tensor, bias: Tensor) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(weight)
-        self.bias = nn.Parameter(bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.baddbmm(self.bias.unsqueeze(1), x, self.weight.mT)
-
-
-@register(StackedLinear)
-class StackedLinearRule:
-    """Every seed is a group of its own, so that one shield serves all."""
-
-    def blocks(self, layer: Any) -> list[Block]:
-        whole = lambda parameter: parameter  # noqa: E731
-        return [Block(view=whole, bias_view=whole, layout="stacked", rows_first=False)]
-
-    def rows(self, layer: Any, call: Call, sample: Sample) -> RowsByBlock:
-        yield "", Rows(call.args[0])
 
 
 class StackedMLP(nn.Module):
@@ -85,35 +66,53 @@ def _draw(outputs: int, inputs: int, init: str, scale: float, generator: torch.G
 
 
 class AlexNet(nn.Module):
-    """The five-layer network of the GPM paper for 32 x 32 images, for one seed."""
+    """The five-layer networks of the GPM paper for 32 x 32 images, one a seed.
 
-    def __init__(self, classes: int, seeds: list[int], dropout: float = 0.0) -> None:
+    Norms always use the statistics of the batch, as in that paper's code: what is said of a test
+    image depends on those it is tested with. Dropout is drawn for all seeds together.
+    """
+
+    def __init__(
+        self, classes: int, seeds: list[int], dropout: float = 0.0, width: int = 64
+    ) -> None:
+        """`width`: channels of the first layer, with which all others grow."""
         super().__init__()
-        if len(seeds) != 1:
-            raise ValueError(f"AlexNet runs one seed at a time, got {len(seeds)}")
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(7_919 + seeds[0])
-            self.conv1 = nn.Conv2d(3, 64, 4, bias=False)
-            self.conv2 = nn.Conv2d(64, 128, 3, bias=False)
-            self.conv3 = nn.Conv2d(128, 256, 2, bias=False)
-            self.fc1 = nn.Linear(256 * 4, 2048, bias=False)
-            self.fc2 = nn.Linear(2048, 2048, bias=False)
-            self.head = nn.Linear(2048, classes, bias=False)
+        drawn = [_alexnet_weights(classes, seed, width) for seed in seeds]
+        weights = {name: torch.stack([own[name] for own in drawn]) for name in drawn[0]}
+        self.conv1, self.conv2, self.conv3 = (
+            StackedConv2d(weights[name]) for name in ("conv1", "conv2", "conv3")
+        )
+        self.fc1, self.fc2, self.head = (
+            StackedLinear(weights[name]) for name in ("fc1", "fc2", "head")
+        )
         self.norms = nn.ModuleList(
-            [nn.BatchNorm2d(n, track_running_stats=False) for n in (64, 128, 256)]
-            + [nn.BatchNorm1d(2048, track_running_stats=False) for _ in range(2)]
+            [StackedBatchNorm(len(seeds), times * width) for times in (1, 2, 4, 32, 32)]
         )
         self.dropout = dropout
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x[0]
         convolutions = (self.conv1, self.conv2, self.conv3)
         for convolution, norm, rate in zip(convolutions, self.norms[:3], (0.4, 0.4, 1.0)):
             x = torch.relu(norm(convolution(x)))
             x = functional.dropout(x, self.dropout * rate, self.training)
-            x = functional.max_pool2d(x, 2)
-        x = x.flatten(1)
+            x = by_seed(functional.max_pool2d(by_channel(x), 2), len(x))
+        x = x.flatten(2)
         for layer, norm in zip((self.fc1, self.fc2), self.norms[3:]):
             x = functional.dropout(torch.relu(norm(layer(x))), self.dropout, self.training)
         out: Tensor = self.head(x)
-        return out[None]
+        return out
+
+
+def _alexnet_weights(classes: int, seed: int, width: int) -> dict[str, Tensor]:
+    """One seed's initial weights, by the layers' names."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7_919 + seed)
+        layers: dict[str, nn.Conv2d | nn.Linear] = {
+            "conv1": nn.Conv2d(3, width, 4, bias=False),
+            "conv2": nn.Conv2d(width, 2 * width, 3, bias=False),
+            "conv3": nn.Conv2d(2 * width, 4 * width, 2, bias=False),
+            "fc1": nn.Linear(4 * width * 4, 32 * width, bias=False),
+            "fc2": nn.Linear(32 * width, 32 * width, bias=False),
+            "head": nn.Linear(32 * width, classes, bias=False),
+        }
+    return {name: layer.weight.detach() for name, layer in layers.items()}

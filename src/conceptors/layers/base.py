@@ -29,6 +29,7 @@ class Block:
     layout: str = "linear"  # blocks that share a weight are joined if their layout is the same
     rows_first: bool = True  # dimension 0 of the weight is `out` and g is 1: shards are local
     name: str = ""  # tells the blocks of one layer apart
+    is_product: bool = False  # the layer maps rows [g, n, d], its only argument, to rows Wᵀ + b
 
 
 class Rows(NamedTuple):

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from conceptors._internal.cuda_graph import CudaGraph
+from conceptors._internal.precision import passes_in
 from conceptors.experiments.events import Event, Progress
+from conceptors.experiments.methods.lesson import Lesson
 from conceptors.experiments.methods.settings import OwnSettings, Settings
 from conceptors.experiments.networks import AlexNet, StackedMLP
 from conceptors.experiments.scenarios import Scenario, Split
@@ -85,58 +86,38 @@ class Learner:
 
     def learn(self, number: int) -> list[dict[str, Any]]:
         """Learn a task; its history, one a seed."""
+        with self.passes():
+            return self._learn(number)
+
+    def passes(self) -> AbstractContextManager[None]:
+        """In which precision a GPU computes outputs and gradients."""
+        wanted = self.settings.precision
+        if wanted == "auto":
+            wanted = "tf32" if isinstance(self.model, AlexNet) else "exact"
+        return passes_in(wanted)
+
+    def _learn(self, number: int) -> list[dict[str, Any]]:
         s = self.settings
-        split = self.training_split(number)
         self.start_task(number)
-        total = self.steps(number)
-        stream = Stream(split.sizes(), self.seeds, number, s.batch, total, self.device)
-        rate = s.later_rate if number and s.later_rate else s.rate
-        optimizer = torch.optim.SGD(
-            self.model.parameters(), lr=rate, momentum=s.momentum, weight_decay=s.decay
-        )
-        places = stream.places(0).clone()
-        active = torch.ones(len(self.seeds), device=self.device)
-        latest = torch.zeros(len(self.seeds), device=self.device)  # loss
+        lesson, total = Lesson(self, number), self.steps(number)
+        schedule = lesson.schedule
         checks = [0] * len(self.seeds)  # up to where each seed stopped
-        drifting = s.stop_above > 0 and self.drifts()
-
-        def finish() -> None:
-            if s.gradient == "unit":
-                to_unit_length(self.model)
-            self.hold_finished_seeds(active)
-
-        self.guarded(optimizer, finish)
-
-        def step_once() -> None:
-            x, y = split.take(places)
-            losses = self.loss(self.forward(x), y, number)  # [seeds, batch]
-            by_seed = losses.sum(1) if s.gradient != "mean" else losses.mean(1)
-            optimizer.zero_grad(set_to_none=True)
-            by_seed.sum().backward()
-            self.gradients(number)
-            before = [p.detach().clone() for p in self.model.parameters()] if drifting else []
-            optimizer.step()
-            for parameter, value in zip(self.model.parameters(), before):
-                going = active.reshape(-1, *[1] * (parameter.ndim - 1)) > 0
-                parameter.data.copy_(torch.where(going, parameter, value))
-            latest.copy_(losses.detach().mean(1))
-
-        run_step = CudaGraph(step_once) if self.replayable() else step_once
         history: dict[str, list[Any]] = {"step": [], "loss": [], "validation": []}
         self.model.train()
         for step in range(1, total + 1):
-            places.copy_(stream.places(step - 1))
-            run_step()
+            lesson.step(step - 1)
             if step % s.check_every == 0 or step == total:
-                found = self.accuracy(self.scenario.tasks[number].validation, number, s.validation)
+                held_out = self.scenario.tasks[number].validation
+                found, loss = self.evaluate(held_out, number, s.validation)
                 history["step"].append(step)
-                history["loss"].append(latest.tolist())
+                history["loss"].append(lesson.latest.tolist())
                 history["validation"].append(found.tolist())
                 self.progress(self._steps_done(number, step, total, float(found.mean())))
-                checks = [n + int(on) for n, on in zip(checks, active.tolist())]
-                active *= (found <= self.threshold(number)).to(active)
-                if not bool(active.any()):
+                checks = [n + going for n, going in zip(checks, schedule.going())]
+                schedule.check(found, loss, self.threshold(number))
+                if not any(schedule.going()):
                     break
+        schedule.finish()
         self.end_task(number)
         return [
             {
@@ -160,15 +141,8 @@ class Learner:
 
     def replayable(self) -> bool:
         """Whether a step is the same work every time, so that a GPU can replay a recording."""
-        return self.replay and self.device.type == "cuda" and isinstance(self.model, StackedMLP)
-
-    def hold_finished_seeds(self, active: Tensor) -> None:
-        """Seeds that have reached their goal stand still."""
-        if self.settings.stop_above <= 0:
-            return
-        for parameter in self.model.parameters():
-            if parameter.grad is not None:
-                parameter.grad *= active.reshape(-1, *[1] * (parameter.ndim - 1))
+        known = isinstance(self.model, (StackedMLP, AlexNet))
+        return self.replay and self.device.type == "cuda" and known
 
     def threshold(self, number: int) -> float:
         s = self.settings
@@ -215,23 +189,34 @@ class Learner:
 
     # --- testing --------------------------------------------------------------------------
 
-    @torch.no_grad()
     def accuracy(self, split: Split, number: int, limit: int | None = None) -> Tensor:
         """Percent right of every seed `[seeds]`."""
+        return self.evaluate(split, number, limit)[0]
+
+    @torch.no_grad()
+    def evaluate(
+        self, split: Split, number: int, limit: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Percent right and mean loss of every seed `[seeds]`, on samples in their own order.
+
+        The order counts where norms use statistics of the batch.
+        """
         sizes = torch.tensor(split.sizes())
         if limit is not None:
             sizes = sizes.clamp_max(limit)
-        right = torch.zeros(len(self.seeds), device=self.device)
+        right, loss = torch.zeros(2, len(self.seeds), device=self.device)
         self.model.eval()
         longest = int(sizes.max())
         for start in range(0, longest, 1000):
             places = torch.arange(start, min(start + 1000, longest)).expand(len(sizes), -1)
             counted = (places < sizes[:, None]).to(self.device)
             x, y = split.take(places.minimum(sizes[:, None] - 1).to(self.device))
-            guess = self.masked(self.model(x), number).argmax(-1)
-            right += ((guess == y) & counted).sum(1)
+            with self.passes():
+                outputs = self.model(x)
+            right += ((self.masked(outputs, number).argmax(-1) == y) & counted).sum(1)
+            loss += self.loss(outputs, y, number).masked_fill(~counted, 0.0).sum(1)
         self.model.train()
-        return 100 * right.cpu() / sizes
+        return 100 * right.cpu() / sizes, loss.cpu() / sizes
 
     def test(self) -> Tensor:
         """Test accuracy on all tasks `[seeds, tasks]`."""
@@ -240,56 +225,9 @@ class Learner:
         return torch.stack(found, 1)
 
 
-class Stream:
-    """Which samples every step uses: each seed goes through its own samples in its own order."""
-
-    def __init__(
-        self,
-        sizes: list[int],
-        seeds: list[int],
-        task: int,
-        batch: int,
-        steps: int,
-        device: torch.device,
-    ) -> None:
-        needed = steps * batch
-        orders = []
-        for size, seed in zip(sizes, seeds):
-            generator = torch.Generator().manual_seed(104_729 * (task + 1) + seed)
-            rounds = -(-needed // size)
-            parts = [torch.randperm(size, generator=generator) for _ in range(rounds)]
-            orders.append(torch.cat(parts)[:needed].to(torch.int32))
-        self._orders = torch.stack(orders).to(device)
-        self._batch = batch
-
-    def places(self, step: int) -> Tensor:
-        """`[seeds, batch]`."""
-        return self._orders[:, step * self._batch : (step + 1) * self._batch].long()
-
-
-def to_unit_length(model: nn.Module) -> None:
-    """Scale each neuron's incoming gradient, bias included, to length 1.
-
-    Gradients shorter than 1e-6 are multiplied by 1e6 only, as TensorFlow's l2_normalize does: an
-    output that is never wanted would be driven to exactly 0 otherwise, and never learn again.
-    """
-    for layer in model.modules():
-        weight, bias = getattr(layer, "weight", None), getattr(layer, "bias", None)
-        if not isinstance(weight, nn.Parameter) or weight.grad is None or weight.ndim < 2:
-            continue
-        lead = 2 if weight.ndim == 3 else 1
-        square = weight.grad.flatten(lead).square().sum(-1)
-        if isinstance(bias, nn.Parameter) and bias.grad is not None:
-            square = square + bias.grad.square()
-        length = square.clamp_min(1e-12).sqrt()
-        weight.grad /= length.reshape(*length.shape, *[1] * (weight.ndim - lead))
-        if isinstance(bias, nn.Parameter) and bias.grad is not None:
-            bias.grad /= length
-
-
 def build_network(scenario: Scenario, settings: Settings) -> nn.Module:
     """The network for a scenario: fully connected, or AlexNet for images in colour."""
     if len(scenario.inputs) == 3:
-        return AlexNet(scenario.classes, scenario.seeds)
+        return AlexNet(scenario.classes, scenario.seeds, settings.dropout)
     sizes = [math.prod(scenario.inputs), *settings.sizes, scenario.classes]
     return StackedMLP(sizes, settings.activation, settings.init, settings.scale, scenario.seeds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from conceptors.algebra.conceptor import similarity
 from conceptors.experiments.methods.base import Learner
 from conceptors.experiments.methods.settings import Settings, setting
-from conceptors.experiments.networks import StackedMLP
+from conceptors.experiments.networks import AlexNet, StackedMLP
 from conceptors.experiments.scenarios import Split
 from conceptors.shield import Shield, ShieldFullWarning
 
@@ -30,6 +30,21 @@ class CabSettings(Settings):
         "initial", "what that pull is towards in the first task", choices=("initial", "zero")
     )
     samples: int = setting(0, "images a task for the conceptors, 0 for all")
+    rows: int = setting(0, "rows of a layer of a thousand images for them, 0 for all")
+    project: str = setting(
+        "auto",
+        "gradients, or the inputs of linear layers, which is less work for small batches; auto: "
+        "inputs in convolutional networks",
+        choices=("auto", "gradients", "inputs"),
+    )
+
+    def check(self) -> None:
+        super().check()
+        if self.patience and self.increment_decay:
+            raise ValueError(
+                f"patience does not go with increment_decay, got {self.increment_decay}; set one "
+                f"of them to 0"
+            )
 
 
 class Cab(Learner):
@@ -49,7 +64,8 @@ class Cab(Learner):
             apertures,
             hard=s.hard,
             increment_decay=s.increment_decay,
-            rows=None,
+            project=self._projects(),
+            rows=s.rows or None,
             warn_at_quota=1.0,
             keep_tasks=len(self.scenario.tasks) <= _COMPARED,
         )
@@ -57,6 +73,13 @@ class Cab(Learner):
             state = self.shield.state_dict()
             state["anchors"] = {name: torch.zeros_like(a) for name, a in state["anchors"].items()}
             self.shield.load_state_dict(state, strict=False)
+
+    def _projects(self) -> Literal["gradients", "inputs"]:
+        wanted: Literal["auto", "gradients", "inputs"] = self.settings.project
+        if wanted == "auto":
+            plain = not self.settings.decay
+            return "inputs" if plain and isinstance(self.model, AlexNet) else "gradients"
+        return wanted
 
     def guarded(self, optimizer: torch.optim.Optimizer, finish: Callable[[], None]) -> None:
         self.shield.guard(optimizer, between=finish)
@@ -91,12 +114,14 @@ class Cab(Learner):
             label = name
             if isinstance(self.model, StackedMLP):
                 label = f"hidden {number}" if number else "input"
-            values = conceptor.singular_values
-            for i, extra in enumerate(self.extras):
-                own = values[i] if len(values) == len(self.extras) else values.flatten()
-                extra.setdefault("quota", {}).setdefault(label, []).append(float(own.mean()))
-                shown = [round(v, 5) for v in own.tolist()]
-                extra.setdefault("spectra", {}).setdefault(label, []).append(shown)
+            values = conceptor.singular_values  # [groups, d]; a seed has as many as any other
+            own = values.reshape(len(self.extras), -1)
+            kinds = {"quota": own.mean(1).tolist()}
+            if len(values) == len(self.extras):  # norms have many groups, of two directions each
+                kinds["spectra"] = (own * 1e5).round().div(1e5).tolist()
+            for kind, by_seed in kinds.items():
+                for extra, shown in zip(self.extras, by_seed):
+                    extra.setdefault(kind, {}).setdefault(label, []).append(shown)
         shares = self.shield.tasks()
         if not shares:
             return

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from conceptors.experiments.methods.base import Learner
+from conceptors.experiments.stacked import StackedBatchNorm
 
 LABELS = ("all", "sample", "pred", "true")
 
@@ -65,17 +67,12 @@ def fisher(learner: Learner, number: int, samples: int, labels: str) -> list[Ten
 
 @contextmanager
 def _fixed_statistics(learner: Learner, number: int) -> Iterator[None]:
-    """BatchNorm without running statistics uses those of some samples: one alone has none."""
-    norms = [
-        m
-        for m in learner.model.modules()
-        if isinstance(m, torch.nn.modules.batchnorm._BatchNorm) and m.running_mean is None
-    ]
+    """Norms use the statistics of some samples: one alone has none."""
+    norms = [m for m in learner.model.modules() if isinstance(m, StackedBatchNorm)]
     found: dict[torch.nn.Module, tuple[Tensor, Tensor]] = {}
 
-    def note(norm: torch.nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        channels = inputs[0].transpose(0, 1).flatten(1)
-        found[norm] = channels.mean(1), channels.var(1, correction=0)
+    def note(norm: Any, inputs: tuple[Tensor, ...]) -> None:
+        found[norm] = norm.statistics(inputs[0])
 
     if norms:
         hooks = [norm.register_forward_pre_hook(note) for norm in norms]
@@ -86,11 +83,11 @@ def _fixed_statistics(learner: Learner, number: int) -> Iterator[None]:
             hook.remove()
     try:
         for norm in norms:
-            norm.running_mean, norm.running_var = found[norm]
+            norm.held = found[norm]
         yield
     finally:
         for norm in norms:
-            norm.running_mean = norm.running_var = None
+            norm.held = None
 
 
 def _add_expected(

@@ -14,7 +14,6 @@ from torch.func import functional_call
 from conceptors.experiments.methods.base import Learner
 from conceptors.experiments.methods.fisher import LABELS, fisher
 from conceptors.experiments.methods.settings import Settings, setting
-from conceptors.experiments.networks import StackedMLP
 
 
 @dataclass(frozen=True)
@@ -81,10 +80,9 @@ class Imm(Learner):
 
     def _draw(self, weight: Tensor) -> Tensor:
         """A random number in [0, 1[ a neuron, drawn by each seed for itself."""
-        stacked = isinstance(self.model, StackedMLP)
-        neurons = weight.shape[1] if stacked else weight.shape[0]
-        drawn = [torch.rand(neurons, generator=g, device=self.device) for g in self.generators]
-        return torch.stack(drawn) if stacked else drawn[0]
+        return torch.stack(
+            [torch.rand(weight.shape[1], generator=g, device=self.device) for g in self.generators]
+        )
 
     def replayable(self) -> bool:
         return super().replayable() and not self.settings.drop  # it draws random numbers

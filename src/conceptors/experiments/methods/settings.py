@@ -61,10 +61,23 @@ class Settings(OwnSettings):
         "over the batch; unit: the sum, then each neuron's scaled to length 1",
         choices=("mean", "sum", "unit"),
     )
+    patience: int = setting(
+        0,
+        "checks without a lower validation loss until the rate is divided by factor, 0 for never; "
+        "a task then ends with the weights of the lowest",
+    )
+    factor: float = setting(2.0, "what the rate is divided by, see patience")
+    least_rate: float = setting(1e-5, "a task ends when the rate falls below this, see patience")
     stop_above: float = setting(
         0.0, "end a task early at this validation accuracy in percent, 0 for never"
     )
     stop_above_later: float = setting(0.0, "the same from the second task on, if lower")
+    dropout: float = setting(0.0, "of convolutional networks; on their first two layers 0.4 of it")
+    precision: str = setting(
+        "auto",
+        "of float32 in passes on a GPU; auto: tf32 for convolutional networks, else exact",
+        choices=("auto", "exact", "tf32"),
+    )
     check_every: int = setting(1000, "steps between checks on validation images")
     validation: int = setting(1000, "images of those checks")
 
@@ -80,6 +93,15 @@ class Settings(OwnSettings):
         at_least_one = {
             name: getattr(self, name) for name in ("batch", "check_every", "validation")
         }
+        if self.patience and (self.momentum or self.decay):
+            raise ValueError(
+                f"patience is for plain SGD, got momentum={self.momentum}, decay={self.decay}; "
+                f"set them to 0, or patience"
+            )
+        if self.factor <= 1:
+            raise ValueError(f"factor must be above 1, got {self.factor}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1[, got {self.dropout}")
         for name, value in {"hidden": min(sizes, default=1), **at_least_one}.items():
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")

@@ -26,12 +26,11 @@ class ScenarioKind:
     data: str
     tasks: int
     about: str
-    stacked_network: bool = True  # its network can be stacked
     encoded: Callable[..., Encoded] | None = None  # loads features of an encoder instead
 
     def stackable(self, class_order: str) -> bool:
         """Whether seeds can be learned at once; not if their tasks are of different sizes."""
-        return self.stacked_network and class_order == "fixed"
+        return class_order == "fixed"
 
 
 def build(
@@ -243,6 +242,6 @@ SCENARIOS = {
     ),
     "rotated-fashion": ScenarioKind(_rotated, "fashion-mnist", 10, "all garments, turned"),
     "split-cifar100": ScenarioKind(
-        _split_cifar, "cifar100", 10, "a hundred classes in groups, heads", stacked_network=False
+        _split_cifar, "cifar100", 10, "a hundred classes in groups, heads"
     ),
 }

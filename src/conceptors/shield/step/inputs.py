@@ -18,48 +18,58 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from conceptors._internal.precision import exactly
+from conceptors.layers.base import owner_of
 from conceptors.shield.blocks import WeightBlock, is_sharded
 from conceptors.shield.step.free_space import FreeSpace
 
 
 class FreeRows:
-    """Rows x `[n, width]` of a layer's inputs, and the constant 1 of its bias, times F."""
+    """Rows x `[n, width]` of a layer's inputs, and the constant 1 of its bias, times F.
 
-    def __init__(self, free: FreeSpace, width: int) -> None:
+    Of g groups, rows are `[g, n, width]`.
+    """
+
+    def __init__(self, free: FreeSpace, width: int, grouped: bool = False) -> None:
         self._bias = free.dim > width
         self._thin = 2 * free.rank < free.dim
-        vectors, values = free.vectors[0], free.values[0]
+        self._times: Any = torch.bmm if grouped else torch.mm
+        self._add: Any = torch.baddbmm if grouped else torch.addmm
+        vectors, values = free.vectors, free.values.unsqueeze(-2)
+        if not grouped:  # one matrix at a time is faster than a batch of one
+            vectors, values = vectors[0], values[0]
         if self._thin:
+            rows, last = vectors[..., :width, :], vectors[..., width:, :]
             right = -(vectors * values).mT
-            blocks = [vectors[:width], vectors[width:], right[:, :width], right[:, width:]]
+            blocks = [rows, last, right[..., :width], right[..., width:]]
         else:
             matrix = torch.eye(free.dim).to(vectors) - (vectors * values) @ vectors.mT
-            rows, last = matrix[:width], matrix[width:]
-            blocks = [rows[:, :width], last[:, :width], rows[:, width:], last[:, width:]]
+            rows, last = matrix[..., :width, :], matrix[..., width:, :]
+            blocks = [rows[..., :width], last[..., :width], rows[..., width:], last[..., width:]]
         self._blocks = [block.contiguous() for block in blocks]
         self._room: dict[str, Tensor] = {}
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """(rows `[n, width]`, ones `[n]` if there is a bias), in memory used again next time."""
+        """(rows as x, ones `[..., n]` if there is a bias), in memory used again next time."""
         inner, last, outer, corner = self._blocks
         if not self._thin:
             rows = self._product("rows", last, x, inner)
-            return rows, torch.mv(x, outer[:, 0]) + corner[0, 0] if self._bias else None
+            return rows, ((x @ outer) + corner)[..., 0] if self._bias else None
         along = self._product("along", last, x, inner)
-        rows = torch.addmm(x, along, outer, out=self._space("rows", x, outer))
-        return rows, 1 + torch.mv(along, corner[:, 0]) if self._bias else None
+        free: Tensor = self._add(x, along, outer, out=self._space("rows", x, outer))
+        return free, 1 + (along @ corner)[..., 0] if self._bias else None
 
     def _product(self, name: str, last: Tensor, x: Tensor, factor: Tensor) -> Tensor:
         """x @ factor, and the share of the constant 1 if there is a bias."""
         out = self._space(name, x, factor)
         found: Tensor = (
-            torch.addmm(last, x, factor, out=out) if self._bias else torch.mm(x, factor, out=out)
+            self._add(last, x, factor, out=out) if self._bias else self._times(x, factor, out=out)
         )
         return found
 
     def _space(self, name: str, x: Tensor, factor: Tensor) -> Tensor | None:
         """`[n, columns of the factor]`, kept for the largest n: new memory is dear on the CPU."""
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or x.ndim > 2:
             return None
         held = self._room.get(name)
         if held is None or len(held) < len(x):
@@ -68,12 +78,13 @@ class FreeRows:
 
 
 class InputProjection:
-    """The way into one linear layer."""
+    """The way into one linear layer, or into several that are one layer in groups."""
 
-    def __init__(self, layer: nn.Linear, free: FreeSpace) -> None:
+    def __init__(self, layer: Any, free: FreeSpace) -> None:
         self._layer = layer
+        self._grouped = layer.weight.ndim == 3
         self._parameters = [p for p in (layer.weight, layer.bias) if p is not None]
-        self._free = FreeRows(free, layer.in_features)
+        self._free = FreeRows(free, layer.weight.shape[-1], self._grouped)
         self._handle = layer.register_forward_hook(_Hook(self), prepend=True)
         self._open = True
 
@@ -99,10 +110,13 @@ class InputProjection:
         return found
 
     def gradients(self, g: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """gᵀ (x F), for weight and bias."""
-        g, x = g.flatten(0, -2), x.flatten(0, -2)
-        rows, ones = self._free(x)
-        return g.mT @ rows, None if ones is None else torch.mv(g.mT, ones)
+        """gᵀ (x F), for weight and bias; exact, as rounding would leave the free space."""
+        if not self._grouped:
+            g, x = g.flatten(0, -2), x.flatten(0, -2)
+        with exactly(gradients=True):
+            rows, ones = self._free(x)
+            bias = None if ones is None else (g.mT @ ones.unsqueeze(-1)).squeeze(-1)
+            return g.mT @ rows, bias
 
 
 class _Projected(torch.autograd.Function):
@@ -147,13 +161,13 @@ def _inert() -> Any:
 
 
 def fits(site: WeightBlock, active: list[nn.Parameter]) -> bool:
-    """Whether a site is one plain Linear layer in full precision, all of it trained."""
+    """Whether a site is one plain product in full precision, all of it trained."""
     if len(site.sources) != 1:
         return False
-    layer = site.sources[0].layer
+    layer: Any = site.sources[0].layer
+    is_linear = isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward
     return (
-        isinstance(layer, nn.Linear)
-        and type(layer).forward is nn.Linear.forward
+        (is_linear or (site.block.is_product and owner_of(layer) is type(layer)))
         and layer.weight is site.weight
         and {id(p) for p in active} == {id(p) for p in layer.parameters(recurse=False)}
         and not any(is_sharded(p.data) for p in active)
@@ -162,12 +176,12 @@ def fits(site: WeightBlock, active: list[nn.Parameter]) -> bool:
     )
 
 
-def _recorded(args: Any, layer: nn.Linear, output: Any) -> bool:
+def _recorded(args: Any, layer: nn.Module, output: Any) -> bool:
     """Whether a call is an ordinary product with rows, recorded by autograd."""
     if len(args) != 1 or not isinstance(args[0], Tensor) or not isinstance(output, Tensor):
         return False
     return (
-        args[0].dtype == output.dtype == layer.weight.dtype
+        {args[0].dtype, output.dtype} == {p.dtype for p in layer.parameters(recurse=False)}
         and all(p.requires_grad for p in layer.parameters(recurse=False))
         and torch.is_grad_enabled()
         and output.grad_fn is not None
