@@ -27,10 +27,17 @@ class StackedMLP(nn.Module):
         sizes: neurons of every layer, inputs and outputs included.
         init: "truncated" (normal of sd `scale`, cut at two sd, biases too), or "uniform"
             (± scale / √fan-in, biases zero).
+        bias: whether layers have biases; weights are drawn the same without them.
     """
 
     def __init__(
-        self, sizes: list[int], activation: str, init: str, scale: float, seeds: list[int]
+        self,
+        sizes: list[int],
+        activation: str,
+        init: str,
+        scale: float,
+        seeds: list[int],
+        bias: bool = True,
     ) -> None:
         super().__init__()
         self.activation = ACTIVATIONS[activation]
@@ -38,8 +45,8 @@ class StackedMLP(nn.Module):
         self.layers = nn.ModuleList()
         for inputs, outputs in pairwise(sizes):
             blocks = torch.stack([_draw(outputs, inputs, init, scale, g) for g in generators])
-            weight, bias = blocks[..., :-1].contiguous(), blocks[..., -1].contiguous()
-            self.layers.append(StackedLinear(weight, bias))
+            weight, shift = blocks[..., :-1].contiguous(), blocks[..., -1].contiguous()
+            self.layers.append(StackedLinear(weight, shift if bias else None))
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(2)

@@ -30,6 +30,7 @@ class Learner:
     name: ClassVar[str] = "sgd"
     about: ClassVar[str] = "plain training, forgets"
     settings_type: ClassVar[type[OwnSettings]] = Settings
+    needs_task_label: ClassVar[bool] = False  # when testing, also with one head for all tasks
     replay = True  # whether to use a recording where that is possible
 
     def __init__(
@@ -42,6 +43,7 @@ class Learner:
         self.seeds = scenario.seeds
         self.model = self.network().to(device)
         self.extras: list[dict[str, Any]] = [{} for _ in self.seeds]  # into the results
+        self.pace = torch.ones(len(self.seeds), device=device)  # 0: has come to its end
 
     # --- what methods change --------------------------------------------------------------
 
@@ -76,6 +78,10 @@ class Learner:
 
     def end_task(self, number: int) -> None:
         """After the last step of a task."""
+
+    def stored_numbers(self) -> list[int] | None:
+        """How many numbers each seed keeps between tasks, besides weights; None if not counted."""
+        return None
 
     @contextmanager
     def weights_for_test(self) -> Iterator[None]:
@@ -119,6 +125,8 @@ class Learner:
                     break
         schedule.finish()
         self.end_task(number)
+        for extra, count in zip(self.extras, self.stored_numbers() or ()):
+            extra["stored_numbers"] = count
         return [
             {
                 "task": number,
@@ -230,4 +238,5 @@ def build_network(scenario: Scenario, settings: Settings) -> nn.Module:
     if len(scenario.inputs) == 3:
         return AlexNet(scenario.classes, scenario.seeds, settings.dropout)
     sizes = [math.prod(scenario.inputs), *settings.sizes, scenario.classes]
-    return StackedMLP(sizes, settings.activation, settings.init, settings.scale, scenario.seeds)
+    s = settings
+    return StackedMLP(sizes, s.activation, s.init, s.scale, scenario.seeds, bias=s.bias)

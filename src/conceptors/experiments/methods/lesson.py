@@ -36,6 +36,7 @@ class Lesson:
             model.parameters(), lr=rate, momentum=s.momentum, weight_decay=s.decay
         )
         self.schedule = Schedule(model, s, rate, len(seeds), device)
+        learner.pace = self.schedule.pace
         self.latest = torch.zeros(len(seeds), device=device)
         self._drifting = not self.schedule.is_even and learner.drifts()
         learner.guarded(self._optimizer, self._finish)
