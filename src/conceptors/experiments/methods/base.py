@@ -55,8 +55,17 @@ class Learner:
         """What is trained on."""
         return self.scenario.tasks[number].train
 
+    def trained(self) -> list[nn.Parameter]:
+        """What the optimizer of a task changes, asked once the task has started."""
+        return list(self.model.parameters())
+
     def forward(self, x: Tensor) -> Tensor:
         """Outputs while training."""
+        out: Tensor = self.model(x)
+        return out
+
+    def outputs(self, x: Tensor, number: int) -> Tensor:
+        """Outputs while testing on samples of a task."""
         out: Tensor = self.model(x)
         return out
 
@@ -91,9 +100,8 @@ class Learner:
         total = self.steps(number)
         stream = Stream(split.sizes(), self.seeds, number, s.batch, total, self.device)
         rate = s.later_rate if number and s.later_rate else s.rate
-        optimizer = torch.optim.SGD(
-            self.model.parameters(), lr=rate, momentum=s.momentum, weight_decay=s.decay
-        )
+        trained = self.trained()
+        optimizer = torch.optim.SGD(trained, lr=rate, momentum=s.momentum, weight_decay=s.decay)
         places = stream.places(0).clone()
         active = torch.ones(len(self.seeds), device=self.device)
         latest = torch.zeros(len(self.seeds), device=self.device)  # loss
@@ -114,9 +122,9 @@ class Learner:
             optimizer.zero_grad(set_to_none=True)
             by_seed.sum().backward()
             self.gradients(number)
-            before = [p.detach().clone() for p in self.model.parameters()] if drifting else []
+            before = [p.detach().clone() for p in trained] if drifting else []
             optimizer.step()
-            for parameter, value in zip(self.model.parameters(), before):
+            for parameter, value in zip(trained, before):
                 going = active.reshape(-1, *[1] * (parameter.ndim - 1)) > 0
                 parameter.data.copy_(torch.where(going, parameter, value))
             latest.copy_(losses.detach().mean(1))
@@ -166,7 +174,7 @@ class Learner:
         """Seeds that have reached their goal stand still."""
         if self.settings.stop_above <= 0:
             return
-        for parameter in self.model.parameters():
+        for parameter in self.trained():
             if parameter.grad is not None:
                 parameter.grad *= active.reshape(-1, *[1] * (parameter.ndim - 1))
 
@@ -228,7 +236,7 @@ class Learner:
             places = torch.arange(start, min(start + 1000, longest)).expand(len(sizes), -1)
             counted = (places < sizes[:, None]).to(self.device)
             x, y = split.take(places.minimum(sizes[:, None] - 1).to(self.device))
-            guess = self.masked(self.model(x), number).argmax(-1)
+            guess = self.masked(self.outputs(x, number), number).argmax(-1)
             right += ((guess == y) & counted).sum(1)
         self.model.train()
         return 100 * right.cpu() / sizes
