@@ -18,12 +18,14 @@ ACTIVATIONS = {"sigmoid": torch.sigmoid, "relu": torch.relu, "tanh": torch.tanh}
 class StackedLinear(nn.Module):
     """As many independent linear layers as there are seeds: weight `[seeds, out, in]`."""
 
-    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         self.weight = nn.Parameter(weight)
-        self.bias = nn.Parameter(bias)
+        self.bias = None if bias is None else nn.Parameter(bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.bias is None:
+            return torch.bmm(x, self.weight.mT)
         return torch.baddbmm(self.bias.unsqueeze(1), x, self.weight.mT)
 
 
@@ -46,10 +48,17 @@ class StackedMLP(nn.Module):
         sizes: neurons of every layer, inputs and outputs included.
         init: "truncated" (normal of sd `scale`, cut at two sd, biases too), or "uniform"
             (± scale / √fan-in, biases zero).
+        bias: whether layers have biases; weights are drawn the same without them.
     """
 
     def __init__(
-        self, sizes: list[int], activation: str, init: str, scale: float, seeds: list[int]
+        self,
+        sizes: list[int],
+        activation: str,
+        init: str,
+        scale: float,
+        seeds: list[int],
+        bias: bool = True,
     ) -> None:
         super().__init__()
         self.activation = ACTIVATIONS[activation]
@@ -57,8 +66,8 @@ class StackedMLP(nn.Module):
         self.layers = nn.ModuleList()
         for inputs, outputs in pairwise(sizes):
             blocks = torch.stack([_draw(outputs, inputs, init, scale, g) for g in generators])
-            weight, bias = blocks[..., :-1].contiguous(), blocks[..., -1].contiguous()
-            self.layers.append(StackedLinear(weight, bias))
+            weight, shift = blocks[..., :-1].contiguous(), blocks[..., -1].contiguous()
+            self.layers.append(StackedLinear(weight, shift if bias else None))
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(2)

@@ -300,4 +300,5 @@ def build_network(scenario: Scenario, settings: Settings) -> nn.Module:
     if len(scenario.inputs) == 3:
         return AlexNet(scenario.classes, scenario.seeds)
     sizes = [math.prod(scenario.inputs), *settings.sizes, scenario.classes]
-    return StackedMLP(sizes, settings.activation, settings.init, settings.scale, scenario.seeds)
+    s = settings
+    return StackedMLP(sizes, s.activation, s.init, s.scale, scenario.seeds, bias=s.bias)

@@ -39,6 +39,7 @@ class Settings(OwnSettings):
     """How a network is trained."""
 
     hidden: str = setting("800", "neurons of the hidden layers, like 800 or 100,100")
+    bias: bool = setting(True, "biases in the layers (AlexNet has none)")
     activation: str = setting("relu", "of the hidden neurons", ACTIVATIONS)
     loss: str = setting(
         "bce", "bce and mse are on sigmoid outputs", choices=("bce", "mse", "softmax")

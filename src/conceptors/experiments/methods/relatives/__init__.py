@@ -1,0 +1,1 @@
+"""Methods that, like CAB, keep steps out of directions that earlier tasks used."""
