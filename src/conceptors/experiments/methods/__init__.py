@@ -13,6 +13,7 @@ from conceptors.experiments.methods.ewc import Ewc
 from conceptors.experiments.methods.imm import Imm
 from conceptors.experiments.methods.joint import Joint
 from conceptors.experiments.methods.own import import_methods
+from conceptors.experiments.methods.relatives.codecl import CodeCl
 from conceptors.experiments.methods.settings import (
     OwnSettings,
     Settings,
@@ -32,7 +33,7 @@ def add(method: type[Learner]) -> type[Learner]:
     return method
 
 
-_TRAINED = (Learner, Joint, Cab, Ewc, Imm)
+_TRAINED = (Learner, Joint, Cab, Ewc, Imm, CodeCl)
 _CLOSED = (ReadoutMethod, ConceptorRidgeMethod, Ncm, Slda, Klda, Ranpac, Acil)
 for _method in (*_TRAINED, *_CLOSED):
     add(_method)
