@@ -48,9 +48,9 @@ class CodeCl(LearnerWithOwnParts):
     """Gradients are projected by NOT A, A the OR of all tasks' conceptors.
 
     Where the new task's conceptor C, taken before learning, overlaps with A, the leading directions
-    U of A AND C are freed for this task alone: W + (W U) S Uᵀ with a learned S. Overlap is, as in the
-    authors' code, the quota of A AND C as a share of A's. Layers with no more inputs than `free` are
-    left alone, and so are directions that A AND C does not claim. S starts at 0, where the code
+    U of A AND C are freed for this task alone: W + (W U) S Uᵀ with a learned S. Overlap is, as in
+    the authors' code, the quota of A AND C as a share of A's. Layers with no more inputs than `free`
+    are left alone, and so are directions that A AND C does not claim. S starts at 0, where the code
     draws it at random.
 
     Biases are one more column of weights, and parameters that are not matrices (of normalisation)
@@ -107,12 +107,11 @@ class CodeCl(LearnerWithOwnParts):
 
     def _shared(self, old: Conceptor, new: Conceptor) -> Tensor:
         """Leading directions of old AND new `[g, d, free]`, zeros for seeds without overlap."""
-        s = self.settings
-        both = old & new
-        overlaps = both.quota > s.overlap * old.quota
+        both, free = old & new, int(self.settings.free)
+        overlaps = both.quota > self.settings.overlap * old.quota
         vectors, values = descending(both)
         used = overlaps[:, None] & (values > 0)
-        return (vectors * used[:, None])[..., : s.free]
+        return (vectors * used[:, None])[..., :free]
 
     def stored_numbers(self) -> list[int]:
         """Directions and values of A, and each task's U and S."""
