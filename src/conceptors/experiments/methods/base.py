@@ -29,6 +29,7 @@ class Learner:
     name: ClassVar[str] = "sgd"
     about: ClassVar[str] = "plain training, forgets"
     settings_type: ClassVar[type[OwnSettings]] = Settings
+    needs_task_label: ClassVar[bool] = False  # when testing, also with one head for all tasks
     replay = True  # whether to use a recording where that is possible
 
     def __init__(
@@ -41,6 +42,9 @@ class Learner:
         self.seeds = scenario.seeds
         self.model = self.network().to(device)
         self.extras: list[dict[str, Any]] = [{} for _ in self.seeds]  # into the results
+        self.active = torch.ones(
+            len(self.seeds), device=device
+        )  # 0: reached its goal, stands still
 
     # --- what methods change --------------------------------------------------------------
 
@@ -85,6 +89,10 @@ class Learner:
     def end_task(self, number: int) -> None:
         """After the last step of a task."""
 
+    def stored_numbers(self) -> list[int] | None:
+        """How many numbers each seed keeps between tasks, besides weights; None if not counted."""
+        return None
+
     @contextmanager
     def weights_for_test(self) -> Iterator[None]:
         """The weights that are tested, where they are not those that are trained."""
@@ -103,7 +111,7 @@ class Learner:
         trained = self.trained()
         optimizer = torch.optim.SGD(trained, lr=rate, momentum=s.momentum, weight_decay=s.decay)
         places = stream.places(0).clone()
-        active = torch.ones(len(self.seeds), device=self.device)
+        active = self.active.fill_(1)
         latest = torch.zeros(len(self.seeds), device=self.device)  # loss
         checks = [0] * len(self.seeds)  # up to where each seed stopped
         drifting = s.stop_above > 0 and self.drifts()
@@ -146,6 +154,8 @@ class Learner:
                 if not bool(active.any()):
                     break
         self.end_task(number)
+        for extra, count in zip(self.extras, self.stored_numbers() or ()):
+            extra["stored_numbers"] = count
         return [
             {
                 "task": number,

@@ -73,6 +73,12 @@ class Cab(Learner):
         self.shield.remember(self._batches(self.scenario.tasks[number].train, number))
         self._record_quotas()
 
+    def stored_numbers(self) -> list[int]:
+        """The conceptors of all tasks together; what else the shield keeps are weights."""
+        parts = [p for own in self.shield.state_dict()["claimed"].values() for p in own.values()]
+        held = sum(part.numel() for part in parts if isinstance(part, Tensor))
+        return [held // len(self.seeds)] * len(self.seeds)
+
     def _batches(self, split: Split, number: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Samples for the conceptors, drawn by each seed for itself, as many for every seed."""
         count = min(split.sizes())

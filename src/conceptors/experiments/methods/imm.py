@@ -114,6 +114,12 @@ class Imm(Learner):
             self.merged[i] = (old * self.merged[i] + latest * weight) / (old + latest)
             self.precision[i] = old + latest
 
+    def stored_numbers(self) -> list[int]:
+        """Merged weights; the last task's are where training goes on, all 1 needs no precision."""
+        precision = self.precision if self.settings.mode == "mode" else []
+        held = sum(t.numel() for t in (*self.merged, *precision))
+        return [held // len(self.seeds)] * len(self.seeds)
+
     @contextmanager
     def weights_for_test(self) -> Iterator[None]:
         kept = [p.detach().clone() for p in self.model.parameters()]

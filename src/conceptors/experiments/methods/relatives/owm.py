@@ -1,0 +1,151 @@
+"""Orthogonal weights modification (Zeng, Chen, Cui & Yu 2019)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from conceptors.experiments.methods.base import Learner
+from conceptors.experiments.methods.relatives.layers import (
+    MatrixLayer,
+    matrix_layers,
+    other_parameters,
+    watching,
+)
+from conceptors.experiments.methods.settings import Settings, setting
+from conceptors.layers import Call, Draws, Sample
+
+
+@dataclass(frozen=True)
+class OwmSettings(Settings):
+    alpha: str = setting("1", "α: smaller protects more; of all layers, or each its own: 0.9,1,0.6")
+    alpha_decay: str = setting("0.1", "by how much α falls from start to end of a task; as alpha")
+    clip: float = setting(10.0, "longest gradient, of all layers together; 0 for any length")
+    update: str = setting(
+        "step",
+        "when gradients meet what P learned: at once, or from the next task on",
+        choices=("step", "task"),
+    )
+
+    def check(self) -> None:
+        super().check()
+        for name in ("alpha", "alpha_decay"):
+            numbers(name, getattr(self, name))
+
+
+def numbers(name: str, text: str) -> list[float]:
+    """Numbers above 0 of a setting like 0.9,1,0.6."""
+    try:
+        found = [float(part) for part in str(text).split(",")]
+    except ValueError:
+        found = []
+    if not found or not all(0 < value < float("inf") for value in found):
+        raise ValueError(f"{name} must be numbers above 0 like 1 or 0.9,1,0.6, got {text!r}")
+    return found
+
+
+class Owm(Learner):
+    """g ← g P, with P = I at first and at every step, of the first task too,
+
+        k = P x / (α + xᵀ P x),    P ← P - k (P x)ᵀ,
+
+    x the mean input of the batch. With one α that is P = α (α I + Σ x xᵀ)⁻¹. α falls within each
+    task from `alpha` to `alpha` times `alpha_decay`. The new P is used at once, as in the paper's
+    code; with update=task, gradients meet the P of the tasks before.
+
+    x has a 1 for the bias, and in convolutions it is the mean over patches too; the paper's code
+    goes through the places of an image one by one. With one head per task the last layer is left
+    alone, as other tasks' outputs get no gradient; parameters that are not matrices (of
+    normalisation, which the paper does not use) stay as the first task left them.
+    """
+
+    name: ClassVar[str] = "owm"
+    about: ClassVar[str] = "orthogonal weights modification (Zeng et al. 2019)"
+    settings_type: ClassVar[type[Settings]] = OwmSettings
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.layers = matrix_layers(self.model, head=not self.scenario.heads)
+        self.fixed = other_parameters(self.model, matrix_layers(self.model))
+        self.projectors: dict[str, Tensor] = {}  # P [g, d, d]
+        self.means: dict[str, Tensor] = {}  # x [g, d] of the last batch
+        for layer in self.layers:
+            groups, _, dim = layer.shape
+            like = layer.weight.detach()
+            eye = torch.eye(dim, dtype=like.dtype, device=like.device)
+            self.projectors[layer.name] = eye.repeat(groups, 1, 1)
+            self.means[layer.name] = like.new_zeros(groups, dim)
+        self.used = self.projectors  # what gradients are multiplied with
+        self.alphas, self.decays = (self._per_layer(name) for name in ("alpha", "alpha_decay"))
+        # how much of the task is done: on the device, as steps may be replayed
+        self.progress_made = torch.zeros((), device=self.device)
+        self._sample = Sample(lambda count, dim: None, Draws(0))  # all rows
+
+    def _per_layer(self, name: str) -> list[float]:
+        found = numbers(name, getattr(self.settings, name))
+        if len(found) not in (1, len(self.layers)):
+            raise ValueError(
+                f"{name} has {len(found)} numbers for {len(self.layers)} layers; give one for all, "
+                f"or one for each"
+            )
+        return found * len(self.layers) if len(found) == 1 else found
+
+    def start_task(self, number: int) -> None:
+        self.progress_made.zero_()
+        self._step = 1 / self.steps(number)
+        if self.settings.update == "task":
+            self.used = {name: P.clone() for name, P in self.projectors.items()}
+
+    def learn(self, number: int) -> list[dict[str, Any]]:
+        with watching(self.layers, self._note_mean):
+            return super().learn(number)
+
+    @torch.no_grad()
+    def _note_mean(self, layer: MatrixLayer, call: Call) -> None:
+        if not self.model.training:
+            return
+        parts = list(layer.rows(call, self._sample))
+        total = torch.stack([part.sum(1) for part in parts]).sum(0)
+        self.means[layer.name].copy_(total / sum(part.shape[1] for part in parts))
+
+    @torch.no_grad()
+    def gradients(self, number: int) -> None:
+        for layer, alpha, decay in zip(self.layers, self.alphas, self.decays):
+            P = self.projectors[layer.name]
+            self._update(P, self.means[layer.name], alpha * decay**self.progress_made)
+            gradient = layer.gradient()
+            if gradient is not None:
+                layer.set_gradient(gradient @ self.used[layer.name])
+        for parameter in self.fixed if number else ():
+            if parameter.grad is not None:
+                parameter.grad.zero_()
+        self.progress_made += self._step
+        self._clip()
+
+    def _update(self, P: Tensor, x: Tensor, alpha: Tensor) -> None:
+        """Recursive least squares, in place; seeds that stand still keep their P."""
+        Px = P @ x[..., None]  # [g, d, 1]
+        # never negative in exact numbers; rounded it could meet -α
+        xPx = (x[:, None] @ Px).clamp_min(0)
+        groups = len(P) // len(self.active)  # of one seed, side by side
+        going = self.active[:, None].expand(-1, groups).reshape(-1, 1, 1).to(P)
+        P.sub_((going * Px / (alpha + xPx)) @ Px.mT)
+
+    def _clip(self) -> None:
+        """Gradients of each seed get at most so long, all parameters together."""
+        longest = self.settings.clip
+        found = [p.grad for p in self.model.parameters() if p.grad is not None]
+        if not longest or not found:
+            return
+        seeds = len(self.seeds)
+        square = torch.stack([g.reshape(seeds, -1).square().sum(1) for g in found]).sum(0)
+        scale = (longest / (square.sqrt() + 1e-6)).clamp_max(1)
+        for gradient in found:
+            gradient.mul_(scale.reshape(-1, *[1] * (gradient.ndim - 1)))
+
+    def stored_numbers(self) -> list[int]:
+        held = sum(P.numel() for P in self.projectors.values())
+        return [held // len(self.seeds)] * len(self.seeds)
