@@ -16,7 +16,11 @@ from conceptors.experiments.methods.relatives.layers import (
     other_parameters,
     rows,
 )
-from conceptors.experiments.methods.relatives.own_parts import LearnerWithOwnParts, OwnPart
+from conceptors.experiments.methods.relatives.own_parts import (
+    LearnerWithOwnParts,
+    OwnPart,
+    OwnPartsSettings,
+)
 from conceptors.experiments.methods.settings import Settings, setting
 
 _WIDER = 1.1  # factor by which an aperture grows until enough is kept
@@ -24,7 +28,7 @@ _TRIES = 200  # 1.1²⁰⁰ is 2 · 10⁸
 
 
 @dataclass(frozen=True)
-class CodeClSettings(Settings):
+class CodeClSettings(OwnPartsSettings):
     aperture: float = setting(6.0, "of all conceptors; its authors: 6 CIFAR, 8 ImageNet, 4 mixed")
     kept: float = setting(
         0.95, "grow the aperture until ‖Cx‖ is this share of ‖x‖; 0 for never; below 1"
@@ -49,9 +53,9 @@ class CodeCl(LearnerWithOwnParts):
 
     Where the new task's conceptor C, taken before learning, overlaps with A, the leading directions
     U of A AND C are freed for this task alone: W + (W U) S Uᵀ with a learned S. Overlap is, as in
-    the authors' code, the quota of A AND C as a share of A's. Layers with no more inputs than `free`
-    are left alone, and so are directions that A AND C does not claim. S starts at 0, where the code
-    draws it at random.
+    the authors' code, the quota of A AND C as a share of A's. Layers with no more inputs than
+    `free` are left alone, and so are directions that A AND C does not claim. S starts at 0, where
+    the code draws it at random.
 
     Biases are one more column of weights, and parameters that are not matrices (of normalisation)
     stay as the first task left them. With one head per task the last layer is not projected.
@@ -79,6 +83,7 @@ class CodeCl(LearnerWithOwnParts):
         self._matrices = {layer: claimed.matrix() for layer, claimed in self.claimed.items()}
 
     def gradients(self, number: int) -> None:
+        super().gradients(number)
         if not number:
             return
         for layer, claimed in self._matrices.items():

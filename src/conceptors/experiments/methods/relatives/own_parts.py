@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -18,6 +19,12 @@ from torch.func import functional_call
 
 from conceptors.experiments.methods.base import Learner
 from conceptors.experiments.methods.relatives.layers import MatrixLayer
+from conceptors.experiments.methods.settings import Settings, setting
+
+
+@dataclass(frozen=True)
+class OwnPartsSettings(Settings):
+    own_rate: float = setting(1.0, "learning rate of a task's own S, as a multiple of the others'")
 
 
 class OwnPart:
@@ -63,6 +70,12 @@ class LearnerWithOwnParts(Learner):
 
     def trained(self) -> list[nn.Parameter]:
         return [*super().trained(), *(part.mix for part in self.parts[-1].values())]
+
+    def gradients(self, number: int) -> None:
+        super().gradients(number)
+        for part in self.parts[number].values():
+            if part.mix.grad is not None:
+                part.mix.grad *= self.settings.own_rate
 
     def forward(self, x: Tensor) -> Tensor:
         return self.outputs(x, len(self.parts) - 1)

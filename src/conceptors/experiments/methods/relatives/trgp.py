@@ -15,12 +15,16 @@ from conceptors.experiments.methods.relatives.layers import (
     drawn_samples,
     rows,
 )
-from conceptors.experiments.methods.relatives.own_parts import LearnerWithOwnParts, OwnPart
+from conceptors.experiments.methods.relatives.own_parts import (
+    LearnerWithOwnParts,
+    OwnPart,
+    OwnPartsSettings,
+)
 from conceptors.experiments.methods.settings import Settings, setting
 
 
 @dataclass(frozen=True)
-class TrgpSettings(GpmSettings):
+class TrgpSettings(OwnPartsSettings, GpmSettings):
     trust: float = setting(
         0.5, "an old task is trusted in a layer if its directions hold this share of the gradient"
     )
@@ -32,8 +36,8 @@ class Trgp(LearnerWithOwnParts, Gpm):
 
     Before task t, g is a layer's loss gradient on its samples. An old task with directions M_j is
     trusted there if ‖g M_j M_jᵀ‖ ≥ trust ‖g‖. For the two with the largest shares, the layer uses
-    W + Σ_j (W M_j) (S_j - I) M_jᵀ; the S_j start at I, are learned without projection, and belong to
-    task t. W itself learns as in GPM, so that it keeps W M_j.
+    W + Σ_j (W M_j) (S_j - I) M_jᵀ; the S_j start at I, are learned without projection, and belong
+    to task t. W itself learns as in GPM, so that it keeps W M_j.
 
     M_j are those directions of the memory that hold most of the energy of task j's rows, as many as
     make up ε of it: as in the paper old directions count as much as new ones. Which new ones join
@@ -89,8 +93,9 @@ class Trgp(LearnerWithOwnParts, Gpm):
         inside = (used @ (g @ basis).square().sum(1)[..., None])[..., 0].sqrt()  # [g, tasks]
         shares = inside / g.square().sum((1, 2))[:, None].sqrt()
         found, tasks = shares.topk(min(self.settings.trusted, shares.shape[1]), dim=1)  # [g, k]
-        wanted = used.take_along_dim(tasks[..., None], 1) * (found >= self.settings.trust)[..., None]
-        return picked(basis, wanted > 0).to(gradient)
+        trusted = found >= self.settings.trust
+        wanted = (used.take_along_dim(tasks[..., None], 1) > 0) & trusted[..., None]
+        return picked(basis, wanted).to(gradient)
 
     def stored_numbers(self) -> list[int]:
         """GPM's directions and the learned S."""
