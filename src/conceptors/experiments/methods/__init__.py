@@ -13,9 +13,11 @@ from conceptors.experiments.methods.ewc import Ewc
 from conceptors.experiments.methods.imm import Imm
 from conceptors.experiments.methods.joint import Joint
 from conceptors.experiments.methods.own import import_methods
+from conceptors.experiments.methods.relatives.codecl import CodeCl
 from conceptors.experiments.methods.relatives.gpm import Gpm
 from conceptors.experiments.methods.relatives.owm import Owm
 from conceptors.experiments.methods.relatives.sgp import Sgp
+from conceptors.experiments.methods.relatives.trgp import Trgp
 from conceptors.experiments.methods.settings import (
     OwnSettings,
     Settings,
@@ -35,7 +37,7 @@ def add(method: type[Learner]) -> type[Learner]:
     return method
 
 
-_TRAINED = (Learner, Joint, Cab, Ewc, Imm, Owm, Gpm, Sgp)
+_TRAINED = (Learner, Joint, Cab, Ewc, Imm, Owm, Gpm, Sgp, Trgp, CodeCl)
 _CLOSED = (ReadoutMethod, ConceptorRidgeMethod, Ncm, Slda, Klda, Ranpac, Acil)
 for _method in (*_TRAINED, *_CLOSED):
     add(_method)

@@ -58,8 +58,17 @@ class Learner:
         """What is trained on."""
         return self.scenario.tasks[number].train
 
+    def trained(self) -> list[nn.Parameter]:
+        """What the optimizer of a task changes, asked once the task has started."""
+        return list(self.model.parameters())
+
     def forward(self, x: Tensor) -> Tensor:
         """Outputs while training."""
+        out: Tensor = self.model(x)
+        return out
+
+    def outputs(self, x: Tensor, number: int) -> Tensor:
+        """Outputs while testing on samples of a task."""
         out: Tensor = self.model(x)
         return out
 

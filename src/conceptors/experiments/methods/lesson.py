@@ -26,16 +26,16 @@ class Lesson:
     def __init__(self, learner: Learner, number: int) -> None:
         s = learner.settings
         self._learner, self._number = learner, number
-        self._split, model = learner.training_split(number), learner.model
+        self._split, self._parameters = learner.training_split(number), learner.trained()
         seeds, device = learner.seeds, learner.device
         steps = learner.steps(number)
         self._stream = Stream(self._split.sizes(), seeds, number, s.batch, steps, device)
         self._places = self._stream.places(0).clone()
         rate = s.later_rate if number and s.later_rate else s.rate
         self._optimizer = torch.optim.SGD(
-            model.parameters(), lr=rate, momentum=s.momentum, weight_decay=s.decay
+            self._parameters, lr=rate, momentum=s.momentum, weight_decay=s.decay
         )
-        self.schedule = Schedule(model, s, rate, len(seeds), device)
+        self.schedule = Schedule(self._parameters, s, rate, len(seeds), device)
         learner.pace = self.schedule.pace
         self.latest = torch.zeros(len(seeds), device=device)
         self._drifting = not self.schedule.is_even and learner.drifts()
@@ -50,16 +50,16 @@ class Lesson:
         self._run()
 
     def _step(self) -> None:
-        learner, model = self._learner, self._learner.model
+        learner = self._learner
         x, y = self._split.take(self._places)
         losses = learner.loss(learner.forward(x), y, self._number)  # [seeds, batch]
         by_seed = losses.sum(1) if learner.settings.gradient != "mean" else losses.mean(1)
         self._optimizer.zero_grad(set_to_none=True)
         by_seed.sum().backward()
         learner.gradients(self._number)
-        before = [p.detach().clone() for p in model.parameters()] if self._drifting else []
+        before = [p.detach().clone() for p in self._parameters] if self._drifting else []
         self._optimizer.step()
-        for parameter, value in zip(model.parameters(), before):
+        for parameter, value in zip(self._parameters, before):
             going = like(self.schedule.pace, parameter) > 0
             parameter.data.copy_(torch.where(going, parameter, value))
         self.latest.copy_(losses.detach().mean(1))

@@ -19,11 +19,16 @@ class Schedule:
     """
 
     def __init__(
-        self, model: nn.Module, settings: Any, rate: float, seeds: int, device: torch.device
+        self,
+        parameters: list[nn.Parameter],
+        settings: Any,
+        rate: float,
+        seeds: int,
+        device: torch.device,
     ) -> None:
         self.pace = torch.ones(seeds, device=device)
         self._settings, self._rate = settings, rate
-        self._parameters = list(model.parameters())
+        self._parameters = parameters
         self._lowest = torch.full_like(self.pace, torch.inf)  # validation loss
         self._waited = torch.zeros_like(self.pace)  # checks since then
         self._best: list[Tensor] = []

@@ -58,6 +58,16 @@ class MatrixLayer:
         """Write [W | b] into the parameters, in place."""
         self._write([p.detach() for p in self.parameters], value)
 
+    def live_matrix(self) -> Tensor:
+        """[W | b] `[g, out, d]`, through which gradients reach the parameters."""
+        return self._joined(self.parameters)
+
+    def as_parameters(self, value: Tensor) -> list[Tensor]:
+        """[W | b] `[g, out, d]` in the shapes of the parameters, gradients passing through."""
+        made = [torch.empty_like(p, requires_grad=False) for p in self.parameters]
+        self._write(made, value)
+        return made
+
     def gradient(self) -> Tensor | None:
         """The gradient of [W | b] `[g, out, d]`, None if there is none; see `set_gradient`."""
         found = self._gradients()
@@ -153,7 +163,12 @@ def watching(
 
 
 def drawn_inputs(learner: Learner, number: int, count: int) -> Tensor:
-    """Training inputs `[seeds, n, ...]` of a task, n at most `count` (0 for all).
+    """Training inputs `[seeds, n, ...]` of a task, as `drawn_samples` gives them."""
+    return drawn_samples(learner, number, count)[0]
+
+
+def drawn_samples(learner: Learner, number: int, count: int) -> tuple[Tensor, Tensor]:
+    """Training inputs `[seeds, n, ...]` and labels of a task, n at most `count` (0 for all).
 
     Each seed draws for itself, as many as every other.
     """
@@ -163,7 +178,7 @@ def drawn_inputs(learner: Learner, number: int, count: int) -> Tensor:
     for size, seed in zip(split.sizes(), learner.seeds):
         generator = torch.Generator().manual_seed(86_028_121 * (number + 1) + seed)
         places.append(torch.randperm(size, generator=generator)[:n])
-    return split.take(torch.stack(places).to(learner.device))[0]
+    return split.take(torch.stack(places).to(learner.device))
 
 
 @torch.no_grad()
