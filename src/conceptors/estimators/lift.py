@@ -207,7 +207,7 @@ class RandomFeatures(Lift):
         if self.activation == "fourier":
             bias = 2 * math.pi * torch.rand(self.out_features, generator=draw)
         if self.image is not None:
-            weight = _blurred(weight, self.image, self.smooth)
+            weight = blurred(weight, self.image, self.smooth)
         elif self.power and not flat:
             weight = weight @ _root(z, self.power).to(weight)
         if flat:  # nothing tells how data vary: as much, then, as they are large
@@ -284,7 +284,7 @@ def _root(rows: Tensor, power: float) -> Tensor:
     return found
 
 
-def _blurred(weight: Tensor, image: tuple[int, ...], sigma: float) -> Tensor:
+def blurred(weight: Tensor, image: tuple[int, ...], sigma: float) -> Tensor:
     """Each row `[n, c · h · w]` as an image, smoothed by a Gaussian, at the same mean square."""
     if not sigma:
         return weight

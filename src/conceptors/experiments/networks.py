@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from conceptors.estimators.lift import blurred
 from conceptors.experiments.stacked import (
     StackedBatchNorm,
     StackedConv2d,
@@ -47,6 +48,12 @@ class StackedMLP(nn.Module):
             blocks = torch.stack([_draw(outputs, inputs, init, scale, g) for g in generators])
             weight, shift = blocks[..., :-1].contiguous(), blocks[..., -1].contiguous()
             self.layers.append(StackedLinear(weight, shift if bias else None))
+
+    @torch.no_grad()
+    def smooth(self, image: tuple[int, int, int], sigma: float) -> None:
+        """Blur what every neuron of the first layer looks for, at the same mean square."""
+        weight = self.layers[0].weight
+        weight.copy_(blurred(weight.flatten(0, 1), image, sigma).view_as(weight))
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(2)

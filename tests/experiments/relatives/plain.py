@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from conceptors.experiments.methods.base import Stream
+from conceptors.experiments.methods.lesson import Stream
 from experiments.learners import CPU
 
 STEPS, BATCH = 6, 10

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conceptors.experiments.methods.base import Stream
+from conceptors.experiments.methods.lesson import Stream
 from experiments.learners import CPU, learner
 from helpers import normal
 

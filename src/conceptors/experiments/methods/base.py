@@ -132,7 +132,7 @@ class Learner:
                 schedule.check(found, loss, self.threshold(number))
                 if not any(schedule.going()):
                     break
-        schedule.finish()
+        lesson.finish()
         self.end_task(number)
         for extra, count in zip(self.extras, self.stored_numbers() or ()):
             extra["stored_numbers"] = count
@@ -229,7 +229,7 @@ class Learner:
             counted = (places < sizes[:, None]).to(self.device)
             x, y = split.take(places.minimum(sizes[:, None] - 1).to(self.device))
             with self.passes():
-                outputs = self.model(x)
+                outputs = self.outputs(x, number)
             right += ((self.masked(outputs, number).argmax(-1) == y) & counted).sum(1)
             loss += self.loss(outputs, y, number).masked_fill(~counted, 0.0).sum(1)
         self.model.train()
@@ -246,6 +246,14 @@ def build_network(scenario: Scenario, settings: Settings) -> nn.Module:
     """The network for a scenario: fully connected, or AlexNet for images in colour."""
     if len(scenario.inputs) == 3:
         return AlexNet(scenario.classes, scenario.seeds, settings.dropout)
-    sizes = [math.prod(scenario.inputs), *settings.sizes, scenario.classes]
     s = settings
-    return StackedMLP(sizes, s.activation, s.init, s.scale, scenario.seeds, bias=s.bias)
+    if s.smooth and scenario.image is None:
+        raise ValueError(
+            f"smooth={s.smooth:g} needs images, which inputs of {scenario.name} are not; use "
+            f"smooth=0"
+        )
+    sizes = [math.prod(scenario.inputs), *s.sizes, scenario.classes]
+    made = StackedMLP(sizes, s.activation, s.init, s.scale, scenario.seeds, bias=s.bias)
+    if s.smooth and scenario.image is not None:
+        made.smooth(scenario.image, s.smooth)
+    return made

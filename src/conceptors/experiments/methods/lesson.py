@@ -38,6 +38,7 @@ class Lesson:
         self.schedule = Schedule(self._parameters, s, rate, len(seeds), device)
         learner.pace = self.schedule.pace
         self.latest = torch.zeros(len(seeds), device=device)
+        self._mean = RunningMean(self._parameters, s.average, device) if s.average else None
         self._drifting = not self.schedule.is_even and learner.drifts()
         learner.guarded(self._optimizer, self._finish)
         # recorded in the precision of the passes around it
@@ -62,13 +63,45 @@ class Lesson:
         for parameter, value in zip(self._parameters, before):
             going = like(self.schedule.pace, parameter) > 0
             parameter.data.copy_(torch.where(going, parameter, value))
+        if self._mean is not None:
+            self._mean.add(self.schedule.pace > 0)
         self.latest.copy_(losses.detach().mean(1))
+
+    def finish(self) -> None:
+        """After the last step: the weights that the task ends with."""
+        self.schedule.finish()
+        if self._mean is not None:
+            self._mean.use()
 
     def _finish(self) -> None:
         """On gradients as they are used."""
         if self._learner.settings.gradient == "unit":
             to_unit_length(self._learner.model)
         self.schedule.apply()
+
+
+class RunningMean:
+    """mean ← keep · mean + (1 - keep) · w after every step; at first the plain mean of all."""
+
+    def __init__(self, parameters: list[nn.Parameter], keep: float, device: torch.device) -> None:
+        self._parameters = parameters
+        self._means = [p.detach().clone() for p in parameters]
+        self._least = 1 - keep
+        self._steps = torch.zeros((), device=device)  # there, as steps may be replayed
+
+    @torch.no_grad()
+    def add(self, going: Tensor) -> None:
+        """The present weights, of seeds that are going `[seeds]`."""
+        self._steps += 1
+        share = going / self._steps.clamp_max(1 / self._least)
+        for mean, parameter in zip(self._means, self._parameters):
+            mean.lerp_(parameter, like(share, parameter))
+
+    @torch.no_grad()
+    def use(self) -> None:
+        """Set the weights to the mean."""
+        for mean, parameter in zip(self._means, self._parameters):
+            parameter.copy_(mean)
 
 
 class Stream:

@@ -50,12 +50,18 @@ class Settings(OwnSettings):
         choices=("uniform", "truncated"),
     )
     scale: float = setting(1.7, "size of the initial weights, see init")
+    smooth: float = setting(
+        0.0, "blur of the first layer's initial weights on images, in pixels, 0 for none"
+    )
     epochs: float = setting(10.0, "passes over a task's share of the data")
     steps: int = setting(0, "steps a task instead of epochs, 0 for epochs")
     batch: int = setting(64, "images a step")
     rate: float = setting(0.1, "learning rate")
     later_rate: float = setting(0.0, "learning rate from the second task on, 0 for the same")
     momentum: float = setting(0.0, "of the optimizer")
+    average: float = setting(
+        0.0, "a task ends with a running mean of its weights, which keeps this share at every step"
+    )
     decay: float = setting(0.0, "weight decay")
     gradient: str = setting(
         "mean",
@@ -106,6 +112,12 @@ class Settings(OwnSettings):
         for name, value in {"hidden": min(sizes, default=1), **at_least_one}.items():
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.average >= 1:
+            raise ValueError(f"average must be below 1, got {self.average:g}")
+        if self.average and self.patience:
+            raise ValueError(
+                "average and patience are two ways to say which weights a task ends with; set one"
+            )
         super().check()
 
 
