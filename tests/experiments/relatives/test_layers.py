@@ -61,6 +61,8 @@ def test_a_layer_is_its_matrix_times_its_rows(case: str) -> None:
         out = came[own.name]
         if out.ndim == 4:  # [n, g * out, h, w]
             out = out.unflatten(1, own.shape[:2]).permute(1, 0, 3, 4, 2).flatten(1, 3)
+        elif out.ndim == 5:  # [g, n, out, h, w]
+            out = out.movedim(2, 4)
         torch.testing.assert_close(product, out.reshape(product.shape), rtol=1e-4, atol=1e-4)
 
 
