@@ -33,19 +33,19 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 class OneAlexNet(nn.Module):
     """The network of one seed."""
 
-    def __init__(self, classes: int, seed: int) -> None:
+    def __init__(self, classes: int, seed: int, width: int) -> None:
         super().__init__()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(7_919 + seed)
-            self.conv1 = nn.Conv2d(3, 64, 4, bias=False)
-            self.conv2 = nn.Conv2d(64, 128, 3, bias=False)
-            self.conv3 = nn.Conv2d(128, 256, 2, bias=False)
-            self.fc1 = nn.Linear(256 * 4, 2048, bias=False)
-            self.fc2 = nn.Linear(2048, 2048, bias=False)
-            self.head = nn.Linear(2048, classes, bias=False)
+            self.conv1 = nn.Conv2d(3, width, 4, bias=False)
+            self.conv2 = nn.Conv2d(width, 2 * width, 3, bias=False)
+            self.conv3 = nn.Conv2d(2 * width, 4 * width, 2, bias=False)
+            self.fc1 = nn.Linear(16 * width, 32 * width, bias=False)
+            self.fc2 = nn.Linear(32 * width, 32 * width, bias=False)
+            self.head = nn.Linear(32 * width, classes, bias=False)
         self.norms = nn.ModuleList(
-            [nn.BatchNorm2d(n, track_running_stats=False) for n in (64, 128, 256)]
-            + [nn.BatchNorm1d(2048, track_running_stats=False) for _ in range(2)]
+            [nn.BatchNorm2d(n * width, track_running_stats=False) for n in (1, 2, 4)]
+            + [nn.BatchNorm1d(32 * width, track_running_stats=False) for _ in range(2)]
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -72,7 +72,8 @@ def step(model: nn.Module, x: Tensor, rate: float = 0.05) -> Tensor:
 
 
 def test_stacked_alexnets_are_those_of_single_seeds() -> None:
-    together, alone = AlexNet(5, SEEDS), [OneAlexNet(5, seed) for seed in SEEDS]
+    together = AlexNet(5, SEEDS, width=4)
+    alone = [OneAlexNet(5, seed, width=4) for seed in SEEDS]
     names = [name for name, _ in together.named_parameters()]
     assert names == [name for name, _ in alone[0].named_parameters()]
     for number in range(3):
@@ -91,8 +92,14 @@ def test_stacked_alexnets_are_those_of_single_seeds() -> None:
             torch.testing.assert_close(together(x)[i], one.eval()(x[i]))
 
 
+def test_the_network_of_the_experiments_begins_as_single_ones_do() -> None:
+    together, x = AlexNet(100, [3, 4]), normal(2, 3, 3, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(together(x)[1], OneAlexNet(100, 4, width=64)(x[1]))
+
+
 def test_seeds_do_not_meet() -> None:
-    model = AlexNet(4, SEEDS)
+    model = AlexNet(4, SEEDS, width=4)
     x = normal(3, 4, 3, 32, 32)
     out = model(x)
     out[1].square().sum().backward()
@@ -107,7 +114,7 @@ def test_seeds_do_not_meet() -> None:
 
 
 def test_dropout_is_for_training_alone() -> None:
-    model, x = AlexNet(4, [0, 1], dropout=0.5), normal(2, 4, 3, 32, 32)
+    model, x = AlexNet(4, [0, 1], dropout=0.5, width=4), normal(2, 4, 3, 32, 32)
     with torch.no_grad():
         assert not torch.equal(model(x), model(x))
         model.eval()
@@ -163,10 +170,13 @@ def small() -> tuple[Small, list[Small]]:
 
 @pytest.mark.parametrize("rows", [None, 40])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_a_shield_treats_every_seed_as_one_of_its_own(rows: int | None, momentum: float) -> None:
+@pytest.mark.parametrize("project", ["gradients", "inputs"])
+def test_a_shield_treats_every_seed_as_one_of_its_own(
+    rows: int | None, momentum: float, project: Any
+) -> None:
     together, alone = small()
     models: list[nn.Module] = [together, *alone]
-    shields = [Shield(m, 2.0, rows=rows, warn_at_quota=1.0) for m in models]
+    shields = [Shield(m, 2.0, project=project, rows=rows, warn_at_quota=1.0) for m in models]
     optimizers = [
         shield.guard(torch.optim.SGD(m.parameters(), lr=0.02, momentum=momentum))
         for shield, m in zip(shields, models)

@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conceptors import Shield
+from conceptors import Conceptor, Shield
+from conceptors.shield.step.free_space import FreeSpace
+from conceptors.shield.step.inputs import FreeRows
 from shield.common import block
 from shield.step.common import gradients
 from shield.step.projected import Run, data, network
@@ -231,3 +233,22 @@ def test_a_resumed_run_goes_on_bit_by_bit() -> None:
         plain(two, step)
     for mine, other in zip(one.model.parameters(), two.model.parameters()):
         assert torch.equal(mine, other)
+
+
+# --- on tensor cores -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_rows_times_a_space_in_two_parts_are_the_same(groups: int) -> None:
+    draw = torch.Generator().manual_seed(0)
+    states = torch.randn(groups, 40, 12, generator=draw)
+    free = FreeSpace(Conceptor.from_states(states, 2.0), torch.float32)
+    x, g = (torch.randn(groups, 7, n, generator=draw) for n in (12, 5))
+    if groups == 1:
+        x, g = x[0], g[0]
+    plain, parted = (FreeRows(free, 12, groups > 1, split=some) for some in (False, True))
+    (rows, _), (others, none) = plain(x), parted(x)
+    assert none is None
+    torch.testing.assert_close(others, rows, rtol=1e-5, atol=1e-6)
+    wanted = plain.gathered(g, rows)
+    torch.testing.assert_close(parted.gathered(g, others), wanted, rtol=1e-5, atol=1e-5)

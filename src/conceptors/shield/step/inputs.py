@@ -18,19 +18,26 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from conceptors._internal.precision import exactly
+from conceptors._internal.precision import exactly, split_tf32, tensor_cores
 from conceptors.layers.base import owner_of
 from conceptors.shield.blocks import WeightBlock, is_sharded
 from conceptors.shield.step.free_space import FreeSpace
+
+_WIDE = 512  # inputs from which it pays to split F in two
 
 
 class FreeRows:
     """Rows x `[n, width]` of a layer's inputs, and the constant 1 of its bias, times F.
 
-    Of g groups, rows are `[g, n, width]`.
+    Of g groups, rows are `[g, n, width]`. On a GPU, large ones without bias are multiplied on
+    tensor cores, with F in two parts that TF32 holds. x itself may be rounded: what comes of it is
+    in the free space all the same.
     """
 
-    def __init__(self, free: FreeSpace, width: int, grouped: bool = False) -> None:
+    def __init__(
+        self, free: FreeSpace, width: int, grouped: bool = False, *, split: bool | None = None
+    ) -> None:
+        """`split`: whether F is; None where it pays."""
         self._bias = free.dim > width
         self._thin = 2 * free.rank < free.dim
         self._times: Any = torch.bmm if grouped else torch.mm
@@ -47,6 +54,10 @@ class FreeRows:
             rows, last = matrix[..., :width, :], matrix[..., width:, :]
             blocks = [rows[..., :width], last[..., :width], rows[..., width:], last[..., width:]]
         self._blocks = [block.contiguous() for block in blocks]
+        pays = vectors.is_cuda and vectors.dtype == torch.float32 and width >= _WIDE
+        self._halves: Tensor | None = None  # [high | low] of F
+        if not (self._thin or self._bias) and (pays if split is None else split):
+            self._halves = split_tf32(self._blocks[0])
         self._room: dict[str, Tensor] = {}
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -59,8 +70,21 @@ class FreeRows:
         free: Tensor = self._add(x, along, outer, out=self._space("rows", x, outer))
         return free, 1 + (along @ corner)[..., 0] if self._bias else None
 
+    def gathered(self, g: Tensor, rows: Tensor) -> Tensor:
+        """gᵀ rows, as exact in the rows as they are; g may be rounded."""
+        if self._halves is None:
+            return g.mT @ rows
+        parts = torch.cat(split_tf32(rows).chunk(2, -1), -2)  # [high; low]
+        with tensor_cores():
+            found: Tensor = torch.cat([g, g], -2).mT @ parts
+        return found
+
     def _product(self, name: str, last: Tensor, x: Tensor, factor: Tensor) -> Tensor:
         """x @ factor, and the share of the constant 1 if there is a bias."""
+        if self._halves is not None:
+            with tensor_cores():
+                high, low = (x @ self._halves).chunk(2, -1)
+            return high + low
         out = self._space(name, x, factor)
         found: Tensor = (
             self._add(last, x, factor, out=out) if self._bias else self._times(x, factor, out=out)
@@ -116,7 +140,7 @@ class InputProjection:
         with exactly(gradients=True):
             rows, ones = self._free(x)
             bias = None if ones is None else (g.mT @ ones.unsqueeze(-1)).squeeze(-1)
-            return g.mT @ rows, bias
+            return self._free.gathered(g, rows), bias
 
 
 class _Projected(torch.autograd.Function):

@@ -1,0 +1,115 @@
+"""Split CIFAR-100 with seeds as one network, end to end at tiny size."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from conceptors.experiments.events import quiet
+from conceptors.experiments.methods import METHODS, parse_settings
+from conceptors.experiments.networks import AlexNet
+from conceptors.experiments.runner import Experiment, run
+from conceptors.experiments.scenarios import build
+from experiments.learners import CPU
+from experiments.tasks import blobs
+
+TINY: dict[str, Any] = {"steps": 3, "batch": 8, "loss": "softmax", "rate": 0.05, "check_every": 2}
+
+
+def narrow(method: str, seeds: list[int], **settings: Any) -> Any:
+    """A learner whose AlexNet has few channels."""
+    kind: Any = METHODS[method]
+
+    class Narrow(kind):  # type: ignore[misc]
+        def network(self) -> AlexNet:
+            return AlexNet(self.scenario.classes, self.seeds, self.settings.dropout, width=2)
+
+    scenario = build("split-cifar100", seeds, tasks=2, arrays=blobs("cifar100", train=220))
+    parsed = parse_settings(kind.settings_type, {**TINY, **settings})
+    return Narrow(scenario, parsed, CPU, quiet)
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("sgd", {"gradient": "unit"}),
+        ("cab", {"aperture": 3.0}),
+        ("cab", {"aperture": 3.0, "rows": 50, "samples": 40, "project": "gradients"}),
+        ("cab", {"aperture": 3.0, "momentum": 0.9}),
+        ("cab", {"aperture": 30.0, "hard": True, "decay": 0.01}),
+        ("ewc", {"fisher_samples": 3, "labels": "true"}),
+    ],
+    ids=str,
+)
+def test_stacked_seeds_are_as_one_by_one(method: str, settings: dict[str, Any]) -> None:
+    seeds = [0, 4]
+    together = narrow(method, seeds, **settings)
+    histories = [together.learn(k) for k in range(2)]
+    for i, seed in enumerate(seeds):
+        alone = narrow(method, [seed], **settings)
+        for k in range(2):
+            (history,) = alone.learn(k)
+            assert histories[k][i]["loss"] == pytest.approx(history["loss"], rel=1e-5)
+        for ours, theirs in zip(together.model.parameters(), alone.model.parameters()):
+            torch.testing.assert_close(ours[i : i + 1], theirs, rtol=1e-6, atol=1e-8)
+        assert together.test()[i].tolist() == alone.test()[0].tolist()
+        for kind in ("quota", "spectra", "similarity") if method == "cab" else ():
+            ours, theirs = together.extras[i][kind], alone.extras[0][kind]
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-4)  # rounded
+
+
+@pytest.mark.usefixtures("double")
+def test_projecting_inputs_is_projecting_gradients() -> None:
+    found = [narrow("cab", [0, 1], aperture=3.0, project=p) for p in ("auto", "gradients")]
+    for made in found:
+        made.learn(0)
+        made.learn(1)
+    for ours, theirs in zip(*(made.model.parameters() for made in found)):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
+
+
+def test_quotas_are_of_all_layers_and_spectra_of_matrices() -> None:
+    found = narrow("cab", [0, 1])
+    found.learn(0)
+    layers = {"conv1", "conv2", "conv3", "fc1", "fc2", "head"}
+    for extra in found.extras:
+        assert set(extra["spectra"]) == layers
+        assert set(extra["quota"]) == layers | {f"norms.{i}" for i in range(5)}
+        assert all(0 < quota[0] < 1 for quota in extra["quota"].values())
+    assert found.extras[0]["quota"] != found.extras[1]["quota"]
+
+
+def test_cab_forgets_less_than_plain_training() -> None:
+    kept = []
+    for method, own in (("sgd", {}), ("cab", {"aperture": 8.0})):
+        found = narrow(method, [0, 1], steps=40, batch=32, **own)
+        found.learn(0)
+        images, _ = found.scenario.tasks[0].train.take(torch.arange(60).expand(2, -1))
+        before = found.model(images).detach()
+        found.learn(1)
+        change = found.model(images).detach() - before
+        kept.append(float(change.norm() / before.norm()))
+    assert kept[1] < 0.7 * kept[0]
+
+
+def test_the_command_stacks_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("conceptors.experiments.scenarios.images.load", partial(blobs, train=220))
+    wanted = Experiment(
+        "split-cifar100",
+        ["sgd"],
+        [0, 1],
+        options={"tasks": 2},
+        settings={"*": {"steps": 2, "batch": 8, "dropout": 0.2}},
+        stacked=2,
+    )
+    assert wanted.groups([0, 1], CPU) == [[0, 1]]
+    results = run(wanted, tmp_path, progress=quiet)
+    assert [r.seed for r in results.runs] == [0, 1]
+    assert results.runs[0].accuracy != results.runs[1].accuracy
+    assert replace(wanted, options={"class_order": "seed"}).groups([0, 1], CPU) == [[0], [1]]
