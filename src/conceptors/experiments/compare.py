@@ -35,10 +35,11 @@ _TINY: dict[str, Any] = {
     "check_every": 3,
     "validation": 50,
     "samples": 50,
+    "fisher_samples": 20,
     "lift": 50,
     "filters": 20,
 }
-_TINY_TASKS, _TINY_SAMPLES, _TINY_LAYER = 10, 1000, "16"
+_TINY_TASKS, _TINY_SAMPLES, _TINY_LAYER = 5, 1000, "16"
 
 
 @dataclass(frozen=True)
