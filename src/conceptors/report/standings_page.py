@@ -199,12 +199,14 @@ def _source(one: Standing) -> str:
 
 def figure(table: Table) -> Drawing:
     """Every seed of every method near the best, published means below, and our goal."""
-    shown = [one for one in table.reached if _near(table, one)]
-    names = {one.method: one.name for one in shown}
+    near = [one for one in table.reached if _near(table, one)]
+    names = {one.method: one.name for one in near}
     published = {one.name: one.mean for one in table.published if _near(table, one)}
-    looks = dict(zip(names.values(), method_looks(list(names))))
+    known = list(dict.fromkeys([*METHODS_COMPARED, *names]))  # a method looks the same everywhere
+    by_method = dict(zip(known, method_looks(known)))
+    looks = {shown: by_method[method] for method, shown in names.items()}
     return charts.seeds(
-        {names[one.method]: table.seeds[one.method] for one in shown},
+        {shown: table.seeds[method] for method, shown in names.items()},
         published,
         looks,
         f"accuracy in percent, {table.benchmark.name}",
