@@ -76,7 +76,7 @@ def test_every_tuned_setting_is_known() -> None:
     trained = METHODS["sgd"].settings_type
     for by_method in TUNED.values():
         assert set(by_method) <= {"*", *METHODS_COMPARED}
-        parse_settings(trained, by_method["*"])
+        parse_settings(trained, by_method.get("*", {}))
         for method in set(by_method) & set(METHODS):
             assert parse_settings(METHODS[method].settings_type, by_method[method])
 

@@ -1,7 +1,8 @@
 """Settings of every method on every benchmark: numbers only, chosen on validation data.
 
 `"*"` is for all methods that train a network. A method without settings of its own has these and
-its defaults. The network of a benchmark is in `benchmarks.py`.
+its defaults. The network of a benchmark is in `benchmarks.py`, and what deviates from the paper is
+said in `presets.py`.
 """
 
 from __future__ import annotations

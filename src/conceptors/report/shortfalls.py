@@ -63,8 +63,10 @@ def _behind(own: Standing, other: Standing, tasks: int) -> str:
 
 def _level(own: Standing, other: Standing) -> str:
     apart = number(own.mean - other.mean, signed=True)
-    errors = " and ".join(number(one.error) for one in (own, other) if one.n is not None)
-    return f"It is level with {_named(other)}: {apart}, standard errors {errors}."
+    errors = f"errors {number(own.error)} and {number(other.error)}"
+    if other.n is None:
+        errors = f"error {number(own.error)}"
+    return f"It is level with {_named(other)}: {apart}, standard {errors}."
 
 
 def _named(other: Standing) -> str:

@@ -21,6 +21,7 @@ BEGIN = "<!-- made by `conceptors all --page`: what is between these two lines i
 END = "<!-- end of what is made -->"
 FIGURES = Path("assets") / "comparison"
 _DRAWN = 15.0  # points below the best: further down a method is named, but not drawn
+_ACROSS = 5  # benchmarks side by side
 _NEW = f"# Comparison\n\n{BEGIN}\n{END}\n"
 _MARKS = """\
 \\* has parts of its own for each task, or is told the task when tested. † trains no network. ‡ sees
@@ -78,11 +79,15 @@ def body(tables: list[Table]) -> str:
 
 
 def overview(tables: list[Table]) -> str:
-    """Methods x benchmarks."""
+    """Methods x benchmarks, as many tables as it takes to read them without scrolling."""
+    parts = [tables[k : k + _ACROSS] for k in range(0, len(tables), _ACROSS)]
+    return "\n\n".join(_side_by_side(part) for part in parts)
+
+
+def _side_by_side(tables: list[Table]) -> str:
     found = {one.method: one for table in tables for one in table.reached}
-    order = [m for m in METHODS_COMPARED if m in found] + [
-        m for m in found if m not in METHODS_COMPARED
-    ]
+    order = [m for m in METHODS_COMPARED if m in found]
+    order += [m for m in found if m not in order]
     head = ["", *(f"[{t.benchmark.name}](#{t.benchmark.name})" for t in tables)]
     rows = [
         [in_markdown(found[method].name), *(_overall(table, method) for table in tables)]
