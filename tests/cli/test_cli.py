@@ -21,7 +21,9 @@ from experiments.runs import read
 # --- help and lists ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", [[], ["run"], ["tune"], ["report"], ["list"], ["data"]])
+@pytest.mark.parametrize(
+    "command", [[], ["run"], ["tune"], ["all"], ["report"], ["list"], ["data"]]
+)
 def test_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main([*command, "--help"])

@@ -1,4 +1,4 @@
-"""The command line: run experiments, make reports, tune, list, fetch data, measure speed."""
+"""The command line: run experiments, compare, report, tune, list, fetch data, measure speed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _main(given)
     except KeyboardInterrupt:
-        resumes = bool({"run", "tune"} & set(given[:1]))
+        resumes = bool({"run", "tune", "all"} & set(given[:1]))
         kept = "; what is finished is kept, the same command resumes" if resumes else ""
         print(f"\nstopped{kept}", file=sys.stderr)
         return 130

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from conceptors._internal.suggest import nearest
+from conceptors.cli.everything import act_on_all
 from conceptors.cli.progress import ProgressLine
 from conceptors.experiments.experiment import Experiment, ExperimentError
 from conceptors.experiments.methods import METHODS, explain_settings, import_methods
@@ -112,6 +113,7 @@ def _list(options: argparse.Namespace) -> int:
     print("\npresets")
     for name, presets in PRESETS.items():
         print(f"  {name:<18} for {', '.join(presets)}")
+    print("  (the name of a benchmark is a preset too; see: conceptors all --list)")
     print("\nsettings of a method: conceptors list --method NAME")
     return 0
 
@@ -258,6 +260,7 @@ def _experiment(options: argparse.Namespace) -> Experiment:
 
 _ACTIONS = {
     "run": _run,
+    "all": act_on_all,
     "tune": _tune,
     "report": _report,
     "list": _list,

@@ -44,6 +44,18 @@ Numbers of a busy machine are worth little: ratios are measured side by side and
 than times. The exit code is 1 if a benchmark failed; a missed target is no failure.
 """
 
+_ALL_EXAMPLES = """
+examples:
+  conceptors all --list                                    what would be run
+  conceptors all --check                                   all of it at tiny sizes, in minutes
+  conceptors all --device cuda                             everything that is not done yet
+  conceptors all --rows disjoint-mnist-2 --methods sgd cab --seeds 3 --out out/few
+  conceptors all --page                                    the page, from the results
+
+Each benchmark has its folder with results.json. Killed and started again it resumes; what failed
+is told at the end, and tried again next time. The exit code is 1 if something failed.
+"""
+
 
 def parser() -> argparse.ArgumentParser:
     """All commands; the one that is given comes as `command`, None without one."""
@@ -78,6 +90,16 @@ def parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--trials", type=_positive, default=30, help="at most so many trials")
     command.add_argument("--minutes", type=float, default=None, help="at most so long")
+
+    _all_words(
+        commands.add_parser(
+            "all",
+            help="every method on every benchmark of the comparison, and its page",
+            description="Run every method on every benchmark, with the settings of --preset best.",
+            epilog=_ALL_EXAMPLES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+    )
 
     command = commands.add_parser("report", help="make a page and figures from results")
     command.add_argument(
@@ -121,7 +143,10 @@ def _experiment_words(command: argparse.ArgumentParser) -> None:
     command.add_argument("--seeds", type=_positive, default=1, help="how many (default 1)")
     command.add_argument("--first-seed", type=int, default=0, help="the first of them (default 0)")
     command.add_argument("--out", required=True, metavar="DIR", help="folder for the results")
-    command.add_argument("--preset", help="settings: paper (the paper's) or best (tuned)")
+    command.add_argument(
+        "--preset",
+        help="settings: paper (the paper's), best (tuned), or those of a benchmark by its name",
+    )
     command.add_argument(
         "--set",
         action="append",
@@ -139,6 +164,10 @@ def _experiment_words(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--layers", choices=("all", "last"), help="of the encoder that inputs come from (clinc150)"
     )
+    _machine_words(command)
+
+
+def _machine_words(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--device", default="auto", help="cpu, cuda, cuda:1 or auto (default: a GPU, if there)"
     )
@@ -150,6 +179,37 @@ def _experiment_words(command: argparse.ArgumentParser) -> None:
         help="seeds learned at once as one stacked network (default: all on a GPU, else 1)",
     )
     command.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def _all_words(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--rows", nargs="+", default=[], metavar="NAME", help="benchmarks (default: all)"
+    )
+    command.add_argument(
+        "--methods", nargs="+", default=[], metavar="NAME", help="(default: all that apply)"
+    )
+    _import_word(command)
+    command.add_argument(
+        "--seeds", type=_positive, help="how many (default: 10, on CIFAR-100 5; with --check 1)"
+    )
+    command.add_argument(
+        "--out", metavar="DIR", help="folder of the results (default: results/comparison)"
+    )
+    does = command.add_mutually_exclusive_group()
+    does.add_argument("--list", action="store_true", help="show what there is to run, and stop")
+    does.add_argument(
+        "--check",
+        action="store_true",
+        help="run at tiny sizes to see that all works; nothing is kept without --out",
+    )
+    does.add_argument(
+        "--page",
+        nargs="?",
+        const="docs/comparison.md",
+        metavar="FILE",
+        help="make the page from the results instead (default: docs/comparison.md)",
+    )
+    _machine_words(command)
 
 
 def _import_word(command: argparse.ArgumentParser) -> None:

@@ -10,7 +10,7 @@ import torch
 from conceptors._internal.suggest import nearest
 from conceptors.experiments.machine import find_device
 from conceptors.experiments.methods import METHODS, Settings, parse_settings
-from conceptors.experiments.presets import current_name, preset
+from conceptors.experiments.presets import Preset, current_name, preset
 from conceptors.experiments.scenarios import SCENARIOS, Scenario, build
 from conceptors.experiments.scenarios.data import Arrays
 from conceptors.experiments.scenarios.data.encoded import Encoded
@@ -38,12 +38,17 @@ class Experiment:
         default=None, compare=False, repr=False
     )  # instead of its data
 
+    def chosen(self, method: str) -> Preset:
+        """What the preset holds for this scenario, with the network that a method is to train."""
+        asked = self.settings.get("*", {}) | self.settings.get(method, {})
+        return preset(self.preset, self.scenario, self.options, asked.get("hidden"))
+
     def config(self, method: str) -> dict[str, Any]:
         """All settings of a method, checked."""
         if method not in METHODS:
             raise ExperimentError(f"unknown method {method!r}{nearest(method, METHODS)}")
         kind = METHODS[method].settings_type
-        chosen = preset(self.preset, self.scenario)
+        chosen = self.chosen(method)
         given = {**chosen.common} if issubclass(kind, Settings) else {}
         given |= chosen.methods.get(method, {})
         given |= self.settings.get("*", {}) | self.settings.get(method, {})

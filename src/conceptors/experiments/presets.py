@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from conceptors._internal.suggest import nearest
+from conceptors.experiments.benchmarks import BENCHMARKS, Benchmark, benchmark_for
+from conceptors.experiments.tuned import TUNED
 
 
 @dataclass(frozen=True)
@@ -112,30 +114,38 @@ PAPER = {
     ),
 }
 
-BEST = {
-    "disjoint-mnist": Preset(
-        "ReLU and cross-entropy, apertures and rates chosen on validation images",
-        common={"hidden": "800", "batch": 64, "epochs": 20.0, "rate": 0.4},
-        methods={
-            "cab": {
-                "aperture": 23.0,
-                "input_aperture": 270.0,
-                "later_rate": 4.0,
-                "increment_decay": 5e-6,
-            },
-        },
-        deviations=(
-            "ReLU and cross-entropy instead of sigmoid neurons and squared error",
-            "soft conceptors from all training images; apertures 270 (input) and 23 (hidden) "
-            "instead of 9",
-            "batches of 64, averaged gradients, 20 epochs a task; learning rate 0.4, from the "
-            "second task on 4",
-            "uniform initial weights of ± 1.7 / √fan-in",
-        ),
-        reference={"cab": {"mean": 94.91, "std": 0.30, "source": "paper"}},
-    ),
+_ABOUT = {
+    "disjoint-mnist-2": "ReLU and cross-entropy, apertures and rates chosen on validation images"
+}
+_DEVIATIONS = {
+    "disjoint-mnist-2": (
+        "ReLU and cross-entropy instead of sigmoid neurons and squared error",
+        "soft conceptors from all training images; apertures 270 (input) and 23 (hidden) "
+        "instead of 9",
+        "batches of 64, averaged gradients, 20 epochs a task; learning rate 0.4, from the "
+        "second task on 4",
+        "uniform initial weights of ± 1.7 / √fan-in",
+    )
 }
 
+
+def _tuned(benchmark: Benchmark) -> Preset:
+    """What is chosen for a benchmark, its network included."""
+    found = TUNED.get(benchmark.name, {})
+    network = {} if benchmark.hidden is None else {"hidden": benchmark.hidden}
+    return Preset(
+        _ABOUT.get(benchmark.name, f"settings for {benchmark}"),
+        common={**network, **found.get("*", {})},
+        methods={method: own for method, own in found.items() if method != "*"},
+        deviations=_DEVIATIONS.get(benchmark.name, ()),
+        reference={
+            one.method: {"mean": one.mean, "std": one.std, "source": one.source}
+            for one in benchmark.published
+        },
+    )
+
+
+BEST = {name: _tuned(benchmark) for name, benchmark in BENCHMARKS.items()}
 PRESETS = {"paper": PAPER, "best": BEST}
 RENAMED = {"report": "paper"}  # names of earlier versions, in commands and files
 
@@ -145,8 +155,16 @@ def current_name(name: str | None) -> str | None:
     return RENAMED.get(name, name) if name else name
 
 
-def preset(name: str | None, scenario: str) -> Preset:
+def preset(
+    name: str | None,
+    scenario: str,
+    options: dict[str, Any] | None = None,
+    hidden: str | None = None,
+) -> Preset:
     """A preset of a scenario; without a name, defaults.
+
+    "best" depends on the benchmark that the scenario's options and the hidden layers make; the name
+    of a benchmark stands for its settings whatever they are.
 
     Raises:
         ValueError: there is no such preset, or not for this scenario.
@@ -154,11 +172,18 @@ def preset(name: str | None, scenario: str) -> Preset:
     name = current_name(name)
     if name is None:
         return Preset("defaults")
-    if name not in PRESETS:
-        raise ValueError(f"unknown preset {name!r}{nearest(name, PRESETS)}")
-    if scenario not in PRESETS[name]:
+    if name not in PRESETS and name not in BENCHMARKS:
+        raise ValueError(f"unknown preset {name!r}{nearest(name, [*PRESETS, *BENCHMARKS])}")
+    if name == "paper":
+        known = PAPER
+    elif name == "best":
+        scenarios = {benchmark.scenario for benchmark in BENCHMARKS.values()}
+        chosen = {s: benchmark_for(s, options or {}, hidden) for s in scenarios}
+        known = {s: BEST[benchmark.name] for s, benchmark in chosen.items()}
+    else:
+        known = {BENCHMARKS[name].scenario: BEST[name]}
+    if scenario not in known:
         raise ValueError(
-            f"preset {name!r} has no settings for scenario {scenario!r}"
-            f"{nearest(scenario, PRESETS[name])}"
+            f"preset {name!r} has no settings for scenario {scenario!r}{nearest(scenario, known)}"
         )
-    return PRESETS[name][scenario]
+    return known[scenario]

@@ -23,7 +23,6 @@ from conceptors.experiments.events import Event, Progress
 from conceptors.experiments.experiment import Experiment, ExperimentError
 from conceptors.experiments.machine import environment
 from conceptors.experiments.methods import METHODS, parse_settings
-from conceptors.experiments.presets import preset
 from conceptors.experiments.results import Results, Run, measures
 
 __all__ = ["Experiment", "ExperimentError", "run"]
@@ -156,7 +155,7 @@ def _write(results: Results, folder: Path, device: torch.device) -> None:
 def _resume(experiment: Experiment, folder: Path) -> Results:
     """Earlier results in the folder, if they belong to this experiment."""
     wanted = json.loads(json.dumps(experiment.identity()))
-    chosen = preset(experiment.preset, experiment.scenario)
+    chosen = experiment.chosen(experiment.methods[0])
     fresh = Results(
         scenario=experiment.scenario,
         title=experiment.scenario,

@@ -134,8 +134,12 @@ def seeds(
     published: Mapping[str, float],
     looks: Mapping[str, Look],
     title: str,
+    goal: float | None = None,
 ) -> Drawing:
-    """One row per method: its seeds as dots, a stroke at their mean, published values below."""
+    """One row per method: its seeds as dots, a stroke at their mean, published values below.
+
+    `goal` is a dashed line through all rows.
+    """
     names = list(dict.fromkeys([*found, *published]))
     short = dict(zip(names, labels(names, 30)))
     dots, means = [], []
@@ -170,6 +174,10 @@ def seeds(
         parts.append(
             alt.Chart(_data(others)).mark_point(**diamond).encode(x=x, y=y, description="tip:N")
         )
+    if goal is not None:
+        line = alt.Chart(_data([{"x": goal, "tip": f"goal: {number(goal)} %"}]))
+        dashed = line.mark_rule(strokeDash=[5, 4], color=LIGHT["muted"])
+        parts.append(dashed.encode(x=x, description="tip:N"))
     return alt.layer(*parts).properties(width=WIDTH - 40, height=44 * len(names))
 
 

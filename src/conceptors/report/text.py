@@ -31,6 +31,15 @@ def shorten(text: str, limit: int) -> str:
     return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
 
 
+def in_markdown(text: str, limit: int = 40) -> str:
+    """One line that Markdown shows as it is, also in a table.
+
+    >>> print(in_markdown("trgp* | <b>"))
+    trgp\\* \\| \\<b\\>
+    """
+    return "".join(f"\\{c}" if c in "\\`*_[]<>|#!$" else c for c in shorten(text, limit))
+
+
 def labels(names: Sequence[str], limit: int = 26) -> list[str]:
     """Short names that still differ from each other.
 

@@ -1,0 +1,91 @@
+"""`conceptors all`: every method on every benchmark, and the page about it."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+
+from conceptors.cli.progress import ProgressLine
+from conceptors.experiments.compare import How, Plan, experiment, plan, run_all, seeds_left
+from conceptors.experiments.events import Event
+
+RESULTS = Path("results/comparison")
+
+
+def act_on_all(options: argparse.Namespace) -> int:
+    """Do what was asked for; 0 if all went well, 1 if a cell failed."""
+    folder = RESULTS if options.out is None else Path(options.out)
+    if options.page:
+        return _page(folder, Path(options.page), options.rows)
+    made = plan(options.rows, options.methods, options.seeds or (1 if options.check else None))
+    how = How(options.device, options.stacked, options.check, command=_command(options))
+    if options.list:
+        return _list(made, how, folder)
+    if options.check and options.out is None:
+        with tempfile.TemporaryDirectory() as passing:
+            return _run(made, how, Path(passing), options.quiet)
+    code = _run(made, how, folder, options.quiet)
+    print(f"results: {folder}")
+    if not options.check:
+        where = "" if options.out is None else f" --out {shlex.quote(str(folder))}"
+        print(f"page:    conceptors all --page{where}")
+    return code
+
+
+def _run(made: Plan, how: How, folder: Path, quiet: bool) -> int:
+    line = ProgressLine(quiet)
+
+    def show(event: Event) -> None:
+        line.show(event)
+
+    def tell(text: str) -> None:
+        nonlocal line
+        line.end()
+        line = ProgressLine(quiet)  # the time that is left is told for each cell
+        if not quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    for note in made.notes:
+        tell(note)
+    failed = run_all(made.cells, folder, how, progress=show, tell=tell)
+    line.end()
+    print(f"{len(made.cells) - len(failed)} of {len(made.cells)} done")
+    for cell, why in failed.items():
+        print(f"failed: {cell}: {why}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _list(made: Plan, how: How, folder: Path) -> int:
+    named = ""
+    for cell in made.cells:
+        if cell.benchmark.name != named:
+            named = cell.benchmark.name
+            print(f"{named}: {cell.benchmark}; goal: {cell.benchmark.goal}")
+        left = len(seeds_left(experiment(cell, how), folder / named))
+        state = f"{cell.seeds - left} of {cell.seeds} seeds done"
+        settings = "own settings" if cell.has_own_settings else "settings that all share"
+        print(f"  {cell.method:<18} {state:<24} {settings}")
+    for note in made.notes:
+        print(note)
+    return 0
+
+
+def _page(folder: Path, page: Path, rows: list[str]) -> int:
+    from conceptors.report import need_charts
+
+    need_charts()
+    from conceptors.report.standings_page import write
+
+    for file in write(folder, page, rows):
+        print(file)
+    return 0
+
+
+def _command(options: argparse.Namespace) -> str:
+    """The command for the results: without the folder, which means nothing elsewhere."""
+    words = ["conceptors", "all", *(["--check"] if options.check else [])]
+    words += ["--seeds", str(options.seeds)] if options.seeds else []
+    return shlex.join([*words, "--device", options.device])
