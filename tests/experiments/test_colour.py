@@ -108,8 +108,8 @@ def test_the_command_stacks_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         settings={"*": {"steps": 2, "batch": 8, "dropout": 0.2}},
         stacked=2,
     )
-    assert wanted.groups([0, 1], CPU) == [[0, 1]]
+    assert wanted.groups("sgd", [0, 1], CPU) == [[0, 1]]
     results = run(wanted, tmp_path, progress=quiet)
     assert [r.seed for r in results.runs] == [0, 1]
     assert results.runs[0].accuracy != results.runs[1].accuracy
-    assert replace(wanted, options={"class_order": "seed"}).groups([0, 1], CPU) == [[0], [1]]
+    assert replace(wanted, options={"class_order": "seed"}).groups("sgd", [0, 1], CPU) == [[0], [1]]

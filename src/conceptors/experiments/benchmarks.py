@@ -12,7 +12,20 @@ from conceptors._internal.suggest import nearest
 
 OURS = ("cab",)  # the best of these is held against the others
 METHODS_COMPARED = (
-    *("sgd", "ewc", "imm", "owm", "gpm", "sgp", "trgp", "codecl", "cab", "readout", "joint"),
+    *(
+        "sgd",
+        "ewc",
+        "imm",
+        "owm",
+        "gpm",
+        "sgp",
+        "trgp",
+        "codecl",
+        "cab",
+        "shield",
+        "readout",
+        "joint",
+    ),
 )  # in this order; those that are not there yet are left out with a note
 
 

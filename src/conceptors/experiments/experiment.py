@@ -104,10 +104,11 @@ class Experiment:
                 f"no method here has a setting {unknown[0]!r}{nearest(unknown[0], known)}"
             )
 
-    def groups(self, seeds: list[int], device: torch.device) -> list[list[int]]:
+    def groups(self, method: str, seeds: list[int], device: torch.device) -> list[list[int]]:
         """Seeds that learn together: they share a device and a stacked network."""
         at_once = self.stacked or (len(seeds) if device.type == "cuda" else 1)
-        if not SCENARIOS[self.scenario].stackable(self.options.get("class_order", "fixed")):
+        order = self.options.get("class_order", "fixed")
+        if not (METHODS[method].stackable and SCENARIOS[self.scenario].stackable(order)):
             at_once = 1
         return [seeds[i : i + at_once] for i in range(0, len(seeds), max(1, at_once))]
 

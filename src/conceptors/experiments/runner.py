@@ -51,7 +51,7 @@ def run(
             (method, group)
             for method in experiment.methods
             for group in experiment.groups(
-                [s for s in experiment.seeds if s not in results.seeds_of(method)], device
+                method, [s for s in experiment.seeds if s not in results.seeds_of(method)], device
             )
         ]
         for number, (method, seeds) in enumerate(left):

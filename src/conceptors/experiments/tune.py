@@ -149,7 +149,7 @@ def validation_accuracy(experiment: Experiment, method: str, progress: Progress)
     """Accuracy on all tasks' validation samples after learning all tasks, mean over seeds."""
     device = experiment.check()
     scores: list[float] = []
-    for seeds in experiment.groups(experiment.seeds, device):
+    for seeds in experiment.groups(method, experiment.seeds, device):
         scenario = experiment.build(seeds, device)
         kind = METHODS[method]
         settings = parse_settings(kind.settings_type, experiment.config(method))

@@ -25,9 +25,7 @@ class Own(NamedTuple):
 
 def effective(w: list[Tensor], own: list[list[Own]]) -> list[Tensor]:
     """The weights of both layers with a task's own parts."""
-    return [
-        W + sum(W @ U @ (S - start) @ U.T for U, S, start in parts) for W, parts in zip(w, own)
-    ]
+    return [W + sum(W @ U @ (S - start) @ U.T for U, S, start in parts) for W, parts in zip(w, own)]
 
 
 def entering(w: list[Tensor], x: Tensor) -> list[Tensor]:

@@ -25,6 +25,7 @@ from conceptors.experiments.methods.settings import (
     parse_settings,
     setting,
 )
+from conceptors.experiments.methods.shielded import Shielded
 
 METHODS: dict[str, type[Learner]] = {}
 
@@ -37,7 +38,7 @@ def add(method: type[Learner]) -> type[Learner]:
     return method
 
 
-_TRAINED = (Learner, Joint, Cab, Ewc, Imm, Owm, Gpm, Sgp, Trgp, CodeCl)
+_TRAINED = (Learner, Joint, Cab, Shielded, Ewc, Imm, Owm, Gpm, Sgp, Trgp, CodeCl)
 _CLOSED = (ReadoutMethod, ConceptorRidgeMethod, Ncm, Slda, Klda, Ranpac, Acil)
 for _method in (*_TRAINED, *_CLOSED):
     add(_method)

@@ -31,6 +31,7 @@ class Learner:
     about: ClassVar[str] = "plain training, forgets"
     settings_type: ClassVar[type[OwnSettings]] = Settings
     needs_task_label: ClassVar[bool] = False  # when testing, also with one head for all tasks
+    stackable: ClassVar[bool] = True  # whether seeds can be learned at once without meeting
     replay = True  # whether to use a recording where that is possible
 
     def __init__(
