@@ -77,7 +77,7 @@ def test_projecting_inputs_is_projecting_gradients() -> None:
 def test_quotas_are_of_all_layers_and_spectra_of_matrices() -> None:
     found = narrow("cab", [0, 1])
     found.learn(0)
-    layers = {"conv1", "conv2", "conv3", "fc1", "fc2", "head"}
+    layers = {"conv1", "conv2", "conv3", "fc1", "fc2"}  # heads of tasks are left alone
     for extra in found.extras:
         assert set(extra["spectra"]) == layers
         assert set(extra["quota"]) == layers | {f"norms.{i}" for i in range(5)}
