@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -32,14 +34,16 @@ def conceptor(X: Tensor, aperture: float, kept: float) -> Tensor:
 
 def cut(C: Tensor, least: float) -> Tensor:
     values, vectors = torch.linalg.eigh((C + C.T) / 2)
-    return vectors * torch.where(values < least, 0.0, values) @ vectors.T
+    left: Tensor = vectors * torch.where(values < least, 0.0, values) @ vectors.T
+    return left
 
 
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("kept", [0.0, 0.9])
 def test_tasks_are_learned_by_the_formulas(kept: float) -> None:
     least, aperture, overlap, free = 0.2, 2.0, 0.3, 2
-    given = {"least": least, "aperture": aperture, "overlap": overlap, "free": free, "kept": kept}
+    given: dict[str, Any] = {"least": least, "aperture": aperture, "kept": kept}
+    given |= {"overlap": overlap, "free": free}
     found = learner("codecl", [3], tasks=3, hidden="9", samples=20, **LIKE, **given)
     w = matrices(found)
     claimed = [torch.zeros(W.shape[1], W.shape[1]) for W in w]
@@ -91,7 +95,8 @@ def test_small_singular_values_are_cut() -> None:
 
 def test_overlap_differs_between_seeds_and_they_do_not_meet() -> None:
     seeds = list(range(5))
-    settings = {"samples": 20, "aperture": 1.0, "kept": 0.0, "free": 2, "hidden": "9", "rate": 0.1}
+    settings: dict[str, Any] = {"samples": 20, "hidden": "9", "rate": 0.1}
+    settings |= {"aperture": 1.2, "kept": 0.0, "free": 2, "overlap": 0.4}
     together = learner("codecl", seeds, tasks=3, **settings)
     for k in range(3):
         together.learn(k)

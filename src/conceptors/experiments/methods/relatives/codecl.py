@@ -116,7 +116,8 @@ class CodeCl(LearnerWithOwnParts):
         overlaps = both.quota > self.settings.overlap * old.quota
         vectors, values = descending(both)
         used = overlaps[:, None] & (values > 0)
-        return (vectors * used[:, None])[..., :free]
+        shared: Tensor = (vectors * used[:, None])[..., :free]
+        return shared
 
     def stored_numbers(self) -> list[int]:
         """Directions and values of A, and each task's U and S."""
