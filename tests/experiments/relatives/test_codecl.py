@@ -65,8 +65,7 @@ def test_tasks_are_learned_by_the_formulas(kept: float) -> None:
         for ours, theirs in zip(matrices(found) + used_matrices(found, k), w + used):
             torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-8)
         for i, (X, layer) in enumerate(zip(entering(used, x), found.layers)):
-            new = cut(conceptor(X, aperture, kept), least)
-            claimed[i] = cut(reference_or(claimed[i], new), least)
+            claimed[i] = cut(reference_or(claimed[i], conceptor(X, aperture, kept)), least)
             torch.testing.assert_close(
                 found.claimed[layer].matrix()[0], claimed[i], rtol=1e-6, atol=1e-7
             )
@@ -100,7 +99,7 @@ def test_overlap_differs_between_seeds_and_they_do_not_meet() -> None:
     together = learner("codecl", seeds, tasks=3, **settings)
     for k in range(3):
         together.learn(k)
-    ranks = [part.ranks()[:, 0].tolist() for own in together.parts for part in own.values()]
+    ranks = [part.ranks[:, 0].tolist() for own in together.parts for part in own.values()]
     assert any(len(set(row)) > 1 for row in ranks), ranks
     stored = together.stored_numbers()
     for i, seed in enumerate(seeds):

@@ -98,7 +98,7 @@ def test_trust_differs_between_seeds_and_they_do_not_meet() -> None:
     for k in range(3):
         together.learn(k)
     ranks = [
-        tuple(part.ranks()[i].tolist() for own in together.parts for part in own.values())
+        tuple(part.ranks[i].tolist() for own in together.parts for part in own.values())
         for i in range(len(seeds))
     ]
     assert len(set(map(str, ranks))) > 1
