@@ -183,7 +183,7 @@ def test_progress_on_a_terminal(
         ([*RUN, "--method", "sgd", "--set", "rate"], "--set takes NAME=VALUE"),
         ([*RUN, "--method", "sgd", "--set", "=3"], "--set takes NAME=VALUE"),
         ([*RUN, "--method", "sgd", "--set", "rat=3"], "did you mean 'rate'"),
-        ([*RUN, "--method", "sgd", "--set", "sdg.rate=3"], "did you mean 'sgd'"),
+        ([*RUN, "--method", "sgd", "--set", "joitn.rate=3"], "did you mean 'joint'"),
         ([*RUN, "--method", "cab", "--set", "cab.apertur=3"], "did you mean 'aperture'"),
         ([*RUN, "--method", "sgd", "--set", "rate=fast"], "rate='fast' is not a float"),
         ([*RUN, "--method", "sgd", "--tasks", "3"], "cannot be shared evenly by 3"),

@@ -110,7 +110,7 @@ def test_stacked_seeds_give_the_same_results(tmp_path: Path) -> None:
         ({"scenario": "rotated-mnist", "preset": "paper"}, "has no settings for scenario"),
         ({"settings": {"sgd": {"rat": 1}}}, "did you mean 'rate'"),
         ({"settings": {"*": {"rat": 1}}}, "did you mean 'rate'"),
-        ({"settings": {"sdg": {"rate": 1}}}, "unknown method 'sdg'; did you mean 'sgd'"),
+        ({"settings": {"joitn": {"rate": 1}}}, "unknown method 'joitn'; did you mean 'joint'"),
         ({"settings": {"*": {"rate": "x"}}}, "rate='x' is not a float"),
         ({"stacked": -1}, "stacked must be at least 0"),
         ({"device": "cuda:99"}, "this machine has: cpu"),

@@ -192,6 +192,25 @@ def test_less_is_forgotten_than_by_plain_training(method: str, settings: dict[st
     assert kept[1] > kept[0] + 3
 
 
+@pytest.mark.parametrize(
+    ("method", "settings", "count"),
+    [
+        ("sgd", {}, None),
+        ("cab", {}, 7**2 + 6**2),  # a conceptor per layer
+        ("ewc", {}, 2 * 59),  # Fisher, and Fisher times weights
+        ("imm", {}, 2 * 59),  # precision and merged weights
+        ("imm", {"mode": "mean"}, 59),
+    ],
+)
+def test_methods_say_how_much_they_keep(
+    method: str, settings: dict[str, Any], count: int | None
+) -> None:
+    found = learner(method, [0, 1], **settings)
+    for number in range(2):
+        found.learn(number)
+    assert [extra.get("stored_numbers") for extra in found.extras] == [count, count]
+
+
 def test_joint_is_plain_training_on_everything() -> None:
     found = learner("joint", [0, 1], tasks=3, steps=0, epochs=1.0)
     assert found.training_split(2).counts == (180, 180)

@@ -48,11 +48,13 @@ def numbers(name: str, text: str) -> list[float]:
 
 
 class Owm(Learner):
-    """g ← g P, with P = I at first and at every step, of the first task too,
+    """Each layer's gradient is multiplied by P, which recursive least squares keeps up to date.
 
-        k = P x / (α + xᵀ P x),    P ← P - k (P x)ᵀ,
+    P is I at first. At every step, of the first task too, with x the mean input of the batch:
 
-    x the mean input of the batch. With one α that is P = α (α I + Σ x xᵀ)⁻¹. α falls within each
+        k = P x / (α + xᵀ P x),    P ← P - k (P x)ᵀ,    g ← g P.
+
+    With one α that is P = α (α I + Σ x xᵀ)⁻¹. α falls within each
     task from `alpha` to `alpha` times `alpha_decay`. The new P is used at once, as in the paper's
     code; with update=task, gradients meet the P of the tasks before.
 
@@ -107,9 +109,11 @@ class Owm(Learner):
     def _note_mean(self, layer: MatrixLayer, call: Call) -> None:
         if not self.model.training:
             return
-        parts = list(layer.rows(call, self._sample))
-        total = torch.stack([part.sum(1) for part in parts]).sum(0)
-        self.means[layer.name].copy_(total / sum(part.shape[1] for part in parts))
+        mean, count = self.means[layer.name].zero_(), 0
+        for part in layer.rows(call, self._sample):
+            mean += part.sum(1)
+            count += part.shape[1]
+        mean /= count
 
     @torch.no_grad()
     def gradients(self, number: int) -> None:
@@ -132,7 +136,8 @@ class Owm(Learner):
         xPx = (x[:, None] @ Px).clamp_min(0)
         groups = len(P) // len(self.active)  # of one seed, side by side
         going = self.active[:, None].expand(-1, groups).reshape(-1, 1, 1).to(P)
-        P.sub_((going * Px / (alpha + xPx)) @ Px.mT)
+        half = going * Px / (alpha + xPx).sqrt()  # times itself: P stays symmetric, to the last bit
+        P.sub_(half @ half.mT)
 
     def _clip(self) -> None:
         """Gradients of each seed get at most so long, all parameters together."""
