@@ -47,7 +47,7 @@ def test_tasks_are_learned_by_the_formulas(kept: float) -> None:
     found = learner("codecl", [3], tasks=3, hidden="9", samples=20, **LIKE, **given)
     w = matrices(found)
     claimed = [torch.zeros(W.shape[1], W.shape[1]) for W in w]
-    freed = 0
+    freed = kept_for_tasks = 0
     for k in range(3):
         x = drawn_inputs(found, k, 20)[0]
         own: list[list[Own]] = [[], []]
@@ -59,6 +59,7 @@ def test_tasks_are_learned_by_the_formulas(kept: float) -> None:
                 zero = torch.zeros(U.shape[1], U.shape[1])
                 own[i] = [Own(U, zero, zero)]
                 freed += 1
+                kept_for_tasks += U.numel() + zero.numel()
         w, own = trained(found, k, w, own, claimed)
         found.learn(k)
         used = effective(w, own)
@@ -70,6 +71,9 @@ def test_tasks_are_learned_by_the_formulas(kept: float) -> None:
                 found.claimed[layer].matrix()[0], claimed[i], rtol=1e-6, atol=1e-7
             )
     assert 0 < freed < 4
+    sizes = [(len(A), int((torch.linalg.eigvalsh(A) > 1e-9).sum())) for A in claimed]
+    kept_of_all = sum(min(rank * (dim + 1), dim**2) for dim, rank in sizes)
+    assert found.stored_numbers() == [kept_of_all + kept_for_tasks]
 
 
 def test_an_aperture_grows_until_enough_is_kept_for_every_seed() -> None:

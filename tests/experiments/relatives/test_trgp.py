@@ -55,7 +55,7 @@ def test_tasks_are_learned_by_the_formulas(trust: float, trusted: int) -> None:
     w = matrices(found)
     memory = [torch.zeros(W.shape[1], 0) for W in w]
     spaces: list[list[Tensor]] = [[], []]  # M_j of every layer
-    counts = []
+    counts, learned = [], 0
     for k in range(tasks):
         x, y = (part[0] for part in drawn_samples(found, k, 20))
         live = [W.clone().requires_grad_() for W in w]
@@ -68,6 +68,7 @@ def test_tasks_are_learned_by_the_formulas(trust: float, trusted: int) -> None:
                     one = torch.eye(spaces[i][j].shape[1])
                     own[i].append(Own(spaces[i][j], one, one))
         counts.append([len(parts) for parts in own])
+        learned += sum(o.mix.numel() for parts in own for o in parts)
         w, own = trained(found, k, w, own, [M @ M.T for M in memory])
         found.learn(k)
         used = effective(w, own)
@@ -78,7 +79,7 @@ def test_tasks_are_learned_by_the_formulas(trust: float, trusted: int) -> None:
             spaces[i].append(strongest(memory[i], R, share))
     assert counts[0] == [0, 0]
     assert max(max(row) for row in counts) == min(trusted, tasks - 1)
-    assert found.stored_numbers()[0] > sum(M.numel() for M in memory)
+    assert found.stored_numbers() == [learned + sum(M.numel() for M in memory)]
 
 
 def test_nothing_trusted_is_gpm() -> None:

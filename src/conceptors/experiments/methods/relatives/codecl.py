@@ -117,14 +117,15 @@ class CodeCl(LearnerWithOwnParts):
         return shared
 
     def stored_numbers(self) -> list[int]:
-        """Directions and values of A, and each task's U and S."""
+        """A as directions and values, or as a matrix if that is less; each task's U and S."""
         totals = [0] * len(self.seeds)
         for layer, claimed in self.claimed.items():
+            dim = layer.shape[2]
             for seed, rank in self.by_seed((claimed.singular_values > 0).sum(1)):
-                totals[seed] += rank * (layer.shape[2] + 1)
+                totals[seed] += min(rank * (dim + 1), dim**2)
             for part in (own[layer] for own in self.parts if layer in own):
                 for seed, rank in self.by_seed(part.ranks[:, 0]):
-                    totals[seed] += rank * (layer.shape[2] + rank)
+                    totals[seed] += rank * (dim + rank)
         return totals
 
 
