@@ -129,6 +129,13 @@ def test_tasks_are_learned_and_kept(method: str, settings: dict[str, Any]) -> No
     assert all_of_it > only_projected + 5
 
 
+@pytest.mark.parametrize("method", list(FULL))
+def test_training_that_diverged_is_said_so(method: str) -> None:
+    found = learner(method, [0], rate=1e30, gradient="sum")
+    with pytest.raises(ValueError, match="enter layers.1: training diverged; lower the rate"):
+        found.learn(0)
+
+
 @pytest.mark.parametrize("optimizer", [{}, {"momentum": 0.9}], ids=str)
 @pytest.mark.parametrize("method", list(FULL))
 def test_own_parts_of_a_seed_that_reached_its_goal_stand_still(
