@@ -42,6 +42,8 @@ STACKED: list[tuple[str, dict[str, Any]]] = [
     ("gpm", {"threshold": 0.6, "samples": 20}),
     ("gpm", {"threshold": 0.7, "rows": 10, "bias": False}),
     ("sgp", {"threshold": 0.8, "coefficient": 2.0}),
+    ("trgp", {"threshold": 0.6, "samples": 20}),
+    ("codecl", {"aperture": 2.0, "free": 2, "samples": 20, "loss": "softmax"}),
 ]
 
 
@@ -235,6 +237,8 @@ def colour(method: str, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Any
         ("owm", {"alpha": "100"}),
         ("gpm", {"threshold": 0.5, "samples": 4}),
         ("sgp", {"threshold": 0.5, "samples": 4, "rows": 50}),
+        ("trgp", {"threshold": 0.5, "samples": 4, "rows": 50, "trust": 0.1}),
+        ("codecl", {"samples": 4, "kept": 0.5, "overlap": 0.0}),
     ],
 )
 def test_methods_learn_colour_images(
@@ -327,6 +331,9 @@ def test_joint_training_gives_every_sample_its_own_head(monkeypatch: pytest.Monk
         ("owm", {"alpha_decay": "1,x"}, "alpha_decay must be numbers above 0 like"),
         ("owm", {"alpha": "1,2,3"}, "alpha has 3 numbers for 2 layers; give one for all"),
         ("owm", {"update": "never"}, "update must be one of step, task"),
+        ("trgp", {"trust": -1}, "trust must be a finite number"),
+        ("codecl", {"kept": 1.0}, "kept and least must be below 1, got 1.0 and 0.2"),
+        ("codecl", {"aperture": 0}, "aperture must be above 0, got 0"),
     ],
 )
 def test_bad_settings_are_refused(method: str, settings: dict[str, Any], message: str) -> None:

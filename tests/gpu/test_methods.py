@@ -22,6 +22,8 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
         ("owm", {"update": "task"}),
         ("gpm", {"threshold": 0.6}),
         ("sgp", {"threshold": 0.8}),
+        ("trgp", {"threshold": 0.6}),
+        ("codecl", {"aperture": 2.0, "free": 2}),
     ],
     ids=str,
 )
@@ -36,6 +38,6 @@ def test_replayed_steps_are_the_same(method: str, settings: dict[str, Any]) -> N
         assert learner.replayable() == replay
         for number in range(2):
             learner.learn(number)
-        found.append([p.detach().clone() for p in learner.model.parameters()])
+        found.append([p.detach().clone() for p in learner.trained()])
     for replayed, plain in zip(*found):
         torch.testing.assert_close(replayed, plain, rtol=1e-3, atol=1e-4)

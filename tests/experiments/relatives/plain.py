@@ -49,10 +49,12 @@ def trained(
         x, y = (part[0] for part in split.take(stream.places(step)))
         w = [W.detach().requires_grad_() for W in w]
         own = [[o._replace(mix=o.mix.detach().requires_grad_()) for o in parts] for parts in own]
-        loss(effective(w, own), x, y).backward()
+        mixes = [o.mix for parts in own for o in parts]
+        found_gradients = torch.autograd.grad(loss(effective(w, own), x, y), [*w, *mixes])
+        rest = iter(found_gradients[len(w) :])
         with torch.no_grad():
-            w = [W - rate * (W.grad - W.grad @ A) for W, A in zip(w, claimed)]
-            own = [[o._replace(mix=o.mix - rate * o.mix.grad) for o in parts] for parts in own]
+            w = [W - rate * (g - g @ A) for W, g, A in zip(w, found_gradients, claimed)]
+            own = [[o._replace(mix=o.mix - rate * next(rest)) for o in parts] for parts in own]
     return w, own
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -32,18 +34,20 @@ def conceptor(X: Tensor, aperture: float, kept: float) -> Tensor:
 
 def cut(C: Tensor, least: float) -> Tensor:
     values, vectors = torch.linalg.eigh((C + C.T) / 2)
-    return vectors * torch.where(values < least, 0.0, values) @ vectors.T
+    left: Tensor = vectors * torch.where(values < least, 0.0, values) @ vectors.T
+    return left
 
 
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("kept", [0.0, 0.9])
 def test_tasks_are_learned_by_the_formulas(kept: float) -> None:
     least, aperture, overlap, free = 0.2, 2.0, 0.3, 2
-    given = {"least": least, "aperture": aperture, "overlap": overlap, "free": free, "kept": kept}
+    given: dict[str, Any] = {"least": least, "aperture": aperture, "kept": kept}
+    given |= {"overlap": overlap, "free": free}
     found = learner("codecl", [3], tasks=3, hidden="9", samples=20, **LIKE, **given)
     w = matrices(found)
     claimed = [torch.zeros(W.shape[1], W.shape[1]) for W in w]
-    freed = 0
+    freed = kept_for_tasks = 0
     for k in range(3):
         x = drawn_inputs(found, k, 20)[0]
         own: list[list[Own]] = [[], []]
@@ -55,18 +59,21 @@ def test_tasks_are_learned_by_the_formulas(kept: float) -> None:
                 zero = torch.zeros(U.shape[1], U.shape[1])
                 own[i] = [Own(U, zero, zero)]
                 freed += 1
+                kept_for_tasks += U.numel() + zero.numel()
         w, own = trained(found, k, w, own, claimed)
         found.learn(k)
         used = effective(w, own)
         for ours, theirs in zip(matrices(found) + used_matrices(found, k), w + used):
             torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-8)
         for i, (X, layer) in enumerate(zip(entering(used, x), found.layers)):
-            new = cut(conceptor(X, aperture, kept), least)
-            claimed[i] = cut(reference_or(claimed[i], new), least)
+            claimed[i] = cut(reference_or(claimed[i], conceptor(X, aperture, kept)), least)
             torch.testing.assert_close(
                 found.claimed[layer].matrix()[0], claimed[i], rtol=1e-6, atol=1e-7
             )
     assert 0 < freed < 4
+    sizes = [(len(A), int((torch.linalg.eigvalsh(A) > 1e-9).sum())) for A in claimed]
+    kept_of_all = sum(min(rank * (dim + 1), dim**2) for dim, rank in sizes)
+    assert found.stored_numbers() == [kept_of_all + kept_for_tasks]
 
 
 def test_an_aperture_grows_until_enough_is_kept_for_every_seed() -> None:
@@ -91,11 +98,12 @@ def test_small_singular_values_are_cut() -> None:
 
 def test_overlap_differs_between_seeds_and_they_do_not_meet() -> None:
     seeds = list(range(5))
-    settings = {"samples": 20, "aperture": 1.0, "kept": 0.0, "free": 2, "hidden": "9", "rate": 0.1}
+    settings: dict[str, Any] = {"samples": 20, "hidden": "9", "rate": 0.1}
+    settings |= {"aperture": 1.2, "kept": 0.0, "free": 2, "overlap": 0.4}
     together = learner("codecl", seeds, tasks=3, **settings)
     for k in range(3):
         together.learn(k)
-    ranks = [part.ranks()[:, 0].tolist() for own in together.parts for part in own.values()]
+    ranks = [part.ranks[:, 0].tolist() for own in together.parts for part in own.values()]
     assert any(len(set(row)) > 1 for row in ranks), ranks
     stored = together.stored_numbers()
     for i, seed in enumerate(seeds):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from conceptors.experiments.methods.lesson import Stream
 from experiments.learners import CPU, learner
+from experiments.relatives.plain import matrices
 from helpers import normal
 
 STEPS, BATCH = 6, 10
@@ -17,10 +18,6 @@ STEPS, BATCH = 6, 10
 
 def with_unit(h: Tensor) -> Tensor:
     return torch.cat([h, torch.ones(len(h), 1)], 1)
-
-
-def blocks(found: Any) -> list[Tensor]:
-    return [own.matrix()[0].clone() for own in found.layers]
 
 
 @pytest.mark.usefixtures("double")
@@ -35,7 +32,7 @@ def test_steps_are_those_of_the_formulas(update: str, clip: float) -> None:
     }
     own: dict[str, Any] = {"steps": STEPS, "batch": BATCH, "loss": "softmax", "activation": "tanh"}
     found = learner("owm", [3], **given, **own)
-    w, rate = blocks(found), found.settings.rate
+    w, rate = matrices(found), found.settings.rate
     P = [torch.eye(b.shape[1]) for b in w]
     for k in range(2):
         used = [p.clone() for p in P]
@@ -58,7 +55,7 @@ def test_steps_are_those_of_the_formulas(update: str, clip: float) -> None:
             scale = min(1.0, clip / (length + 1e-6)) if clip else 1.0
             w = [old - rate * scale * s for old, s in zip(w, steps)]
         found.learn(k)
-        for ours, theirs in zip(blocks(found), w):
+        for ours, theirs in zip(matrices(found), w):
             torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-8)
         for layer, theirs in zip(found.layers, P):
             torch.testing.assert_close(

@@ -1,4 +1,4 @@
-"""What a task has for itself: neutral at first, its own alone, and nothing of it stays in a model."""
+"""What a task has for itself: neutral at first, used by it alone, never left in the model."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from helpers import normal, rotation, weights
 # so that all that a task's training samples meet is protected, to rounding
 FULL: dict[str, dict[str, Any]] = {
     "trgp": {"threshold": 1.0, "samples": 0},
-    "codecl": {"aperture": 1e6, "kept": 0.0, "least": 0.0, "samples": 0, "free": 3},
+    "codecl": {"aperture": 1e6, "kept": 0.0, "least": 0.0, "samples": 0, "free": 3, "overlap": 0.2},
 }
-FEW: dict[str, Any] = {"inputs": 16, "n": 5, "hidden": "20", "rate": 0.1, "steps": 20}
+FEW: dict[str, Any] = {"inputs": 16, "n": 10, "hidden": "20", "rate": 0.1, "steps": 20}
 
 
 def subspaces(groups: int, slots: int, dim: int, rank: int) -> torch.Tensor:
@@ -41,7 +41,7 @@ def test_the_effective_weight_is_the_formula() -> None:
     for g in range(3):
         wanted = W[g] + sum(W[g] @ U[g, k] @ part.mix[g, k] @ U[g, k].T for k in range(2))
         torch.testing.assert_close(found[g], wanted)
-    assert part.ranks().tolist() == [[3, 3], [3, 0], [3, 3]]
+    assert part.ranks.tolist() == [[3, 3], [3, 0], [3, 3]]
     (gradient,) = torch.autograd.grad(found.square().sum(), part.mix)
     assert not bool(gradient[1, 1].any())
     assert bool(gradient[1, 0].any())
@@ -61,25 +61,23 @@ def test_a_matrix_goes_back_into_parameters(model: nn.Module) -> None:
         made = layer.as_parameters(layer.live_matrix() * 2)
         for ours, own in zip(made, layer.parameters, strict=True):
             assert torch.equal(ours, 2 * own)
-        sum(p.sum() for p in made).backward()
+        torch.cat([p.flatten() for p in made]).sum().backward()
         assert all(p.grad is not None and bool((p.grad == 2).all()) for p in layer.parameters)
 
 
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("method", list(FULL))
 def test_earlier_tasks_keep_their_outputs(method: str) -> None:
-    found = learner(method, [0, 1], tasks=3, **FEW, **FULL[method])
-    x = [drawn_inputs(found, k, 0) for k in range(3)]
-    kept: list[torch.Tensor] = []
-    for k in range(3):
-        before = weights(found.model)
-        found.learn(k)
-        assert all(not torch.equal(a, b) for a, b in zip(before, weights(found.model)))
-        kept.append(found.outputs(x[k], k).detach())
-        for j in range(k):
-            torch.testing.assert_close(found.outputs(x[j], j), kept[j], rtol=1e-7, atol=1e-7)
+    found = learner(method, [0, 1], **FEW, **FULL[method])
+    x = drawn_inputs(found, 0, 0)
+    found.learn(0)
+    before, wanted = weights(found.model), found.outputs(x, 0)
+    found.learn(1)
+    for old, new in zip(before, weights(found.model)):
+        assert float((old - new).abs().amax()) > 1e-3
+    torch.testing.assert_close(found.outputs(x, 0), wanted, rtol=1e-7, atol=1e-7)
     assert found.parts[1]  # there was something to share
-    assert all(bool(part.mix.any()) for own in found.parts for part in own.values())
+    assert all(bool(part.mix.any()) for part in found.parts[1].values())
 
 
 @pytest.mark.parametrize("method", list(FULL))
@@ -116,19 +114,26 @@ def test_a_task_not_begun_is_tested_with_the_weights_alone(method: str) -> None:
 
 @pytest.mark.parametrize(
     ("method", "settings"),
-    [("trgp", {"own_rate": 0.3}), ("codecl", {"free": 3, "aperture": 2.0, "own_rate": 0.5})],
+    [("trgp", {"own_rate": 0.2}), ("codecl", {"free": 3, "aperture": 2.0, "own_rate": 0.3})],
 )
 def test_tasks_are_learned_and_kept(method: str, settings: dict[str, Any]) -> None:
-    given: dict[str, Any] = {"tasks": 3, "n": 200, "hidden": "30", "steps": 300, "rate": 0.05}
+    given: dict[str, Any] = {"tasks": 3, "n": 200, "hidden": "30", "steps": 120, "rate": 0.1}
     reached = []
     for name, own in (("sgd", {}), (method, settings), (method, {**settings, "own_rate": 0.0})):
-        found = learner(name, [0, 1, 2], **given, **own)
+        found = learner(name, [0, 1], **given, **own)
         for k in range(3):
             found.learn(k)
         reached.append(float(found.test().mean()))
     plain, all_of_it, only_projected = reached
     assert all_of_it > plain + 10
-    assert all_of_it > only_projected + 2
+    assert all_of_it > only_projected + 5
+
+
+@pytest.mark.parametrize("method", list(FULL))
+def test_training_that_diverged_is_said_so(method: str) -> None:
+    found = learner(method, [0], rate=1e30, gradient="sum")
+    with pytest.raises(ValueError, match="training diverged; lower the rate"):
+        found.learn(0)
 
 
 @pytest.mark.parametrize("optimizer", [{}, {"momentum": 0.9}], ids=str)
@@ -144,10 +149,6 @@ def test_own_parts_of_a_seed_that_reached_its_goal_stand_still(
     for i, seed in enumerate(seeds):
         alone = learner(method, [seed], **settings)
         assert [alone.learn(k)[0]["step"][-1] for k in range(2)] == [row[i] for row in ends]
-        for ours, theirs in zip(together.parts[1].values(), alone.parts[1].values(), strict=True):
-            torch.testing.assert_close(
-                ours.effective(torch.ones(len(seeds), 1, ours.bases.shape[2]))[i],
-                theirs.effective(torch.ones(1, 1, theirs.bases.shape[2]))[0],
-                rtol=1e-3,
-                atol=1e-4,
-            )
+        x = drawn_inputs(alone, 1, 0)
+        ours = together.outputs(x.expand(len(seeds), -1, -1), 1)[i]
+        torch.testing.assert_close(ours, alone.outputs(x, 1)[0], rtol=1e-3, atol=1e-4)

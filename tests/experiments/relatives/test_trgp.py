@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -48,12 +50,12 @@ def strongest(M: Tensor, R: Tensor, share: float) -> Tensor:
 @pytest.mark.parametrize(("trust", "trusted"), [(0.5, 2), (0.2, 1), (0.2, 3)])
 def test_tasks_are_learned_by_the_formulas(trust: float, trusted: int) -> None:
     tasks, share = 4, 0.7
-    given = {"threshold": share, "samples": 20, "trust": trust, "trusted": trusted}
+    given: dict[str, Any] = {"threshold": share, "samples": 20, "trust": trust, "trusted": trusted}
     found = learner("trgp", [3], tasks=tasks, hidden="9", **LIKE, **given)
     w = matrices(found)
     memory = [torch.zeros(W.shape[1], 0) for W in w]
     spaces: list[list[Tensor]] = [[], []]  # M_j of every layer
-    counts = []
+    counts, learned = [], 0
     for k in range(tasks):
         x, y = (part[0] for part in drawn_samples(found, k, 20))
         live = [W.clone().requires_grad_() for W in w]
@@ -66,6 +68,7 @@ def test_tasks_are_learned_by_the_formulas(trust: float, trusted: int) -> None:
                     one = torch.eye(spaces[i][j].shape[1])
                     own[i].append(Own(spaces[i][j], one, one))
         counts.append([len(parts) for parts in own])
+        learned += sum(o.mix.numel() for parts in own for o in parts)
         w, own = trained(found, k, w, own, [M @ M.T for M in memory])
         found.learn(k)
         used = effective(w, own)
@@ -76,12 +79,12 @@ def test_tasks_are_learned_by_the_formulas(trust: float, trusted: int) -> None:
             spaces[i].append(strongest(memory[i], R, share))
     assert counts[0] == [0, 0]
     assert max(max(row) for row in counts) == min(trusted, tasks - 1)
-    assert found.stored_numbers()[0] > sum(M.numel() for M in memory)
+    assert found.stored_numbers() == [learned + sum(M.numel() for M in memory)]
 
 
 def test_nothing_trusted_is_gpm() -> None:
-    made = [learner(method, [0, 1], threshold=0.8) for method in ("gpm", "trgp")]
-    made[1].settings = type(made[1].settings)(**{**vars(made[1].settings), "trusted": 0})
+    none: dict[str, dict[str, Any]] = {"gpm": {}, "trgp": {"trusted": 0}}
+    made = [learner(method, [0, 1], threshold=0.8, **own) for method, own in none.items()]
     for k in range(2):
         histories = [found.learn(k) for found in made]
         assert histories[0] == histories[1]
@@ -89,13 +92,14 @@ def test_nothing_trusted_is_gpm() -> None:
 
 
 def test_trust_differs_between_seeds_and_they_do_not_meet() -> None:
-    settings = {"threshold": 0.6, "samples": 20, "trust": 0.75, "hidden": "9", "rate": 0.1}
+    settings: dict[str, Any] = {"threshold": 0.6, "samples": 20, "trust": 0.75}
+    settings |= {"hidden": "9", "rate": 0.1}
     seeds = list(range(5))
     together = learner("trgp", seeds, tasks=3, **settings)
     for k in range(3):
         together.learn(k)
     ranks = [
-        tuple(part.ranks()[i].tolist() for own in together.parts for part in own.values())
+        tuple(part.ranks[i].tolist() for own in together.parts for part in own.values())
         for i in range(len(seeds))
     ]
     assert len(set(map(str, ranks))) > 1

@@ -33,7 +33,7 @@ class CodeClSettings(OwnPartsSettings):
     kept: float = setting(
         0.95, "grow the aperture until ‖Cx‖ is this share of ‖x‖; 0 for never; below 1"
     )
-    least: float = setting(0.2, "singular values of conceptors below this become 0")
+    least: float = setting(0.2, "singular values below this become 0, in what is kept or compared")
     samples: int = setting(125, "images a task for the conceptors, 0 for all")
     free: int = setting(80, "directions freed in a layer where tasks overlap; 0 for none")
     overlap: float = setting(
@@ -77,7 +77,7 @@ class CodeCl(LearnerWithOwnParts):
         found = self._conceptors(number) if number and self.settings.free else {}
         for layer, new in found.items():
             if layer.shape[2] > self.settings.free:
-                shared = self._shared(self.claimed[layer], new)
+                shared = self._shared(self.claimed[layer], pruned(new, self.settings.least))
                 if bool(shared.any()):
                     self.parts[number][layer] = OwnPart(shared[:, None])
         self._matrices = {layer: claimed.matrix() for layer, claimed in self.claimed.items()}
@@ -105,10 +105,7 @@ class CodeCl(LearnerWithOwnParts):
         """Of a task's samples, as the model's weights see them."""
         s = self.settings
         found = rows(self.model, self.layers, [drawn_inputs(self, number, s.samples)])
-        made = {}
-        for layer in self.layers:
-            made[layer] = pruned(wide_enough(found[layer.name], s.aperture, s.kept), s.least)
-        return made
+        return {layer: wide_enough(found[layer.name], s.aperture, s.kept) for layer in self.layers}
 
     def _shared(self, old: Conceptor, new: Conceptor) -> Tensor:
         """Leading directions of old AND new `[g, d, free]`, zeros for seeds without overlap."""
@@ -116,17 +113,19 @@ class CodeCl(LearnerWithOwnParts):
         overlaps = both.quota > self.settings.overlap * old.quota
         vectors, values = descending(both)
         used = overlaps[:, None] & (values > 0)
-        return (vectors * used[:, None])[..., :free]
+        shared: Tensor = (vectors * used[:, None])[..., :free]
+        return shared
 
     def stored_numbers(self) -> list[int]:
-        """Directions and values of A, and each task's U and S."""
+        """A as directions and values, or as a matrix if that is less; each task's U and S."""
         totals = [0] * len(self.seeds)
         for layer, claimed in self.claimed.items():
+            dim = layer.shape[2]
             for seed, rank in self.by_seed((claimed.singular_values > 0).sum(1)):
-                totals[seed] += rank * (layer.shape[2] + 1)
+                totals[seed] += min(rank * (dim + 1), dim**2)
             for part in (own[layer] for own in self.parts if layer in own):
-                for seed, rank in self.by_seed(part.ranks()[:, 0]):
-                    totals[seed] += rank * (layer.shape[2] + rank)
+                for seed, rank in self.by_seed(part.ranks[:, 0]):
+                    totals[seed] += rank * (dim + rank)
         return totals
 
 

@@ -219,4 +219,10 @@ def rows(
         model.train(training)
     if missing := [name for name, parts in found.items() if not parts]:
         raise ValueError(f"no rows came to {', '.join(missing)}: does the model call these layers?")
-    return {name: torch.cat(parts, 1) for name, parts in found.items()}
+    joined = {name: torch.cat(parts, 1) for name, parts in found.items()}
+    for name, values in joined.items():
+        if not bool(values.isfinite().all()):
+            raise ValueError(
+                f"NaN or infinite rows enter {name}: training diverged; lower the rate"
+            )
+    return joined

@@ -36,7 +36,7 @@ class OwnPart:
     """
 
     def __init__(self, bases: Tensor) -> None:
-        self.bases = bases
+        self.ranks = (bases != 0).any(2).sum(2)  # directions of every subspace [g, k]
         self.mix = nn.Parameter(bases.new_zeros(*bases.shape[:2], bases.shape[3], bases.shape[3]))
         self._columns = bases.transpose(1, 2).flatten(2)  # [g, d, k r]: all in two products
 
@@ -45,10 +45,6 @@ class OwnPart:
         inside = (matrix @ self._columns).unflatten(2, self.mix.shape[1:3])  # [g, out, k, r]
         mixed = torch.einsum("gokr,gkrq->gokq", inside, self.mix)
         return torch.baddbmm(matrix, mixed.flatten(2), self._columns.mT)
-
-    def ranks(self) -> Tensor:
-        """Directions of every subspace `[g, k]`."""
-        return (self.bases != 0).any(2).sum(2)
 
 
 class LearnerWithOwnParts(Learner):

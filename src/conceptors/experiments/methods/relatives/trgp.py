@@ -101,7 +101,7 @@ class Trgp(LearnerWithOwnParts, Gpm):
         """GPM's directions and the learned S."""
         totals = super().stored_numbers()
         for part in (part for own in self.parts for part in own.values()):
-            for seed, count in self.by_seed(part.ranks().square().sum(1)):
+            for seed, count in self.by_seed(part.ranks.square().sum(1)):
                 totals[seed] += count
         return totals
 
