@@ -36,6 +36,7 @@ _TINY: dict[str, Any] = {
     "validation": 50,
     "samples": 50,
     "fisher_samples": 20,
+    "labels": "true",  # of the Fisher: one gradient for each sample, not one for each class
     "lift": 50,
     "filters": 20,
 }
