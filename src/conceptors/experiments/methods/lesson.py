@@ -25,49 +25,46 @@ class Lesson:
 
     def __init__(self, learner: Learner, number: int) -> None:
         s = learner.settings
-        self._learner, self._number = learner, number
-        self._split, model = learner.training_split(number), learner.model
-        seeds, device = learner.seeds, learner.device
-        steps = learner.steps(number)
-        self._stream = Stream(self._split.sizes(), seeds, number, s.batch, steps, device)
-        self._places = self._stream.places(0).clone()
+        model, seeds, device = learner.model, learner.seeds, learner.device
+        split = learner.training_split(number)
+        self._stream = Stream(split.sizes(), seeds, number, s.batch, learner.steps(number), device)
         rate = s.later_rate if number and s.later_rate else s.rate
-        self._optimizer = torch.optim.SGD(
+        optimizer = torch.optim.SGD(
             model.parameters(), lr=rate, momentum=s.momentum, weight_decay=s.decay
         )
-        self.schedule = Schedule(model, s, rate, len(seeds), device)
-        self.latest = torch.zeros(len(seeds), device=device)
-        self._drifting = not self.schedule.is_even and learner.drifts()
-        learner.guarded(self._optimizer, self._finish)
+        self.schedule = schedule = Schedule(model, s, rate, len(seeds), device)
+        self._places = places = self._stream.places(0).clone()
+        self.latest = latest = torch.zeros(len(seeds), device=device)
+        drifting = not schedule.is_even and learner.drifts()
+
+        def finish() -> None:
+            if s.gradient == "unit":
+                to_unit_length(model)
+            schedule.apply()
+
+        # functions, not methods: an optimizer that is held in a circle would outlive its task
+        def step() -> None:
+            x, y = split.take(places)
+            losses = learner.loss(learner.forward(x), y, number)  # [seeds, batch]
+            by_seed = losses.sum(1) if s.gradient != "mean" else losses.mean(1)
+            optimizer.zero_grad(set_to_none=True)
+            by_seed.sum().backward()
+            learner.gradients(number)
+            before = [p.detach().clone() for p in model.parameters()] if drifting else []
+            optimizer.step()
+            for parameter, value in zip(model.parameters(), before):
+                going = like(schedule.pace, parameter) > 0
+                parameter.data.copy_(torch.where(going, parameter, value))
+            latest.copy_(losses.detach().mean(1))
+
+        learner.guarded(optimizer, finish)
         # recorded in the precision of the passes around it
-        replayed = learner.replayable()
-        self._run = CudaGraph(self._step, exact=False) if replayed else self._step
+        self._run = CudaGraph(step, exact=False) if learner.replayable() else step
 
     def step(self, number: int) -> None:
         """The step of that number, from 0."""
         self._places.copy_(self._stream.places(number))
         self._run()
-
-    def _step(self) -> None:
-        learner, model = self._learner, self._learner.model
-        x, y = self._split.take(self._places)
-        losses = learner.loss(learner.forward(x), y, self._number)  # [seeds, batch]
-        by_seed = losses.sum(1) if learner.settings.gradient != "mean" else losses.mean(1)
-        self._optimizer.zero_grad(set_to_none=True)
-        by_seed.sum().backward()
-        learner.gradients(self._number)
-        before = [p.detach().clone() for p in model.parameters()] if self._drifting else []
-        self._optimizer.step()
-        for parameter, value in zip(model.parameters(), before):
-            going = like(self.schedule.pace, parameter) > 0
-            parameter.data.copy_(torch.where(going, parameter, value))
-        self.latest.copy_(losses.detach().mean(1))
-
-    def _finish(self) -> None:
-        """On gradients as they are used."""
-        if self._learner.settings.gradient == "unit":
-            to_unit_length(self._learner.model)
-        self.schedule.apply()
 
 
 class Stream:

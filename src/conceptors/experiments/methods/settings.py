@@ -63,8 +63,8 @@ class Settings(OwnSettings):
     )
     patience: int = setting(
         0,
-        "checks without a lower validation loss until the rate is divided by rate_factor, 0 for never; "
-        "a task then ends with the weights of the lowest",
+        "checks without a lower validation loss until the rate is divided by rate_factor, 0 for "
+        "never; a task then ends with the weights of the lowest",
     )
     rate_factor: float = setting(2.0, "what the rate is divided by, see patience")
     least_rate: float = setting(1e-5, "a task ends when the rate falls below this, see patience")
