@@ -219,3 +219,12 @@ def test_allclose() -> None:
     assert C.allclose(C.dense())
     assert not C.allclose(D)
     assert C.allclose(D, atol=1e-4)
+
+
+def test_a_known_quota_goes_along_with_copies_and_members() -> None:
+    states = torch.randn(3, 20, 6, generator=torch.Generator().manual_seed(0))
+    C, other = (Conceptor.from_states(states, 2.0) for _ in range(2))
+    quotas = C.quota
+    for known, fresh in ((C.to("cpu"), other.to("cpu")), (C[1], other[1]), (C[:2], other[:2])):
+        torch.testing.assert_close(known.quota, fresh.quota)
+    assert C[1].quota == quotas[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,23 @@ def test_a_cab_step_is_algorithm_2_with_the_authors_details(hard: bool) -> None:
     quotas = [float(c.trace()) / len(c) for c in claimed]
     assert all(0.1 < q < 0.99 for q in quotas), quotas  # some directions protected, some free
     assert [v[-1] for v in found.extras[0]["quota"].values()] == pytest.approx(quotas, abs=1e-6)
+
+
+@pytest.mark.parametrize("method", ["sgd", "cab"])
+def test_no_optimizer_outlives_its_task(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shield would go on preparing its steps."""
+    found, seen = learner(method, [0]), []
+    guarded = type(found).guarded
+
+    def noted(self: Any, optimizer: Any, finish: Any) -> None:
+        seen.append(weakref.ref(optimizer))
+        guarded(self, optimizer, finish)
+
+    monkeypatch.setattr(type(found), "guarded", noted)
+    for k in range(2):
+        found.learn(k)
+    assert len(seen) == 2
+    assert all(one() is None for one in seen)
 
 
 @pytest.mark.parametrize(

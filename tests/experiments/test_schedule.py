@@ -23,7 +23,7 @@ class Two(nn.Module):
 
 
 def schedule(model: nn.Module, rate: float = 0.01, **settings: Any) -> Schedule:
-    given = {"patience": 2, "factor": 2.0, "least_rate": 0.004, "stop_above": 0.0, **settings}
+    given = {"patience": 2, "rate_factor": 2.0, "least_rate": 0.004, "stop_above": 0.0, **settings}
     return Schedule(model, SimpleNamespace(**given), rate, 2, CPU)
 
 
@@ -88,7 +88,7 @@ def test_seeds_have_their_own_rates(method: str) -> None:
     [
         ("sgd", {"patience": 6, "momentum": 0.9}, "patience is for plain SGD, got momentum=0.9"),
         ("cab", {"patience": 6, "increment_decay": 0.1}, "does not go with increment_decay"),
-        ("sgd", {"factor": 1.0}, "factor must be above 1, got 1.0"),
+        ("sgd", {"rate_factor": 1.0}, "rate_factor must be above 1, got 1.0"),
         ("sgd", {"dropout": 1.0}, r"dropout must be in \[0, 1\[, got 1.0"),
         ("sgd", {"precision": "half"}, "precision must be one of"),
         ("cab", {"project": "outputs"}, "project must be one of"),

@@ -89,6 +89,8 @@ class OddsForm:
             found._spectrum = _mapped(self._spectrum, change, depth)
         if self._exact is not None:
             found._exact = _mapped(self._exact, change, depth)
+        if self._quota is not None:
+            found._quota = change(self._quota, self._quota.shape[depth:])
         return found
 
     def cast(self, dtype: torch.dtype) -> OddsForm:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -106,3 +108,19 @@ def test_some_columns_alone_have_the_odds_of_the_submatrix(hard: bool) -> None:
         torch.testing.assert_close(
             change @ odds(found)[0] @ change.mT, wide @ odds(claimed)[0] @ wide.mT
         )
+
+
+@pytest.mark.parametrize("rank", [None, 2])
+@pytest.mark.parametrize("least", [0.0, 0.3])
+def test_the_whole_matrix_is_the_same_with_directions_and_without(
+    rank: int | None, least: float
+) -> None:
+    states = torch.randn(3, 40, 5, generator=torch.Generator().manual_seed(0)).double()
+    claimed = Conceptor.from_states(states * torch.tensor([1.0, 1.0, 1e-1, 1e-2, 0.0]), 1.5)
+    options: dict[str, Any] = {"rank": rank, "least": least}
+    one, other = (FreeSpace(claimed, torch.float64, **options) for _ in range(2))
+    assert other.rank > 0
+    torch.testing.assert_close(one.dense(), other.dense())
+    assert not FreeSpace(claimed, torch.float64, **options).is_all
+    nothing = Conceptor.from_states(states * 1e-9, 1.5)
+    assert FreeSpace(nothing, torch.float64, **options).is_all

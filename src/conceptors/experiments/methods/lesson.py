@@ -25,59 +25,54 @@ class Lesson:
 
     def __init__(self, learner: Learner, number: int) -> None:
         s = learner.settings
-        self._learner, self._number = learner, number
-        self._split, self._parameters = learner.training_split(number), learner.trained()
         seeds, device = learner.seeds, learner.device
-        steps = learner.steps(number)
-        self._stream = Stream(self._split.sizes(), seeds, number, s.batch, steps, device)
-        self._places = self._stream.places(0).clone()
+        split, parameters = learner.training_split(number), learner.trained()
+        self._stream = Stream(split.sizes(), seeds, number, s.batch, learner.steps(number), device)
         rate = s.later_rate if number and s.later_rate else s.rate
-        self._optimizer = torch.optim.SGD(
-            self._parameters, lr=rate, momentum=s.momentum, weight_decay=s.decay
-        )
-        self.schedule = Schedule(self._parameters, s, rate, len(seeds), device)
-        learner.pace = self.schedule.pace
-        self.latest = torch.zeros(len(seeds), device=device)
-        self._mean = RunningMean(self._parameters, s.average, device) if s.average else None
-        self._drifting = not self.schedule.is_even and learner.drifts()
-        learner.guarded(self._optimizer, self._finish)
+        optimizer = torch.optim.SGD(parameters, lr=rate, momentum=s.momentum, weight_decay=s.decay)
+        self.schedule = schedule = Schedule(parameters, s, rate, len(seeds), device)
+        learner.pace = schedule.pace
+        self._mean = mean = RunningMean(parameters, s.average, device) if s.average else None
+        self._places = places = self._stream.places(0).clone()
+        self.latest = latest = torch.zeros(len(seeds), device=device)
+        drifting = not schedule.is_even and learner.drifts()
+
+        def finish() -> None:
+            if s.gradient == "unit":
+                to_unit_length(learner.model)
+            schedule.apply()
+
+        # functions, not methods: an optimizer that is held in a circle would outlive its task
+        def step() -> None:
+            x, y = split.take(places)
+            losses = learner.loss(learner.forward(x), y, number)  # [seeds, batch]
+            by_seed = losses.sum(1) if s.gradient != "mean" else losses.mean(1)
+            optimizer.zero_grad(set_to_none=True)
+            by_seed.sum().backward()
+            learner.gradients(number)
+            before = [p.detach().clone() for p in parameters] if drifting else []
+            optimizer.step()
+            for parameter, value in zip(parameters, before):
+                going = like(schedule.pace, parameter) > 0
+                parameter.data.copy_(torch.where(going, parameter, value))
+            if mean is not None:
+                mean.add(schedule.pace > 0)
+            latest.copy_(losses.detach().mean(1))
+
+        learner.guarded(optimizer, finish)
         # recorded in the precision of the passes around it
-        replayed = learner.replayable()
-        self._run = CudaGraph(self._step, exact=False) if replayed else self._step
+        self._run = CudaGraph(step, exact=False) if learner.replayable() else step
 
     def step(self, number: int) -> None:
         """The step of that number, from 0."""
         self._places.copy_(self._stream.places(number))
         self._run()
 
-    def _step(self) -> None:
-        learner = self._learner
-        x, y = self._split.take(self._places)
-        losses = learner.loss(learner.forward(x), y, self._number)  # [seeds, batch]
-        by_seed = losses.sum(1) if learner.settings.gradient != "mean" else losses.mean(1)
-        self._optimizer.zero_grad(set_to_none=True)
-        by_seed.sum().backward()
-        learner.gradients(self._number)
-        before = [p.detach().clone() for p in self._parameters] if self._drifting else []
-        self._optimizer.step()
-        for parameter, value in zip(self._parameters, before):
-            going = like(self.schedule.pace, parameter) > 0
-            parameter.data.copy_(torch.where(going, parameter, value))
-        if self._mean is not None:
-            self._mean.add(self.schedule.pace > 0)
-        self.latest.copy_(losses.detach().mean(1))
-
     def finish(self) -> None:
         """After the last step: the weights that the task ends with."""
         self.schedule.finish()
         if self._mean is not None:
             self._mean.use()
-
-    def _finish(self) -> None:
-        """On gradients as they are used."""
-        if self._learner.settings.gradient == "unit":
-            to_unit_length(self._learner.model)
-        self.schedule.apply()
 
 
 class RunningMean:

@@ -70,7 +70,7 @@ class Schedule:
         self._waited = torch.where(better, 0.0, self._waited + 1)
         stuck = self._waited >= s.patience
         self._waited[stuck] = 0.0
-        self.pace.copy_(torch.where(stuck, self.pace / s.factor, self.pace))
+        self.pace.copy_(torch.where(stuck, self.pace / s.rate_factor, self.pace))
         self.pace *= self.pace * self._rate >= s.least_rate
 
     @torch.no_grad()

@@ -70,10 +70,10 @@ class Settings(OwnSettings):
     )
     patience: int = setting(
         0,
-        "checks without a lower validation loss until the rate is divided by factor, 0 for never; "
-        "a task then ends with the weights of the lowest",
+        "checks without a lower validation loss until the rate is divided by rate_factor, 0 for "
+        "never; a task then ends with the weights of the lowest",
     )
-    factor: float = setting(2.0, "what the rate is divided by, see patience")
+    rate_factor: float = setting(2.0, "what the rate is divided by, see patience")
     least_rate: float = setting(1e-5, "a task ends when the rate falls below this, see patience")
     stop_above: float = setting(
         0.0, "end a task early at this validation accuracy in percent, 0 for never"
@@ -105,8 +105,8 @@ class Settings(OwnSettings):
                 f"patience is for plain SGD, got momentum={self.momentum}, decay={self.decay}; "
                 f"set them to 0, or patience"
             )
-        if self.factor <= 1:
-            raise ValueError(f"factor must be above 1, got {self.factor}")
+        if self.rate_factor <= 1:
+            raise ValueError(f"rate_factor must be above 1, got {self.rate_factor}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1[, got {self.dropout}")
         for name, value in {"hidden": min(sizes, default=1), **at_least_one}.items():

@@ -19,6 +19,7 @@ from conceptors.experiments.scenarios import Split
 from conceptors.shield import Shield, ShieldFullWarning
 
 _COMPARED = 10  # at most so many tasks are compared with each other
+_DRAWN = 1024  # inputs up to which layers have spectra, which take long to find, beside quotas
 
 
 @dataclass(frozen=True)
@@ -89,11 +90,10 @@ class Shielded(Learner):
             label = name
             if isinstance(self.model, StackedMLP):
                 label = f"hidden {number}" if number else "input"
-            values = conceptor.singular_values  # [groups, d]; a seed has as many as any other
-            own = values.reshape(len(self.extras), -1)
-            kinds = {"quota": own.mean(1).tolist()}
-            if len(values) == len(self.extras):  # norms have many groups, of two directions each
-                kinds["spectra"] = (own * 1e5).round().div(1e5).tolist()
+            seeds, quotas = len(self.extras), conceptor.quota  # [groups], as many for every seed
+            kinds = {"quota": quotas.reshape(seeds, -1).mean(1).tolist()}
+            if len(quotas) == seeds and conceptor.dim <= _DRAWN:  # norms have groups of two
+                kinds["spectra"] = (conceptor.singular_values * 1e5).round().div(1e5).tolist()
             for kind, by_seed in kinds.items():
                 for extra, shown in zip(self.extras, by_seed):
                     extra.setdefault(kind, {}).setdefault(label, []).append(shown)

@@ -10,6 +10,7 @@ With A = U diag(s) Uᵀ, and r directions that claim anything, M F^½ = M - M U 
 from __future__ import annotations
 
 import math
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -17,15 +18,14 @@ from torch import Tensor
 from conceptors.algebra import logic
 from conceptors.algebra import spectrum as spectra
 from conceptors.algebra.conceptor import Conceptor
-from conceptors.algebra.forms import SpectrumForm
+from conceptors.algebra.forms import OddsForm, SpectrumForm
 
 
 class FreeSpace:
-    """F = I - A of g groups, A = U diag(s) Uᵀ with r directions.
+    """F = I - A of g groups, A = U diag(s) Uᵀ with r directions, found when they are asked for.
 
     Attributes:
-        vectors: U `[g, d, r]`.
-        values: s `[g, r]`, in [0, 1].
+        dim: d.
         stiffness: c `[g]` of a layer that is pulled back, see `pull`.
     """
 
@@ -38,26 +38,65 @@ class FreeSpace:
         stiffness: Tensor | None = None,
     ) -> None:
         """Directions beyond the `rank` strongest, or with values up to `least`, count as free."""
-        full = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+        self.dim = claimed.dim
+        self._dtype = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+        least = max(least, torch.finfo(self._dtype).eps)  # what is smaller vanishes in rounding
         if rank is not None and rank < claimed.dim:
             claimed = claimed.top_k(rank)
+        self._claimed = [claimed]  # until it is factored: it may be large
+        self._least = least
+        self.stiffness: Tensor | None = None
+        if stiffness is not None:
+            self.stiffness = stiffness.to(claimed.device, self._dtype)
+
+    @property
+    def vectors(self) -> Tensor:
+        """U `[g, d, r]`."""
+        return self._directions[0]
+
+    @property
+    def values(self) -> Tensor:
+        """s `[g, r]`, in [0, 1]."""
+        return self._directions[1]
+
+    @cached_property
+    def _directions(self) -> tuple[Tensor, Tensor]:
+        claimed, full, least = self._claimed[0], self._dtype, self._least
         if claimed.spectrum[2]:  # all other directions are claimed: name them
             claimed = Conceptor.from_form(
                 SpectrumForm(spectra.complete(claimed.form.spectrum()), claimed.dtype)
             )
         vectors, values, _ = claimed.spectrum
-        least = max(least, torch.finfo(full).eps)  # what is smaller vanishes in rounding
         needed = int((values > least).sum(-1).max()) if values.numel() else 0
         if needed < values.shape[-1]:
             values, order = values.topk(needed, -1)
             vectors = vectors.take_along_dim(order.unsqueeze(-2), -1)
         values = torch.where(values > least, values, 0.0)
-        self.vectors, self.values = vectors.to(full).contiguous(), values.to(full)
-        self.stiffness = None if stiffness is None else stiffness.to(self.values)
+        self._claimed.clear()
+        return vectors.to(full).contiguous(), values.to(full)
+
+    def dense(self) -> Tensor:
+        """F `[g, d, d]`; without directions where it can be, as those of many groups take long."""
+        if not self._claimed or self._least > torch.finfo(self._dtype).eps:
+            eye = torch.eye(self.dim).to(self.vectors)
+            return eye - self.matrix(self.gain(once=True))
+        found = -self._claimed[0].form.dense(keep=False)
+        found.diagonal(dim1=-2, dim2=-1).add_(1)
+        return found.to(self._dtype)
 
     @property
-    def dim(self) -> int:
-        return self.vectors.shape[-2]
+    def is_factored(self) -> bool:
+        """Whether directions are known, or will be at once."""
+        return not self._claimed or not isinstance(self._claimed[0].form, OddsForm)
+
+    @property
+    def is_all(self) -> bool:
+        """Whether nothing is claimed."""
+        if not self.is_factored:
+            mean = float(self._claimed[0].odds_trace().max()) / self.dim  # of odds
+            if mean > 2 * self._least:  # odds below 1 are at most twice the singular value
+                return False
+        return not self.rank
 
     @property
     def rank(self) -> int:

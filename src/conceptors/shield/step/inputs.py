@@ -39,25 +39,24 @@ class FreeRows:
     ) -> None:
         """`split`: whether F is; None where it pays."""
         self._bias = free.dim > width
-        self._thin = 2 * free.rank < free.dim
+        # to factor what many groups claim takes longer than thin products save
+        self._thin = (free.is_factored or not grouped) and 2 * free.rank < free.dim
         self._times: Any = torch.bmm if grouped else torch.mm
         self._add: Any = torch.baddbmm if grouped else torch.addmm
-        vectors, values = free.vectors, free.values.unsqueeze(-2)
-        if not grouped:  # one matrix at a time is faster than a batch of one
-            vectors, values = vectors[0], values[0]
         if self._thin:
-            rows, last = vectors[..., :width, :], vectors[..., width:, :]
-            right = -(vectors * values).mT
-            blocks = [rows, last, right[..., :width], right[..., width:]]
+            left, right = free.vectors, -(free.vectors * free.gain(once=True)).mT
+            blocks = [left[:, :width], left[:, width:], right[..., :width], right[..., width:]]
         else:
-            matrix = torch.eye(free.dim).to(vectors) - (vectors * values) @ vectors.mT
-            rows, last = matrix[..., :width, :], matrix[..., width:, :]
+            whole = free.dense()
+            rows, last = whole[:, :width], whole[:, width:]
             blocks = [rows[..., :width], last[..., :width], rows[..., width:], last[..., width:]]
-        self._blocks = [block.contiguous() for block in blocks]
-        pays = vectors.is_cuda and vectors.dtype == torch.float32 and width >= _WIDE
+        # one matrix at a time is faster than a batch of one
+        self._blocks = [(block if grouped else block[0]).contiguous() for block in blocks]
+        inner = self._blocks[0]
+        pays = inner.is_cuda and inner.dtype == torch.float32 and width >= _WIDE
         self._halves: Tensor | None = None  # [high | low] of F
         if not (self._thin or self._bias) and (pays if split is None else split):
-            self._halves = split_tf32(self._blocks[0])
+            self._halves = split_tf32(inner)
         self._room: dict[str, Tensor] = {}
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -237,7 +237,7 @@ def _parts(
         for own in [[p] for p in active] if crossed else [active]:
             groups = [stepped[id(p)] for p in own if id(p) in stepped]
             free = protected.free(name, own) if groups else None
-            if free is not None and free.rank:
+            if free is not None and not free.is_all:
                 way = choose(site, own, free, optimizer, groups, context.by_inputs, looked_at)
                 yield Part(name, site, own, free, way, crossed)
 
