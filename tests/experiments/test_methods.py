@@ -29,7 +29,9 @@ STACKED: list[tuple[str, dict[str, Any]]] = [
     ("sgd", {"momentum": 0.9, "decay": 1e-3, "loss": "softmax", "activation": "tanh"}),
     ("sgd", {"gradient": "unit", "loss": "mse", "activation": "sigmoid", "init": "truncated"}),
     ("sgd", {"stop_above": 55.0, "steps": 60, "momentum": 0.5, "decay": 0.01}),
+    ("sgd", {"average": 0.8, "stop_above": 55.0, "steps": 60}),
     ("cab", {"aperture": 2.0}),
+    ("cab", {"aperture": 2.0, "average": 0.9}),
     ("cab", {"aperture": 0.7, "hard": True, "gradient": "sum", "rate": 0.02}),
     ("cab", {"gradient": "unit", "increment_decay": 0.01, "first_anchor": "zero", "samples": 30}),
     ("ewc", {"loss": "softmax"}),
@@ -192,6 +194,7 @@ def test_no_optimizer_outlives_its_task(method: str, monkeypatch: pytest.MonkeyP
     ("method", "settings"),
     [
         ("cab", {"aperture": 4.0}),
+        ("shield", {}),
         ("owm", {"rate": 1.0}),
         ("gpm", {"threshold": 0.95}),
         ("sgp", {"threshold": 0.95}),
@@ -334,6 +337,9 @@ def test_joint_training_gives_every_sample_its_own_head(monkeypatch: pytest.Monk
         ("sgd", {"validation": 0}, "validation must be at least 1"),
         ("sgd", {"hidden": "8,x"}, "hidden='8,x' is not like"),
         ("sgd", {"hidden": "0"}, "hidden must be at least 1"),
+        ("sgd", {"average": 1.0}, "average must be below 1, got 1"),
+        ("sgd", {"average": 0.9, "patience": 2}, "average and patience are two ways"),
+        ("sgd", {"smooth": 1.0}, "smooth=1 needs images, which inputs of"),
         ("sgd", {"activation": "swish"}, "activation must be one of"),
         ("sgd", {"loss": "hinge"}, "loss must be one of"),
         ("sgd", {"gradient": "max"}, "gradient must be one of"),
@@ -363,6 +369,40 @@ def test_settings_may_be_strings() -> None:
     kind = METHODS["cab"].settings_type
     made: Any = parse_settings(kind, {"hard": "yes", "rate": "1e-2", "steps": "7", "hidden": 30})
     assert (made.hard, made.rate, made.steps, made.sizes) == (True, 0.01, 7, [30])
+
+
+def test_a_task_ends_with_the_running_mean_of_its_weights() -> None:
+    """At first that is the plain mean: of 4 steps with a share of 1/4 or less."""
+    settings: dict[str, Any] = {"steps": 4, "check_every": 1}
+    averaged, plain = learner("sgd", [0, 1], average=0.8, **settings), []
+    for steps in range(1, 5):
+        found = learner("sgd", [0, 1], **{**settings, "steps": steps})
+        # the same samples in the same order, whatever the number of steps
+        found.learn(0)
+        plain.append([p.detach().clone() for p in found.model.parameters()])
+    averaged.learn(0)
+    for found_p, *single in zip(averaged.model.parameters(), *plain):
+        torch.testing.assert_close(found_p, torch.stack(single).mean(0))
+
+
+def test_smooth_initial_weights_are_blurred_at_the_same_size() -> None:
+    scenario = build("disjoint-mnist", [0, 1], arrays=blobs())
+    kind = METHODS["sgd"]
+    (first, _, second, _), (blurred, _, same, _) = (
+        weights(kind(scenario, parse_settings(kind.settings_type, given), CPU, quiet).model)
+        for given in ({"hidden": "9"}, {"hidden": "9", "smooth": 1.5})
+    )
+    first, blurred = (w.view(2, 9, 28, 28) for w in (first, blurred))
+    assert float(blurred.square().mean() / first.square().mean()) == pytest.approx(1, rel=1e-4)
+    steps = [float(w.diff(dim=-1).square().mean() / w.square().mean()) for w in (first, blurred)]
+    assert steps[1] < 0.5 * steps[0]
+    assert torch.equal(second, same)
+
+
+def test_the_shields_seeds_learn_one_by_one() -> None:
+    made = Experiment("disjoint-mnist", ["shield", "cab"], [0, 1], stacked=2)
+    assert made.groups("shield", [0, 1], CPU) == [[0], [1]]
+    assert made.groups("cab", [0, 1], CPU) == [[0, 1]]
 
 
 # --- one's own ---------------------------------------------------------------------------

@@ -24,7 +24,7 @@ class Two(nn.Module):
 
 def schedule(model: nn.Module, rate: float = 0.01, **settings: Any) -> Schedule:
     given = {"patience": 2, "rate_factor": 2.0, "least_rate": 0.004, "stop_above": 0.0, **settings}
-    return Schedule(model, SimpleNamespace(**given), rate, 2, CPU)
+    return Schedule(list(model.parameters()), SimpleNamespace(**given), rate, 2, CPU)
 
 
 def test_a_seed_slows_down_and_ends_by_its_own_loss() -> None:

@@ -52,7 +52,9 @@ class StackedMLP(nn.Module):
     @torch.no_grad()
     def smooth(self, image: tuple[int, int, int], sigma: float) -> None:
         """Blur what every neuron of the first layer looks for, at the same mean square."""
-        weight = self.layers[0].weight
+        first = self.layers[0]
+        assert isinstance(first, StackedLinear)
+        weight = first.weight
         weight.copy_(blurred(weight.flatten(0, 1), image, sigma).view_as(weight))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +198,7 @@ def _difference(held: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
             lines.append(f"{key}: {held.get(key)!r} there, {wanted[key]!r} now")
     for method in sorted(set(held["configs"]) & set(wanted["configs"])):
         old, new = held["configs"][method], wanted["configs"][method]
+        old = {**asdict(METHODS[method].settings_type()), **old}  # settings that came later
         for name in sorted(set(old) | set(new)):
             if old.get(name) != new.get(name):
                 lines.append(f"{method}.{name}: {old.get(name)!r} there, {new.get(name)!r} now")
