@@ -24,8 +24,7 @@ class CabSettings(ShieldedSettings):
     )
     project: str = setting(
         "auto",
-        "gradients, or the inputs of linear layers, which is less work for small batches; auto: "
-        "inputs in convolutional networks",
+        "gradients, or the inputs of linear layers; auto: whichever is less work",
         choices=("auto", "gradients", "inputs"),
     )
 
@@ -64,11 +63,12 @@ class Cab(Shielded):
         }
 
     def _projects(self) -> Literal["gradients", "inputs"]:
-        wanted: Literal["auto", "gradients", "inputs"] = self.settings.project
-        if wanted == "auto":
-            plain = not self.settings.decay
-            return "inputs" if plain and isinstance(self.model, AlexNet) else "gradients"
-        return wanted
+        s = self.settings
+        wanted: Literal["auto", "gradients", "inputs"] = s.project
+        if wanted != "auto":
+            return wanted
+        small = isinstance(self.model, AlexNet) or s.batch < max(s.sizes, default=0)
+        return "inputs" if small and s.gradient == "mean" and not s.decay else "gradients"
 
     def drifts(self) -> bool:
         return super().drifts() or bool(self.settings.increment_decay > 0)
