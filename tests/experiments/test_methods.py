@@ -30,6 +30,8 @@ STACKED: list[tuple[str, dict[str, Any]]] = [
     ("sgd", {"stop_above": 55.0, "steps": 60, "momentum": 0.5, "decay": 0.01}),
     ("cab", {"aperture": 2.0}),
     ("cab", {"aperture": 0.7, "hard": True, "gradient": "sum", "rate": 0.02}),
+    ("cab", {"aperture": 2.0, "reuse": True, "claim_once": True}),
+    ("cab", {"hard": True, "reuse": True, "momentum": 0.5, "gradient": "unit", "rate": 0.01}),
     ("cab", {"gradient": "unit", "increment_decay": 0.01, "first_anchor": "zero", "samples": 30}),
     ("ewc", {"loss": "softmax"}),
     ("ewc", {"labels": "sample", "fisher_samples": 20}),

@@ -83,13 +83,18 @@ def build(
     alike = {key: value for key, value in unlike.items() if value is not None}
     for key, value in alike.items():
         if key != kind.alikeness:
-            known = [name for name, other in SCENARIOS.items() if other.alikeness == key]
-            raise ValueError(f"{key}={value:g} is for {' and '.join(known)}, not for {name}")
+            some = [other for other, its in SCENARIOS.items() if its.alikeness == key]
+            raise ValueError(f"{key}={value:g} is for {' and '.join(some)}, not for {name}")
     if arrays is None:
         arrays = (kind.encoded or load)(kind.data, progress=progress)
     if limit is not None:
         arrays = arrays.first(limit)
-    options = {"tasks": count, "heads": heads, "class_order": class_order, "limit": limit}
+    options: dict[str, Any] = {
+        "tasks": count,
+        "heads": heads,
+        "class_order": class_order,
+        "limit": limit,
+    }
     options |= {"layers": layers} if kind.encoded else {}
     options |= alike
     made = kind.make(arrays, seeds, {"name": name, **options})
