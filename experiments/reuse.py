@@ -95,9 +95,11 @@ def main() -> None:
             )
             folder = options.out / f"{sequence} {name}".replace(" ", "-").replace(",", "")
             rows.append({"sequence": sequence, "variant": name})
-            rows[-1] |= measured(run(experiment, folder, progress=quiet), experiment)
+            results = run(experiment, folder, progress=quiet)
+            rows[-1] |= measured(results, experiment)
             print(json.dumps(rows[-1], ensure_ascii=False), flush=True)
-            data = json.dumps({"rows": rows}, indent=1, ensure_ascii=False).encode()
+            table = {"rows": rows, "environment": results.environment}
+            data = json.dumps(table, indent=1, ensure_ascii=False).encode()
             write_atomically(options.out / "reuse.json", data)
 
 
