@@ -47,8 +47,10 @@ SEQUENCES: dict[str, tuple[str, dict[str, Any], float]] = {
 }
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "scratch": ("scratch", {}),
+    "cab, aperture 2": ("cab", {"aperture": 2.0}),
     "cab, aperture 4": ("cab", {"aperture": 4.0}),
     "cab, aperture 9": ("cab", {"aperture": 9.0}),
+    "cab, aperture 9, later rate 1": ("cab", {"aperture": 9.0, "later_rate": 1.0}),
     "cab, aperture 9, reuse": ("cab", {"aperture": 9.0, "reuse": True}),
     "cab, aperture 9, reuse, claim once": (
         "cab",
