@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cli.words import RUN
+from cli.words import QUICK, RUN
 from conceptors import __version__
 from conceptors.cli import main
 from conceptors.experiments.methods import METHODS, explain_settings
@@ -92,6 +92,22 @@ def test_data_says_where_the_files_are(
 
 
 # --- run and report ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("scenario", "word", "value"),
+    [("rotated-mnist", "degrees", 10.0), ("permuted-mnist", "shuffled", 0.1)],
+)
+def test_how_much_tasks_differ_belongs_to_the_results(
+    scenario: str, word: str, value: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run", scenario, "--device", "cpu", *QUICK, "--tasks", "2", "--method", "sgd"]
+    words += ["--quiet", "--out", str(tmp_path)]
+    assert main([*words, f"--{word}", str(value)]) == 0
+    assert read(tmp_path)["identity"]["options"] == {"tasks": 2, word: value}
+    assert main(words) == 2
+    assert f"'{word}': {value}}} there" in capsys.readouterr().err
+    assert main([*words, "--degrees", "10", "--shuffled", "0.1"]) == 2
 
 
 def test_run_and_report(

@@ -33,6 +33,8 @@ STACKED: list[tuple[str, dict[str, Any]]] = [
     ("cab", {"aperture": 2.0}),
     ("cab", {"aperture": 2.0, "average": 0.9}),
     ("cab", {"aperture": 0.7, "hard": True, "gradient": "sum", "rate": 0.02}),
+    ("cab", {"aperture": 2.0, "reuse": True, "claim_once": True}),
+    ("cab", {"hard": True, "reuse": True, "momentum": 0.5, "gradient": "unit", "rate": 0.01}),
     ("cab", {"gradient": "unit", "increment_decay": 0.01, "first_anchor": "zero", "samples": 30}),
     ("ewc", {"loss": "softmax"}),
     ("ewc", {"labels": "sample", "fisher_samples": 20}),

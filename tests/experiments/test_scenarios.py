@@ -128,6 +128,41 @@ def test_rotated_turns_the_images() -> None:
     assert len(build("rotated-fashion", [0], tasks=1).tasks) == 1
 
 
+def test_degrees_from_a_task_to_the_next() -> None:
+    scenario = build("rotated-mnist", [0], tasks=3, degrees=90)
+    assert [t.name for t in scenario.tasks] == ["turned 0°", "turned 90°", "turned 180°"]
+    evenly = build("rotated-mnist", [0], tasks=3)
+    for ours, theirs in zip(scenario.tasks, evenly.tasks):
+        assert torch.equal(everything(ours.train)[0], everything(theirs.train)[0])
+    assert scenario.options["degrees"] == 90
+    assert "degrees" not in evenly.options
+    small = build("rotated-fashion", [0], tasks=2, degrees=2.5).tasks
+    assert small[1].name == "turned 2.5°"
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_a_share_of_the_pixels_is_shuffled(share: float) -> None:
+    scenario = build("permuted-mnist", [4, 5], tasks=3, shuffled=share)
+    count = round(784 * share)
+    moved = []
+    for k, task in enumerate(scenario.tasks):
+        orders = task.train.permutations
+        assert orders is not None
+        assert torch.equal(orders.sort(-1).values, torch.arange(784).expand(2, 1, 784))
+        moved.append((orders != torch.arange(784)).flatten(1))
+        # a few of the shuffled pixels land where they were
+        assert all(count - 10 <= n <= count for n in moved[k].sum(-1).tolist()) or k == 0
+    assert not moved[0].any()
+    assert not torch.equal(moved[1], moved[2])  # other pixels in every task
+    assert not torch.equal(moved[1][0], moved[1][1])  # and for every seed
+
+
+def test_shuffling_all_pixels_is_the_default() -> None:
+    ours = build("permuted-mnist", [4], tasks=2, shuffled=1.0).tasks[1]
+    theirs = build("permuted-mnist", [4], tasks=2).tasks[1]
+    assert torch.equal(everything(ours.test)[0], everything(theirs.test)[0])
+
+
 # --- colour images -----------------------------------------------------------------------
 
 
@@ -182,6 +217,16 @@ def test_bad_requests_are_refused() -> None:
         build("disjoint-mnist", [0], class_order="random")
     with pytest.raises(ValueError, match="has no training, validation or test samples"):
         build("disjoint-mnist", [0], tasks=10, limit=20)
+    with pytest.raises(ValueError, match="degrees=10 is for rotated-mnist and rotated-fashion"):
+        build("permuted-mnist", [0], degrees=10)
+    with pytest.raises(ValueError, match=r"shuffled=0.1 is for permuted-mnist"):
+        build("disjoint-mnist", [0], shuffled=0.1)
+    for share in (0.0, -0.1, 1.1, float("nan")):
+        with pytest.raises(ValueError, match=r"shuffled must be a share of the pixels in \(0, 1"):
+            build("permuted-mnist", [0], shuffled=share)
+    for angle in (-1.0, 361.0, float("nan")):
+        with pytest.raises(ValueError, match="degrees from a task to the next must be in"):
+            build("rotated-mnist", [0], degrees=angle)
 
 
 def test_a_limit_keeps_the_first_images() -> None:

@@ -169,6 +169,15 @@ def _experiment_words(command: argparse.ArgumentParser) -> None:
 
 def _machine_words(command: argparse.ArgumentParser) -> None:
     command.add_argument(
+        "--degrees", type=float, help="from each task to the next (rotated; default: 180 in all)"
+    )
+    command.add_argument(
+        "--shuffled",
+        type=float,
+        metavar="SHARE",
+        help="share of the pixels that a task shuffles (permuted; default: 1)",
+    )
+    command.add_argument(
         "--device", default="auto", help="cpu, cuda, cuda:1 or auto (default: a GPU, if there)"
     )
     command.add_argument(

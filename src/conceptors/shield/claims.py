@@ -10,6 +10,7 @@ from torch import Tensor
 
 from conceptors._internal.host import to_host
 from conceptors.algebra.conceptor import Conceptor
+from conceptors.algebra.novelty import join_novel
 from conceptors.shield.blocks import WeightBlock
 from conceptors.shield.options import Protection
 from conceptors.shield.remember.moments import Moments, SketchedMoments
@@ -46,17 +47,22 @@ class Remembered:
     _quotas: dict[str, float] = field(default_factory=dict)
 
     def with_task(
-        self, task: Claims, sites: Mapping[str, WeightBlock], protection: Protection, keep: bool
+        self,
+        task: Claims,
+        sites: Mapping[str, WeightBlock],
+        protection: Protection,
+        keep: bool,
+        known: float | Tensor = 0.0,
     ) -> Remembered:
-        """One more task; `keep` it apart too."""
-        claimed = join(self.claimed, task, sites, protection)
+        """One more task, `known` so far before it was learned; `keep` it apart too."""
+        claimed = join(self.claimed, task, sites, protection, known)
         tasks = [*self.tasks, task.stowed()] if keep else self.tasks
         return Remembered(claimed, tasks, self.n_tasks + 1)
 
     def without_task(
         self, index: int, sites: Mapping[str, WeightBlock], protection: Protection
     ) -> Remembered:
-        """All tasks but one, which were kept apart."""
+        """All tasks but one, which were kept apart; each claims in full what it uses."""
         tasks = [task for i, task in enumerate(self.tasks) if i != index]
         claimed = Claims()
         for task in tasks:
@@ -88,11 +94,16 @@ class Remembered:
 
 
 def join(
-    claimed: Claims, task: Claims, sites: Mapping[str, WeightBlock], protection: Protection
+    claimed: Claims,
+    task: Claims,
+    sites: Mapping[str, WeightBlock],
+    protection: Protection,
+    known: float | Tensor = 0.0,
 ) -> Claims:
     """A ∨ C at every site, and stiffness added up; sketched ones stay within their rank.
 
-    With c such that c Q is the sum of all tasks' stiffness: a mean, weighted by tr Q.
+    With c such that c Q is the sum of all tasks' stiffness: a mean, weighted by tr Q. What is
+    shared counts less by `known`, see `join_novel`.
     """
     found = Claims(dict(claimed.conceptors), dict(claimed.stiffness))
     for name, new in task.stiffness.items():
@@ -108,7 +119,7 @@ def join(
         device = conceptor.device if site is None else site.parameters[0].device
         both = conceptor.to(device)
         if name in claimed.conceptors:
-            both = claimed.conceptors[name].to(device) | both
+            both = join_novel(claimed.conceptors[name].to(device), both, known)
         limit = protection.sketch_rank(both.dim)
         if limit is not None and both.is_factored and both.rank > limit:
             both = both.top_k(limit)

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from conceptors._internal.batches import Feed
 from conceptors.algebra.conceptor import Conceptor, similarity
+from conceptors.algebra.novelty import stride
 from conceptors.shield.blocks import Scan
 from conceptors.shield.claims import Claims, Remembered
 from conceptors.shield.explain import Explanation, explain
 from conceptors.shield.moved import Mark
-from conceptors.shield.options import Protection
+from conceptors.shield.options import Protection, check_known
 from conceptors.shield.room import stuck_layers
 from conceptors.shield.step.guards import Guards
 from conceptors.shield.watch import Watch
@@ -36,7 +37,12 @@ class Inspection(ABC):
 
     @abstractmethod
     def _claims_of(
-        self, batches: Any, feed: Feed | None, limit: int | None, progress: bool
+        self,
+        batches: Any,
+        feed: Feed | None,
+        limit: int | None,
+        progress: bool,
+        soft: bool = False,
     ) -> Claims:
         """What one task's data would claim."""
 
@@ -85,6 +91,35 @@ class Inspection(ABC):
             task = self._claims_of(batches, feed, limit, progress)
         return {
             name: float(similarity(conceptor, held[name].to(conceptor.device)).mean())
+            for name, conceptor in task.conceptors.items()
+            if name in held
+        }
+
+    def strides(
+        self,
+        batches: Any,
+        known: float | Tensor,
+        *,
+        feed: Feed | None = None,
+        limit: int | None = None,
+        progress: bool = False,
+    ) -> dict[str, Tensor]:
+        """How much longer steps of SGD may be on new data, layer by layer: `[groups]` from 1.
+
+        To be asked before training on it, and multiplied into the learning rates. The more of the
+        data lies in claimed space, the more the shield shortens steps, and the longer they may be.
+        That pays only for a task that the model can do in part already.
+
+        Args:
+            known: the share in [0, 1] that it can do, like its accuracy on the new data now (less
+                what guessing would give). At 0 all strides are 1.
+        """
+        known = check_known(known)
+        held = self._remembered.claimed.conceptors
+        with self._watch.alone():
+            task = self._claims_of(batches, feed, limit, progress, soft=True)
+        return {
+            name: stride(held[name].to(conceptor.device), conceptor, known)
             for name, conceptor in task.conceptors.items()
             if name in held
         }

@@ -107,6 +107,18 @@ def check_rows(rows: Any) -> int | Literal["auto"] | None:
     return None if rows is None else checks.whole(rows, 'rows (or "auto", or None)', 1)
 
 
+def check_known(known: Any) -> float | torch.Tensor:
+    """How much of a task is known: a share, or one for each group of every layer."""
+    if not isinstance(known, torch.Tensor) or known.ndim == 0:
+        return checks.number(known, "known", 0.0, 1.0)
+    if known.ndim != 1 or not bool(((known >= 0) & (known <= 1)).all()):
+        raise ValueError(
+            f"known must be a share in [0, 1], or a tensor of them, one per group; got shape "
+            f"{list(known.shape)} with values from {float(known.min()):g} to {float(known.max()):g}"
+        )
+    return known
+
+
 def check_patterns(value: Any, name: str) -> list[str]:
     """Shell-style patterns of names; one alone will do."""
     patterns = [value] if isinstance(value, str) else list(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -29,6 +30,7 @@ from conceptors.shield.options import (
     Aperture,
     Protection,
     check_apertures,
+    check_known,
     check_layers,
     check_names,
     check_patterns,
@@ -201,6 +203,7 @@ class Shield(Inspection, Persistence):
         feed: Feed | None = None,
         limit: int | None = None,
         progress: bool = False,
+        known: float | Tensor = 0.0,
     ) -> Shield:
         """Protect what the model does on this data from now on: call it after each task.
 
@@ -213,11 +216,14 @@ class Shield(Inspection, Persistence):
                 part of a (inputs, targets) batch, or a mapping as keyword arguments.
             limit: use at most so many samples.
             progress: show a progress bar.
+            known: share in [0, 1] of this task that the model could do before it learned it: so
+                much of what it has in common with earlier tasks is not claimed again.
 
         Raises:
             ValueError: no data, NaN or infinite activations (names the layer and the batch), or
                 a dtype that is too small for the aperture.
         """
+        known = check_known(known)
         with self._watch.alone():
             self._guards.settle()
             task = self._claims_of(batches, feed, limit, progress)
@@ -225,7 +231,7 @@ class Shield(Inspection, Persistence):
             reshard(self.model)
             with self._all_or_nothing(), outside_inference_mode():
                 self._remembered = self._remembered.with_task(
-                    task, self._scan.sites, self._protection, self.keep_tasks
+                    task, self._scan.sites, self._protection, self.keep_tasks, known
                 )
                 self._resumed = {}
                 self._set_anchors()
@@ -239,7 +245,8 @@ class Shield(Inspection, Persistence):
     def forget(self, task: int) -> Shield:
         """Free the space that one task alone claims (task 0 is the first).
 
-        Needs `keep_tasks=True`. The weights stay as they are; later tasks may use that space.
+        Needs `keep_tasks=True`. The weights stay as they are; later tasks may use that space. The
+        other tasks are joined anew, in full where they were remembered with `known`.
         """
         if not self.keep_tasks:
             raise ValueError(
@@ -290,9 +297,14 @@ class Shield(Inspection, Persistence):
 
     @outside_inference_mode()
     def _claims_of(
-        self, batches: Any, feed: Feed | None, limit: int | None, progress: bool
+        self,
+        batches: Any,
+        feed: Feed | None,
+        limit: int | None,
+        progress: bool,
+        soft: bool = False,
     ) -> Claims:
-        """What one task's data would claim; changes nothing."""
+        """What one task's data would claim, or if `soft` before it is hardened; changes nothing."""
         self.refresh()
         with self._watch.resting.watching(self._scan.resting):
             moments = collect(
@@ -310,7 +322,8 @@ class Shield(Inspection, Persistence):
             )
         moments = {name: own for name, own in moments.items() if name in self._scan.sites}
         held = self._remembered.claimed.conceptors
-        return claims_of_task(moments, self._scan.sites, self._protection, held)
+        protection = replace(self._protection, hard=False) if soft else self._protection
+        return claims_of_task(moments, self._scan.sites, protection, held)
 
     def _meet_strays(self, uses: Iterable[Use]) -> None:
         """Weights that are used where no rule covers it."""

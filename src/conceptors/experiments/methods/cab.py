@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
+from torch import Tensor
 
 from conceptors.experiments.methods.relatives.layers import matrix_layers
 from conceptors.experiments.methods.settings import Settings, setting
 from conceptors.experiments.methods.shielded import Shielded, ShieldedSettings
-from conceptors.experiments.networks import AlexNet
+from conceptors.experiments.networks import AlexNet, StackedMLP
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,10 @@ class CabSettings(ShieldedSettings):
     increment_decay: float = setting(0.0, "λ of Algorithm 2: pull towards the last task's weights")
     first_anchor: str = setting(
         "initial", "what that pull is towards in the first task", choices=("initial", "zero")
+    )
+    reuse: bool = setting(False, "longer steps on tasks that are known in part: Shield.strides")
+    claim_once: bool = setting(
+        False, "what a known task shares with earlier ones is not claimed again"
     )
     project: str = setting(
         "auto",
@@ -72,3 +78,63 @@ class Cab(Shielded):
 
     def drifts(self) -> bool:
         return super().drifts() or bool(self.settings.increment_decay > 0)
+
+    # --- similar tasks --------------------------------------------------------------------
+
+    def start_task(self, number: int) -> None:
+        """How much of the task is known, and how long steps may be."""
+        s = self.settings
+        self.known = torch.zeros(len(self.seeds))
+        self.strides: dict[str, Tensor] = {}
+        if not number or not (s.reuse or s.claim_once):
+            return
+        task = self.scenario.tasks[number]
+        split, chance = task.train, 1 / self.scenario.classes
+        if self.scenario.heads and task.classes is not None:
+            chance = 1 / int(task.classes[0].sum())
+        right = self.accuracy(split, number, s.validation) / 100
+        self.known = ((right - chance) / (1 - chance)).clamp(0, 1)
+        if s.reuse:
+            self.strides = self.shield.strides(self.batches(split, number), self._known())
+        self._record_reuse()
+
+    def guarded(self, optimizer: torch.optim.Optimizer, finish: Callable[[], None]) -> None:
+        layers = dict(self.model.named_modules())
+        scaled = [
+            (parameter, self._factors(parameter, factors))
+            for name, factors in self.strides.items()
+            for parameter in layers[name].parameters(recurse=False)
+        ]
+
+        def between() -> None:
+            finish()
+            for parameter, factor in scaled:  # of SGD: as if its rate were larger
+                if parameter.grad is not None:
+                    parameter.grad *= factor
+
+        super().guarded(optimizer, between if scaled else finish)
+
+    def remember(self, batches: Iterable[Any]) -> None:
+        self.shield.remember(batches, known=self._known() if self.settings.claim_once else 0.0)
+
+    def _known(self) -> float | Tensor:
+        return self.known if self._by_seed() else float(self.known.mean())
+
+    def _factors(self, parameter: Tensor, factors: Tensor) -> Tensor:
+        """One for each seed of stacked layers; else one, the most careful of a layer's groups."""
+        if not self._by_seed():
+            return factors.min().to(parameter)
+        return factors.to(parameter).reshape(-1, *[1] * (parameter.ndim - 1))
+
+    def _by_seed(self) -> bool:
+        """Whether the groups of all layers are seeds."""
+        return isinstance(self.model, StackedMLP)
+
+    def _record_reuse(self) -> None:
+        """What is known of every task from the second on, and strides, for the results."""
+        for i, extra in enumerate(self.extras):
+            extra.setdefault("known", []).append(round(float(self.known[i]), 4))
+            for number, (name, factors) in enumerate(self.strides.items()):
+                own = factors[i] if self._by_seed() else factors.min()
+                held = extra.setdefault("strides", {}).setdefault(self.label(name, number), [])
+                held.append(round(float(own), 3))

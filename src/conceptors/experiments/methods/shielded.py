@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -63,8 +63,11 @@ class Shielded(Learner):
             return super().learn(number)
 
     def end_task(self, number: int) -> None:
-        self.shield.remember(self._batches(self.scenario.tasks[number].train, number))
+        self.remember(self.batches(self.scenario.tasks[number].train, number))
         self._record_quotas()
+
+    def remember(self, batches: Iterable[Any]) -> None:
+        self.shield.remember(batches)
 
     def stored_numbers(self) -> list[int]:
         """The conceptors of all tasks together; what else the shield keeps are weights."""
@@ -72,7 +75,7 @@ class Shielded(Learner):
         held = sum(part.numel() for part in parts if isinstance(part, Tensor))
         return [held // len(self.seeds)] * len(self.seeds)
 
-    def _batches(self, split: Split, number: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self, split: Split, number: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Samples for the conceptors, drawn by each seed for itself, as many for every seed."""
         count = min(split.sizes())
         if self.settings.samples:
@@ -84,12 +87,16 @@ class Shielded(Learner):
         for places in torch.stack(drawn).to(self.device).split(1000, dim=1):
             yield split.take(places)
 
+    def label(self, name: str, number: int) -> str:
+        """What the layer of that number is called in results."""
+        if not isinstance(self.model, StackedMLP):
+            return name
+        return f"hidden {number}" if number else "input"
+
     def _record_quotas(self) -> None:
         """Quotas, spectra and the tasks' similarity at the input, for the results."""
         for number, (name, conceptor) in enumerate(self.shield.conceptors().items()):
-            label = name
-            if isinstance(self.model, StackedMLP):
-                label = f"hidden {number}" if number else "input"
+            label = self.label(name, number)
             seeds, quotas = len(self.extras), conceptor.quota  # [groups], as many for every seed
             kinds = {"quota": quotas.reshape(seeds, -1).mean(1).tolist()}
             if len(quotas) == seeds and conceptor.dim <= _DRAWN:  # norms have groups of two

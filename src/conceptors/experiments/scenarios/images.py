@@ -27,6 +27,7 @@ class ScenarioKind:
     tasks: int
     about: str
     encoded: Callable[..., Encoded] | None = None  # loads features of an encoder instead
+    alikeness: str = ""  # its option that says how much tasks differ from each other
 
     def stackable(self, class_order: str) -> bool:
         """Whether seeds can be learned at once; not if their tasks are of different sizes."""
@@ -42,6 +43,8 @@ def build(
     class_order: str = "fixed",
     limit: int | None = None,
     layers: str = "all",
+    degrees: float | None = None,
+    shuffled: float | None = None,
     progress: bool = True,
     arrays: Arrays | Encoded | None = None,
 ) -> Scenario:
@@ -53,6 +56,9 @@ def build(
         class_order: "fixed" (0, 1, 2, ...) or "seed" (shuffled by each seed).
         limit: use only so many samples of each set, for quick trials.
         layers: features of "all" layers of the encoder, or the "last" (clinc150).
+        degrees: from each task to the next (rotated), by default so that the last is at 180°.
+        shuffled: share of the pixels that every task shuffles among themselves (permuted), by
+            default all.
         progress: show downloads.
         arrays: data of that form to use instead of the scenario's own.
 
@@ -72,12 +78,24 @@ def build(
     if layers not in ("all", "last") or (layers != "all" and not kind.encoded):
         known = "'all' or 'last'" if kind.encoded else "'all' for inputs that are no features"
         raise ValueError(f"layers must be {known}, got {layers!r}")
+    unlike = {"degrees": degrees, "shuffled": shuffled}
+    alike = {key: value for key, value in unlike.items() if value is not None}
+    for key, value in alike.items():
+        if key != kind.alikeness:
+            some = [other for other, its in SCENARIOS.items() if its.alikeness == key]
+            raise ValueError(f"{key}={value:g} is for {' and '.join(some)}, not for {name}")
     if arrays is None:
         arrays = (kind.encoded or load)(kind.data, progress=progress)
     if limit is not None:
         arrays = arrays.first(limit)
-    options = {"tasks": count, "heads": heads, "class_order": class_order, "limit": limit}
+    options: dict[str, Any] = {
+        "tasks": count,
+        "heads": heads,
+        "class_order": class_order,
+        "limit": limit,
+    }
     options |= {"layers": layers} if kind.encoded else {}
+    options |= alike
     made = kind.make(arrays, seeds, {"name": name, **options})
     for task in made.tasks:
         if not min(task.train.counts + task.validation.counts + task.test.counts):
@@ -162,14 +180,13 @@ def class_orders(classes: int, seeds: list[int], options: dict[str, Any]) -> Ten
 
 def _permuted(arrays: Arrays, seeds: list[int], options: dict[str, Any]) -> Scenario:
     """Task 1 is unpermuted, as in the paper."""
+    share = options.get("shuffled")
+    count = 784 if share is None else _shuffled_pixels(share)
     orders = torch.stack(
         [
             torch.stack(
                 [torch.arange(784)]
-                + [
-                    torch.randperm(784, generator=_generator(seed, 100 + k))
-                    for k in range(1, options["tasks"])
-                ]
+                + [_order(_generator(seed, 100 + k), count) for k in range(1, options["tasks"])]
             )
             for seed in seeds
         ]
@@ -190,20 +207,44 @@ def _permuted(arrays: Arrays, seeds: list[int], options: dict[str, Any]) -> Scen
     return Scenario(options["name"], tasks, seeds, 10, (784,), False, options)
 
 
+def _shuffled_pixels(share: float) -> int:
+    if not 0 < share <= 1:
+        raise ValueError(f"shuffled must be a share of the pixels in (0, 1], got {share}")
+    return round(784 * share)
+
+
+def _order(generator: torch.Generator, count: int) -> Tensor:
+    """All pixels shuffled `[784]`, or so many of them among themselves."""
+    drawn = torch.randperm(784, generator=generator)
+    if count == 784:
+        return drawn
+    order, some = torch.arange(784), drawn[:count]
+    order[some] = some[torch.randperm(count, generator=generator)]
+    return order
+
+
 def _rotated(arrays: Arrays, seeds: list[int], options: dict[str, Any]) -> Scenario:
-    """Tasks turn the images by 0° to 180°, evenly spaced."""
+    """Tasks turn the images by 0° to 180°, evenly spaced, or by so many degrees each."""
     held, count = _held_out(arrays), options["tasks"]
+    apart = options.get("degrees")
+    if apart is not None and not 0 <= apart <= 360:
+        raise ValueError(f"degrees from a task to the next must be in [0, 360], got {apart}")
     y, test_y = arrays.train_y.long(), arrays.test_y.long()
     tasks = []
     for k in range(count):
-        angle = 180.0 * k / max(1, count - 1)
+        angle = 180.0 * k / max(1, count - 1) if apart is None else apart * k
         x = _turned(arrays.train_x, angle).flatten(1)
         test_x = _turned(arrays.test_x, angle).flatten(1)
         parts = [(x[held:], y[held:]), (x[:held], y[:held]), (test_x, test_y)]
         train, validation, test = (Split.of(i, j, _all_members(i, seeds)) for i, j in parts)
-        tasks.append(Task(f"turned {angle:.0f}°", train, validation, test))
+        tasks.append(Task(_turned_by(angle, apart), train, validation, test))
     name, image = options["name"], (1, 28, 28)
     return Scenario(name, tasks, seeds, 10, (784,), False, options, image=image)
+
+
+def _turned_by(angle: float, apart: float | None) -> str:
+    """The name of a task; steps of less than a degree are told apart."""
+    return f"turned {angle:.0f}°" if apart is None else f"turned {angle:g}°"
 
 
 def _turned(images: Tensor, angle: float) -> Tensor:
@@ -231,16 +272,30 @@ SCENARIOS = {
         _disjoint, "mnist", 2, "ten digits in groups, one ten-way output"
     ),
     "permuted-mnist": ScenarioKind(
-        _permuted, "mnist", 10, "all digits, pixels shuffled in every task"
+        _permuted,
+        "mnist",
+        10,
+        "all digits, pixels shuffled in every task",
+        alikeness="shuffled",
     ),
     "rotated-mnist": ScenarioKind(
-        _rotated, "mnist", 10, "all digits, turned further in every task"
+        _rotated,
+        "mnist",
+        10,
+        "all digits, turned further in every task",
+        alikeness="degrees",
     ),
     "disjoint-fashion": ScenarioKind(_disjoint, "fashion-mnist", 2, "ten garments in groups"),
     "permuted-fashion": ScenarioKind(
-        _permuted, "fashion-mnist", 10, "all garments, pixels shuffled"
+        _permuted,
+        "fashion-mnist",
+        10,
+        "all garments, pixels shuffled",
+        alikeness="shuffled",
     ),
-    "rotated-fashion": ScenarioKind(_rotated, "fashion-mnist", 10, "all garments, turned"),
+    "rotated-fashion": ScenarioKind(
+        _rotated, "fashion-mnist", 10, "all garments, turned", alikeness="degrees"
+    ),
     "split-cifar100": ScenarioKind(
         _split_cifar, "cifar100", 10, "a hundred classes in groups, heads"
     ),
