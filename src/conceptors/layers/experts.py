@@ -53,7 +53,7 @@ class ExpertsRule:
         bound = inspect.signature(layer.forward).bind(*call.args, **call.kwargs)
         x, chosen, shares = bound.arguments.values()
         x = x.reshape(-1, x.shape[-1])  # [n, d]
-        chosen, shares = (t.reshape(len(x), -1) for t in (chosen, shares))  # [n, experts per row]
+        chosen, shares = (t.reshape(-1, t.shape[-1]) for t in (chosen, shares))  # [n, chosen]
         self._check(layer, x, chosen, shares, call.output.reshape(x.shape))
         up = _up(layer)
         for i in range(len(layer.down_proj)):
