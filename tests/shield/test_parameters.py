@@ -14,14 +14,14 @@ from shield.common import mlp, quiet, samples, train
 
 
 class Scale(nn.Module):
-    """A layer the shield does not know."""
+    """A layer the shield does not know: what it does is not linear in its parameter."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
         self.factor = nn.Parameter(torch.ones(size).double())
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.factor
+        return x * self.factor.square()
 
 
 def with_scale(kind: type[Scale] = Scale) -> Any:
