@@ -9,7 +9,7 @@ ifneq ($(wildcard ../shared/data),)
 export CONCEPTORS_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: help demo tour test test-gpu browser soak lint types docs bench lock sbom clean
+.PHONY: help demo tour test test-gpu browser soak lint types docs bench release release-check lock sbom clean
 
 # Only what requirements*.txt list, only wheels (a source archive would fetch and run more), only
 # files with the hashes given there.
@@ -88,6 +88,12 @@ docs: $(READY) ## the documentation as HTML in build/docs; any broken link fails
 
 bench: $(READY) ## timings against older ways of computing the same
 	$(BIN)/python -m pytest -q benchmarks --benchmark-enable --benchmark-only --benchmark-quiet
+
+release-check: $(READY) ## build wheel and sdist, install them beside torch and numpy alone, run the quickstart there
+	$(BIN)/python tools/release_check.py
+
+release: $(READY) ## wheel and sdist in dist; RELEASING.md says what comes before and after
+	$(BIN)/python -m hatchling build -c -t sdist -t wheel -d dist
 
 lock: ## requirements.txt anew from constraints.txt: hashes of everything that is installed
 	$(PYTHON) tools/lock.py

@@ -1,13 +1,8 @@
-"""The page in a real browser: headless Chromium, driven by playwright.
-
-Without one these tests are skipped; CHROMIUM=/path/to/browser names one.
-"""
+"""The page in a real browser."""
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,26 +11,6 @@ import pytest
 from conceptors.report import write_page
 from report import sample
 
-api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-
-NAMES = (
-    "chromium",
-    "chromium-browser",
-    "google-chrome",
-    "google-chrome-stable",
-    "chrome",
-    "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
-)
-OPTIONS = (
-    "--no-sandbox",
-    "--headless",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "one": lambda: sample.make(1, 1, bare=True),
     "two": lambda: sample.make(2, 3),
@@ -46,27 +21,6 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
 Open = Callable[..., Any]
 
 
-def _chromium() -> str | None:
-    named = os.environ.get("CHROMIUM")
-    return shutil.which(named) if named else next(filter(None, map(shutil.which, NAMES)), None)
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    found = _chromium()
-    if found is None:
-        named = os.environ.get("CHROMIUM")
-        pytest.skip(
-            f"CHROMIUM={named} is not a program"
-            if named
-            else "no Chromium found (looked for " + ", ".join(NAMES[:5]) + "); set CHROMIUM"
-        )
-    with api.sync_playwright() as play:
-        running = play.chromium.launch(executable_path=found, args=list(OPTIONS))
-        yield running
-        running.close()
-
-
 @pytest.fixture(scope="session")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
@@ -74,34 +28,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def show(browser: Any, files: dict[str, Path]) -> Iterator[Open]:
-    """Opens a page; at the end there must have been no error, request, dialog or takeover."""
-    contexts, wrong = [], []
-
-    def opened(name: str, width: int = 1200, **options: Any) -> Any:
-        context = browser.new_context(viewport={"width": width, "height": 800}, **options)
-        contexts.append(context)
-        page = context.new_page()
-        address = files[name].as_uri()
-
-        def foreign(url: str) -> bool:
-            return not url.startswith(("data:", address))
-
-        def dismissed(dialog: Any) -> None:
-            wrong.append(f"dialog: {dialog.message}")
-            dialog.dismiss()
-
-        page.on("console", lambda m: wrong.append(f"console: {m.text}"))
-        page.on("pageerror", lambda e: wrong.append(f"error: {e}"))
-        page.on("dialog", dismissed)
-        page.on("request", lambda r: wrong.append(f"request: {r.url}") if foreign(r.url) else None)
-        page.goto(address)
-        return page
-
-    yield opened
-    for context in contexts:
-        context.close()
-    assert wrong == []
+def show(visit: Open, files: dict[str, Path]) -> Open:
+    """Opens a page by its name; see `visit`."""
+    return lambda name, *given, **options: visit(files[name], *given, **options)
 
 
 def order(page: Any) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+import webbrowser
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,16 @@ def _other_results(folder: Path) -> str:
     if not files:
         return "; make one with: conceptors run SCENARIO --method METHOD --out DIR"
     return nearest(str(folder), {str(file.parent) for file in files})
+
+
+def _explore(options: argparse.Namespace) -> int:
+    from conceptors.report import write_explorer
+
+    page = write_explorer(options.out, options.shield)
+    print(f"page: {page}")
+    if options.open and not webbrowser.open(page.resolve().as_uri()):
+        print("no browser was found here; open the page in one", file=sys.stderr)
+    return 0
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -263,6 +274,7 @@ _ACTIONS = {
     "all": act_on_all,
     "tune": _tune,
     "report": _report,
+    "explore": _explore,
     "list": _list,
     "data": _data,
     "bench": _bench,

@@ -13,6 +13,7 @@ examples:
   conceptors run disjoint-mnist --method cab --set cab.aperture=4 --set epochs=5 --out out/try
   conceptors list --method cab
   conceptors report out/disjoint
+  conceptors explore --open
 """
 
 _OWN_METHOD = """
@@ -105,6 +106,20 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument(
         "folder", nargs="+", help="a folder with results.json; several are also compared"
     )
+
+    command = commands.add_parser(
+        "explore",
+        help="make a page on which to move the aperture",
+        description="Make one HTML file that works offline: move the aperture and see spectra, "
+        "quotas and projected digits of classes, their NOT, OR and AND; or layers of a shield.",
+    )
+    command.add_argument(
+        "--shield", metavar="FILE", help="a file that shield.save wrote: show its layers instead"
+    )
+    command.add_argument(
+        "--out", metavar="FILE", default="explore.html", help="the page (default: explore.html)"
+    )
+    command.add_argument("--open", action="store_true", help="open it in the browser")
 
     command = commands.add_parser("list", help="scenarios, methods, presets and settings")
     command.add_argument("--method", help="explain the settings of this method")

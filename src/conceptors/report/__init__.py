@@ -23,6 +23,7 @@ __all__ = [
     "projected_images",
     "read_results",
     "write_comparison",
+    "write_explorer",
     "write_figures",
     "write_page",
     "write_shield_page",
@@ -86,6 +87,24 @@ def write_shield_page(shield: Shield, path: Path | str, stuck: Sequence[str] = (
     title = type(shield.model).__name__
     found = {name: matrix.double().numpy() for name, matrix in alike.items()}
     return write(Path(path), title, shield.n_tasks, shield.explain(), spectra, found, stuck)
+
+
+def write_explorer(path: Path | str, shield: Path | str | None = None) -> Path:
+    """One self-contained page on which to move the aperture and see what a conceptor makes of it.
+
+    Of classes of small digits with their NOT, OR and AND; or, where `shield` is a file that
+    `Shield.save` wrote, of its layers. Errors: ValueError for a file that is none,
+    DataUnavailableError where no digits can be had, ImportError without the extra `figures`.
+    """
+    need_charts()
+    from conceptors.report.explore import load_digits, write_digits, write_layers
+
+    if shield is None:
+        return write_digits(Path(path), load_digits())
+    from conceptors.shield.state import read_claims
+
+    tasks, layers = read_claims(shield)
+    return write_layers(Path(path), Path(shield).name, tasks, layers)
 
 
 def write_figures(results: dict[str, Any], folder: Path | str) -> list[Path]:

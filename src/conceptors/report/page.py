@@ -81,8 +81,11 @@ def render(
     )
 
 
-def fill(template: str, **values: Any) -> str:
-    """A page from its template: with the style, the script that its policy allows, and charts."""
+def fill(template: str, *scripts: str, **values: Any) -> str:
+    """A page from its template: with the style, the scripts that its policy allows, and charts.
+
+    `scripts` are files beside the template that the page needs more than others do.
+    """
     env = Environment(
         loader=PackageLoader("conceptors.report"),
         autoescape=True,
@@ -91,7 +94,8 @@ def fill(template: str, **values: Any) -> str:
         lstrip_blocks=True,
         finalize=lambda value: clean(value) if type(value) is str else value,
     )
-    script = (files("conceptors.report") / "templates" / "page.js").read_text("utf-8")
+    folder = files("conceptors.report") / "templates"
+    script = "\n".join((folder / name).read_text("utf-8") for name in ("page.js", *scripts))
     return env.get_template(template).render(
         style=Markup(env.get_template("page.css").render(light=LIGHT, dark_colours=DARK)),
         script=Markup(script),

@@ -203,6 +203,24 @@ def load_into(
         raise ValueError(f"{path}: {error}") from error
 
 
+def read_claims(path: str | Path) -> tuple[int, dict[str, Conceptor]]:
+    """(number of tasks, what all of them claim by layer) of a file, without its model.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: damaged, or not a shield file.
+    """
+    state = load(path)
+    try:
+        n_tasks, claimed, _, _ = _parsed(state, {})
+        _names(state, "layers", {})
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path}: {error}") from error
+    found = claimed.conceptors
+    order = [name for name in state["layers"] or [] if name in found]  # of the model
+    return n_tasks, {name: found[name] for name in dict.fromkeys([*order, *found])}
+
+
 def _pack(conceptor: Conceptor, stiffness: Tensor | None = None) -> dict[str, Any]:
     """The exact odds matrix where there is one, else the spectrum; and stiffness, if any."""
     more = {} if stiffness is None else {"stiffness": stiffness.clone()}
