@@ -6,7 +6,7 @@ import hashlib
 import json
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -93,7 +93,7 @@ class Piece:
 
 def work_key(experiment: Experiment, method: str, seeds: list[int], purpose: str = "run") -> str:
     """A file name for some work, the same whenever all that it depends on is the same."""
-    asked = {**experiment.identity(), "configs": experiment.config(method), "seeds": seeds}
-    text = json.dumps([asked, purpose], sort_keys=True)
+    alone = replace(experiment, methods=[method])  # others may come and go
+    text = json.dumps([alone.identity(), seeds, purpose], sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     return f"{experiment.scenario}-{method}-{seeds[0]}-{digest}"

@@ -11,17 +11,17 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import torch
-
 from conceptors._internal.files import alive, is_alive
 from conceptors._internal.suggest import nearest
+from conceptors.experiments.engines import Engine, Local
 from conceptors.experiments.events import Event, Progress
 from conceptors.experiments.experiment import Experiment, ExperimentError
-from conceptors.experiments.methods import METHODS, parse_settings
+from conceptors.experiments.methods import METHODS
+from conceptors.experiments.runner import placed
+from conceptors.experiments.trials import Trial, TrialsError
 
 
 def tune(
@@ -32,11 +32,17 @@ def tune(
     trials: int,
     minutes: float | None,
     progress: Progress,
+    engine: Engine | None = None,
+    at_once: int = 1,
 ) -> dict[str, Any]:
     """The best settings of one method: `{"value": accuracy, "params": {...}}`.
 
     The score is the accuracy on the validation samples of all tasks after the last one, mean over
-    seeds.
+    seeds. Trials are given to the engine `at_once` at a time; what is asked next depends on them.
+
+    Raises:
+        ExperimentError: impossible request, or the folder holds a search with other settings.
+        TrialsError: trials that failed on other machines; the rest is done and written.
     """
     try:
         import optuna
@@ -47,7 +53,8 @@ def tune(
         raise ExperimentError(f"tune takes one method at a time, got {experiment.methods}")
     if minutes is not None and not (math.isfinite(minutes) and minutes > 0):
         raise ExperimentError(f"--minutes must be a finite number above 0, got {minutes:g}")
-    experiment.check()
+    engine = engine or Local()
+    experiment = placed(experiment, engine)
     (method,) = experiment.methods
     types = get_type_hints(METHODS[method].settings_type)
     ranges = [parse_range(text, types) for text in spaces]
@@ -59,7 +66,8 @@ def tune(
         study = optuna.create_study(
             study_name=f"{experiment.scenario}/{method}",
             storage=optuna.storages.JournalStorage(JournalFileBackend(str(journal))),
-            sampler=optuna.samplers.TPESampler(),  # a seed would make processes repeat each other
+            # a seed would make processes repeat each other; trials at once keep their distance
+            sampler=optuna.samplers.TPESampler(constant_liar=at_once > 1),
             direction="maximize",
             load_if_exists=True,
         )
@@ -73,30 +81,48 @@ def tune(
         raise ExperimentError(f"{folder} holds a search with other settings; choose another --out")
     study.set_user_attr("asked", asked)
     until = time.monotonic() + 60 * minutes if minutes else None
-    worker = ""
 
-    def objective(trial: Any) -> float:
+    def ask(worker: str) -> tuple[Any, Trial]:
+        trial = study.ask()
         trial.set_user_attr("worker", worker)
         chosen = {name: suggest(trial, name) for name, suggest in ranges}
-        settings = {**experiment.settings}
-        settings[method] = {**settings.get(method, {}), **chosen}
-        score = validation_accuracy(replace(experiment, settings=settings), method, progress)
-        words = ", ".join(f"{name}={value}" for name, value in chosen.items())
+        return trial, Trial(experiment, chosen, experiment.seeds)
+
+    def tell(trial: Any, job: Trial, score: float) -> None:
+        study.tell(trial, score)
         number, seeds = trial.number + 1, tuple(experiment.seeds)
         progress(
             Event(
-                "trial", method, seeds, step=number, steps=trials, validation=score, settings=words
+                *("trial", method, seeds),
+                step=number,
+                steps=trials,
+                validation=score,
+                settings=str(job),
             )
         )
-        return score
 
-    def enough(held: Any, trial: Any) -> None:
-        if _done(held) >= trials or (until is not None and time.monotonic() > until):
-            held.stop()
-
-    if _done(study) < trials:
-        with alive(folder / "worker") as worker:
-            study.optimize(objective, callbacks=[enough], timeout=60 * minutes if minutes else None)
+    failed = optuna.trial.TrialState.FAIL
+    failures: dict[str, str] = {}
+    with alive(folder / "worker") as worker:
+        while (left := trials - _done(study)) > 0 and (until is None or time.monotonic() < until):
+            round_ = [ask(worker) for _ in range(min(left, at_once))]
+            waiting = dict(enumerate(round_))
+            try:
+                for finished in engine.work([job for _, job in round_], progress):
+                    trial, job = waiting.pop(finished.number)
+                    if finished.failure:
+                        failures[str(job)] = finished.failure
+                        study.tell(trial, state=failed)
+                    else:
+                        tell(trial, job, statistics.mean(finished.value))
+            except (Exception, KeyboardInterrupt):
+                for trial, _ in waiting.values():
+                    study.tell(trial, state=failed)
+                raise
+    if failures:
+        done = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
+        best = {"value": study.best_value, "params": study.best_params} if done else None
+        raise TrialsError(failures, best)
     return {"value": study.best_value, "params": study.best_params}
 
 
@@ -143,26 +169,6 @@ def fail_dead(study: Any, journal: Path) -> None:
 def _done(study: Any) -> int:
     """Trials that came to an end of their own."""
     return sum(t.state.is_finished() and not t.user_attrs.get("died") for t in study.trials)
-
-
-def validation_accuracy(experiment: Experiment, method: str, progress: Progress) -> float:
-    """Accuracy on all tasks' validation samples after learning all tasks, mean over seeds."""
-    device = experiment.check()
-    scores: list[float] = []
-    for seeds in experiment.groups(method, experiment.seeds, device):
-        scenario = experiment.build(seeds, device)
-        kind = METHODS[method]
-        settings = parse_settings(kind.settings_type, experiment.config(method))
-        torch.manual_seed(seeds[0])
-        learner = kind(scenario, settings, device, progress)
-        for number in range(len(scenario.tasks)):
-            learner.learn(number)
-        with learner.weights_for_test():
-            rows = [learner.accuracy(task.validation, k) for k, task in enumerate(scenario.tasks)]
-        sizes = torch.tensor([task.validation.sizes() for task in scenario.tasks])
-        weighted = (torch.stack(rows) * sizes).sum(0) / sizes.sum(0)
-        scores += weighted.tolist()
-    return statistics.mean(scores)
 
 
 def parse_range(text: str, types: Mapping[str, type]) -> tuple[str, Callable[[Any, str], Any]]:

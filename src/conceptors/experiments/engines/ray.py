@@ -54,14 +54,16 @@ class Ray:
                 number = running.pop(ready)
                 try:
                     report = ray.get(ready)
-                except Exception as error:  # of the job itself, or its worker was lost
-                    failures[number] += 1
-                    if failures[number] < ATTEMPTS:
-                        running[task.remote(jobs[number], self._resources)] = number
-                    else:
-                        yield Finished(number, failure=str(error))
+                except Exception as error:  # its worker was lost, or could not be started
+                    report = {"failure": str(error)}
+                if "failure" not in report:
+                    yield Finished(number, replay(report, progress))
                     continue
-                yield Finished(number, replay(report, progress))
+                failures[number] += 1
+                if failures[number] < ATTEMPTS:
+                    running[task.remote(jobs[number], self._resources)] = number
+                else:
+                    yield Finished(number, failure=report["failure"])
 
     def _next(self, ray: Any, running: list[Any]) -> Any:
         """A task that is over."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -43,7 +44,17 @@ class Resources:
 
 
 def perform(job: Job, resources: Resources) -> dict[str, Any]:
-    """Do a job in the process it was sent to: its value, and the tasks it learned as events."""
+    """Do a job in the process it was sent to: its value and the tasks it learned, or its failure.
+
+    A failure is text: the exception itself may be of a kind that the other side does not know.
+    """
+    try:
+        return _perform(job, resources)
+    except Exception:
+        return {"failure": traceback.format_exc()}
+
+
+def _perform(job: Job, resources: Resources) -> dict[str, Any]:
     if resources.version != __version__:
         raise RuntimeError(
             f"this machine has conceptors {__version__}, the command came from "

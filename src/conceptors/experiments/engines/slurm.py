@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import time
-import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
@@ -173,7 +172,9 @@ class _Array:
             self._path(job).unlink(missing_ok=True)
         with self._executor.batch():
             handles = [
-                self._executor.submit(Requeueable(part, self._resources, self._outcomes))
+                self._executor.submit(
+                    Requeueable([(job, self._path(job)) for job in part], self._resources)
+                )
                 for part in parts
             ]
         for part, handle in zip(parts, handles):
@@ -211,23 +212,17 @@ class _Array:
 
 
 class Requeueable:
-    """Jobs in turn; started again after a requeue, it goes on with those that have no outcome."""
+    """Jobs in turn, with files for what they come to; requeued, it goes on where a file is missing."""
 
-    def __init__(self, jobs: Sequence[Job], resources: Resources, folder: Path) -> None:
-        self.jobs = list(jobs)
+    def __init__(self, jobs: list[tuple[Job, Path]], resources: Resources) -> None:
+        self.jobs = jobs
         self.resources = resources
-        self.folder = folder
 
     def __call__(self) -> None:
-        for job in self.jobs:
-            path = self.folder / f"{job.key}.json"
-            if path.exists():
-                continue
-            try:
+        for job, path in self.jobs:
+            if not path.exists():
                 report = perform(job, self.resources)
-            except Exception:
-                report = {"failure": traceback.format_exc()}
-            write_atomically(path, json.dumps(report).encode())
+                write_atomically(path, json.dumps(report).encode())
 
     def checkpoint(self) -> Any:
         """What submitit puts back into the queue: the same, for outcomes are on disk."""
