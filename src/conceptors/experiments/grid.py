@@ -20,7 +20,7 @@ import torch
 from conceptors._internal.files import write_atomically
 from conceptors._internal.suggest import nearest
 from conceptors.experiments.engines import Engine, Local
-from conceptors.experiments.events import Event, Progress
+from conceptors.experiments.events import Progress
 from conceptors.experiments.experiment import Experiment, ExperimentError
 from conceptors.experiments.ledger import open_ledger
 from conceptors.experiments.methods import METHODS
@@ -56,11 +56,11 @@ def search(
         left = [settings for settings in combinations if book.find(settings) is None]
         failures = _try(experiment, left, book, engine, progress)
     lines = [line for settings in combinations if (line := book.find(settings)) is not None]
-    best = max(lines, key=lambda line: float(line["validation"]), default=None)
-    found = best and {"value": best["validation"], "params": best["settings"]}
-    if failures or found is None:
-        raise TrialsError(failures, found)
-    return found
+    ranked = sorted(lines, key=lambda line: -float(line["validation"]))
+    best = [{"value": line["validation"], "params": line["settings"]} for line in ranked[:1]]
+    if failures:
+        raise TrialsError(failures, best[0] if best else None)
+    return best[0]
 
 
 def _try(
@@ -87,17 +87,7 @@ def _try(
         if len(found[number]) < len(experiment.seeds):
             continue
         score = book.add(left[number], [found[number][seed] for seed in experiment.seeds])
-        progress(
-            Event(
-                "trial",
-                method,
-                tuple(experiment.seeds),
-                step=len(book),
-                steps=before + len(left),
-                validation=score,
-                settings=str(job),
-            )
-        )
+        progress(job.done(len(book), before + len(left), score))
     return failures
 
 

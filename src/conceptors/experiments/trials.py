@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from conceptors.experiments.events import Progress
+from conceptors.experiments.events import Event, Progress
 from conceptors.experiments.experiment import Experiment
 from conceptors.experiments.methods import METHODS, parse_settings
 from conceptors.experiments.pieces import work_key
@@ -31,6 +31,18 @@ class Trial:
     def __call__(self, progress: Progress) -> list[float]:
         """Accuracy of each seed on all tasks' validation samples."""
         return validation_accuracies(self.tried, progress)
+
+    def done(self, number: int, trials: int, score: float) -> Event:
+        """The event after the trial of that number, mean over all seeds."""
+        return Event(
+            "trial",
+            self.experiment.methods[0],
+            tuple(self.experiment.seeds),
+            step=number,
+            steps=trials,
+            validation=score,
+            settings=str(self),
+        )
 
     @property
     def tried(self) -> Experiment:

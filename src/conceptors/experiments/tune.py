@@ -17,7 +17,7 @@ from typing import Any, get_type_hints
 from conceptors._internal.files import alive, is_alive
 from conceptors._internal.suggest import nearest
 from conceptors.experiments.engines import Engine, Local
-from conceptors.experiments.events import Event, Progress
+from conceptors.experiments.events import Progress
 from conceptors.experiments.experiment import Experiment, ExperimentError
 from conceptors.experiments.methods import METHODS
 from conceptors.experiments.runner import placed
@@ -46,9 +46,10 @@ def tune(
     """
     try:
         import optuna
-        from optuna.storages.journal import JournalFileBackend
     except ImportError:
-        raise ImportError("tuning needs optuna: pip install 'conceptors[tune]'") from None
+        raise ImportError(
+            "tuning needs optuna: pip install 'conceptors[tune]'; --grid does without it"
+        ) from None
     if len(experiment.methods) != 1:
         raise ExperimentError(f"tune takes one method at a time, got {experiment.methods}")
     if minutes is not None and not (math.isfinite(minutes) and minutes > 0):
@@ -58,13 +59,37 @@ def tune(
     (method,) = experiment.methods
     types = get_type_hints(METHODS[method].settings_type)
     ranges = [parse_range(text, types) for text in spaces]
+    until = time.monotonic() + 60 * minutes if minutes else None
+    study = _open(experiment, folder, at_once)
+    failures: dict[str, str] = {}
+    with alive(folder / "worker") as worker:
+        while (left := trials - _done(study)) > 0 and (until is None or time.monotonic() < until):
+            asked = [_ask(study, experiment, ranges, worker) for _ in range(min(left, at_once))]
+            failures |= _try(study, asked, engine, progress, trials)
+    done = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
+    best = {"value": study.best_value, "params": study.best_params} if done else None
+    if failures:
+        raise TrialsError(failures, best)
+    if best is None:
+        raise ExperimentError(f"no trial in {folder} has come to an end; give it more --minutes")
+    return best
+
+
+Ranges = list[tuple[str, Callable[[Any, str], Any]]]
+
+
+def _open(experiment: Experiment, folder: Path, at_once: int) -> Any:
+    """The study in a folder; ExperimentError if it is damaged, or of another experiment."""
+    import optuna
+    from optuna.storages.journal import JournalFileBackend
+
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     folder.mkdir(parents=True, exist_ok=True)
     journal = folder / "study.log"
     check_journal(journal)
     try:
         study = optuna.create_study(
-            study_name=f"{experiment.scenario}/{method}",
+            study_name=f"{experiment.scenario}/{experiment.methods[0]}",
             storage=optuna.storages.JournalStorage(JournalFileBackend(str(journal))),
             # a seed would make processes repeat each other; trials at once keep their distance
             sampler=optuna.samplers.TPESampler(constant_liar=at_once > 1),
@@ -80,50 +105,44 @@ def tune(
     if study.user_attrs.get("asked", asked) != asked:
         raise ExperimentError(f"{folder} holds a search with other settings; choose another --out")
     study.set_user_attr("asked", asked)
-    until = time.monotonic() + 60 * minutes if minutes else None
+    return study
 
-    def ask(worker: str) -> tuple[Any, Trial]:
-        trial = study.ask()
-        trial.set_user_attr("worker", worker)
-        chosen = {name: suggest(trial, name) for name, suggest in ranges}
-        return trial, Trial(experiment, chosen, experiment.seeds)
 
-    def tell(trial: Any, job: Trial, score: float) -> None:
-        study.tell(trial, score)
-        number, seeds = trial.number + 1, tuple(experiment.seeds)
-        progress(
-            Event(
-                *("trial", method, seeds),
-                step=number,
-                steps=trials,
-                validation=score,
-                settings=str(job),
-            )
-        )
+def _ask(study: Any, experiment: Experiment, ranges: Ranges, worker: str) -> tuple[Any, Trial]:
+    """optuna's trial, and the same as a job."""
+    trial = study.ask()
+    trial.set_user_attr("worker", worker)
+    chosen = {name: suggest(trial, name) for name, suggest in ranges}
+    return trial, Trial(experiment, chosen, experiment.seeds)
 
-    failed = optuna.trial.TrialState.FAIL
+
+def _try(
+    study: Any,
+    asked: list[tuple[Any, Trial]],
+    engine: Engine,
+    progress: Progress,
+    trials: int,
+) -> dict[str, str]:
+    """Do some trials side by side, and tell optuna; what failed."""
+    from optuna.trial import TrialState
+
     failures: dict[str, str] = {}
-    with alive(folder / "worker") as worker:
-        while (left := trials - _done(study)) > 0 and (until is None or time.monotonic() < until):
-            round_ = [ask(worker) for _ in range(min(left, at_once))]
-            waiting = dict(enumerate(round_))
-            try:
-                for finished in engine.work([job for _, job in round_], progress):
-                    trial, job = waiting.pop(finished.number)
-                    if finished.failure:
-                        failures[str(job)] = finished.failure
-                        study.tell(trial, state=failed)
-                    else:
-                        tell(trial, job, statistics.mean(finished.value))
-            except (Exception, KeyboardInterrupt):
-                for trial, _ in waiting.values():
-                    study.tell(trial, state=failed)
-                raise
-    if failures:
-        done = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
-        best = {"value": study.best_value, "params": study.best_params} if done else None
-        raise TrialsError(failures, best)
-    return {"value": study.best_value, "params": study.best_params}
+    waiting = dict(enumerate(asked))
+    try:
+        for finished in engine.work([job for _, job in asked], progress):
+            trial, job = waiting.pop(finished.number)
+            if finished.failure:
+                failures[str(job)] = finished.failure
+                study.tell(trial, state=TrialState.FAIL)
+                continue
+            score = statistics.mean(finished.value)
+            study.tell(trial, score)
+            progress(job.done(trial.number + 1, trials, score))
+    except (Exception, KeyboardInterrupt):
+        for trial, _ in waiting.values():
+            study.tell(trial, state=TrialState.FAIL)
+        raise
+    return failures
 
 
 def check_journal(path: Path) -> None:

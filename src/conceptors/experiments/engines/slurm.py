@@ -108,7 +108,9 @@ class Slurm:
                 "--engine slurm finds no Slurm here; give the command on a machine that has sbatch"
             ) from None
         known = submitit.SlurmExecutor._valid_parameters()
-        own = {f"slurm_{k}": _value(v) for k, v in self._options.items() if k in known}
+        own: dict[str, Any] = {
+            f"slurm_{k}": _value(v) for k, v in self._options.items() if k in known
+        }
         rest = {k: _value(v) for k, v in self._options.items() if k not in known}
         if rest:
             own["slurm_additional_parameters"] = rest
@@ -212,7 +214,7 @@ class _Array:
 
 
 class Requeueable:
-    """Jobs in turn, with files for what they come to; requeued, it goes on where a file is missing."""
+    """Jobs in turn, with files for their outcomes; requeued, it goes on where a file is missing."""
 
     def __init__(self, jobs: list[tuple[Job, Path]], resources: Resources) -> None:
         self.jobs = jobs
