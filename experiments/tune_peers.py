@@ -12,13 +12,14 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import statistics
 import time
 from pathlib import Path
 from typing import Any
 
 from conceptors.experiments.events import quiet
 from conceptors.experiments.runner import Experiment
-from conceptors.experiments.tune import validation_accuracy
+from conceptors.experiments.trials import validation_accuracies
 
 RELU = {"activation": "relu", "loss": "softmax", "init": "uniform", "scale": 1.7, "steps": 0}
 
@@ -88,7 +89,7 @@ def main() -> None:
                 stacked=options.seeds,
             )
             started = time.perf_counter()
-            score = validation_accuracy(experiment, method, quiet)
+            score = statistics.mean(validation_accuracies(experiment, quiet))
             row = {"settings": settings, "validation": round(score, 3)}
             done.append(row)
             with path.open("a") as file:

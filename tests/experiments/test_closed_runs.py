@@ -17,7 +17,7 @@ from conceptors.experiments.methods import METHODS, explain_settings, parse_sett
 from conceptors.experiments.results import Results
 from conceptors.experiments.runner import Experiment
 from conceptors.experiments.scenarios import build
-from conceptors.experiments.tune import validation_accuracy
+from conceptors.experiments.trials import validation_accuracies
 from experiments.closed import CLOSED, known
 from experiments.learners import CPU
 from experiments.runs import FAST, quietly, timeless
@@ -167,4 +167,5 @@ def test_they_can_be_tuned(method: str, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(METHODS[method], "test", never)
     own = {method: known(method, SMALL)}
     wanted = Experiment("disjoint-mnist", [method], [0], settings=own)
-    assert validation_accuracy(wanted, method, quiet) > 50
+    (score,) = validation_accuracies(wanted, quiet)
+    assert score > 50

@@ -86,11 +86,11 @@ SLOW = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
 import conceptors.experiments.scenarios.images as images
-import conceptors.experiments.tune as tune
+import conceptors.experiments.trials as trials
 from conceptors.cli import main
 from experiments.tasks import blobs
 images.load = blobs
-tune.validation_accuracy = lambda *_: print("running", flush=True) or time.sleep(600)
+trials.validation_accuracies = lambda *_: print("running", flush=True) or time.sleep(600)
 main(sys.argv[2:])
 """
 

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from conceptors._internal.suggest import nearest
+from conceptors.cli.engine import chosen_engine
 from conceptors.cli.everything import act_on_all
 from conceptors.cli.progress import ProgressLine
 from conceptors.experiments.experiment import Experiment, ExperimentError
 from conceptors.experiments.methods import METHODS, explain_settings, import_methods
 from conceptors.experiments.presets import PRESETS, RENAMED, current_name
 from conceptors.experiments.results import Results
-from conceptors.experiments.runner import run
+from conceptors.experiments.runner import UnfinishedError, run
 from conceptors.experiments.scenarios import SCENARIOS
 from conceptors.experiments.scenarios.data import (
     CATALOGUE,
@@ -25,6 +26,9 @@ from conceptors.experiments.scenarios.data import (
     fetch,
     where,
 )
+from conceptors.experiments.trials import TrialsError
+
+_AT_ONCE = 8  # trials that a search asks for at once on other machines
 
 
 def act(options: argparse.Namespace) -> int:
@@ -46,12 +50,18 @@ def _run(options: argparse.Namespace) -> int:
     folder = Path(options.out)
     line = ProgressLine(options.quiet)
     log = _tensorboard(options.tensorboard)
-    results = run(experiment, folder, progress=line.show, log=log)
+    failures: dict[str, str] = {}
+    try:
+        results = run(
+            experiment, folder, progress=line.show, log=log, engine=chosen_engine(options, folder)
+        )
+    except UnfinishedError as error:
+        results, failures = error.results, error.failures
     line.end()
     print(table(results))
     print(f"\nresults: {folder / 'results.json'}")
     print(f"page:    conceptors report {shlex.quote(str(folder))}")
-    return 0
+    return tell_failures(failures)
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -145,25 +155,43 @@ def _data(options: argparse.Namespace) -> int:
 
 
 def _tune(options: argparse.Namespace) -> int:
+    line = ProgressLine(options.quiet)
+    failures: dict[str, str] = {}
+    best: dict[str, Any] | None
+    try:
+        best = _search(options, line)
+    except TrialsError as error:
+        best, failures = error.best, error.failures
+    line.end()
+    if best is not None:
+        print("\nbest on validation data:")
+        print(f"  accuracy {best['value']:.2f} %")
+        for name, value in best["params"].items():
+            shown = f"{value:g}" if isinstance(value, float) else value
+            print(f"  --set {name}={shown}")
+    return tell_failures(failures)
+
+
+def _search(options: argparse.Namespace, line: ProgressLine) -> dict[str, Any]:
+    from conceptors.experiments.grid import search
     from conceptors.experiments.tune import tune
 
-    line = ProgressLine(options.quiet)
-    best = tune(
-        _experiment(options),
-        Path(options.out),
+    folder = Path(options.out)
+    experiment, engine = _experiment(options), chosen_engine(options, folder)
+    if options.grid:
+        if options.minutes is not None or options.at_once is not None:
+            raise ExperimentError("--grid tries everything; leave --minutes and --at-once out")
+        return search(experiment, folder, choices=options.vary, progress=line.show, engine=engine)
+    return tune(
+        experiment,
+        folder,
         spaces=options.vary,
         trials=options.trials,
         minutes=options.minutes,
         progress=line.show,
+        engine=engine,
+        at_once=options.at_once or (1 if options.engine == "local" else _AT_ONCE),
     )
-    line.end()
-    print("\nbest on validation data:")
-    print(f"  accuracy {best['value']:.2f} %")
-    for name, value in best["params"].items():
-        print(
-            f"  --set {name}={value:g}" if isinstance(value, float) else f"  --set {name}={value}"
-        )
-    return 0
 
 
 def _bench(options: argparse.Namespace) -> int:
@@ -188,6 +216,18 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 # --- helpers -----------------------------------------------------------------------------
+
+
+def tell_failures(failures: dict[str, str]) -> int:
+    """What failed, with its traceback, and how to go on; the exit code."""
+    for name, why in failures.items():
+        print(f"failed: {name}\n{why.rstrip()}", file=sys.stderr)
+    if failures:
+        print(
+            f"{len(failures)} failed; the rest is done, and the same command tries them again",
+            file=sys.stderr,
+        )
+    return 1 if failures else 0
 
 
 def table(results: Results) -> str:

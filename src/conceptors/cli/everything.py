@@ -8,6 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from conceptors.cli.engine import chosen_engine
 from conceptors.cli.progress import ProgressLine
 from conceptors.experiments.compare import How, Plan, experiment, plan, run_all, seeds_left
 from conceptors.experiments.events import Event
@@ -26,8 +27,8 @@ def act_on_all(options: argparse.Namespace) -> int:
         return _list(made, how, folder)
     if options.check and options.out is None:
         with tempfile.TemporaryDirectory() as passing:
-            return _run(made, how, Path(passing), options.quiet)
-    code = _run(made, how, folder, options.quiet)
+            return _run(made, how, Path(passing), options)
+    code = _run(made, how, folder, options)
     print(f"results: {folder}")
     if not options.check:
         where = "" if options.out is None else f" --out {shlex.quote(str(folder))}"
@@ -35,7 +36,9 @@ def act_on_all(options: argparse.Namespace) -> int:
     return code
 
 
-def _run(made: Plan, how: How, folder: Path, quiet: bool) -> int:
+def _run(made: Plan, how: How, folder: Path, options: argparse.Namespace) -> int:
+    quiet: bool = options.quiet
+    engine = chosen_engine(options, folder)
     line = ProgressLine(quiet)
 
     def show(event: Event) -> None:
@@ -50,7 +53,7 @@ def _run(made: Plan, how: How, folder: Path, quiet: bool) -> int:
 
     for note in made.notes:
         tell(note)
-    failed = run_all(made.cells, folder, how, progress=show, tell=tell)
+    failed = run_all(made.cells, folder, how, progress=show, tell=tell, engine=engine)
     line.end()
     print(f"{len(made.cells) - len(failed)} of {len(made.cells)} done")
     for cell, why in failed.items():

@@ -11,6 +11,7 @@ examples:
   conceptors run disjoint-mnist --method sgd --method cab --preset paper --out out/disjoint
   conceptors run permuted-mnist --method cab --seeds 10 --device cuda --preset paper --out out/p
   conceptors run disjoint-mnist --method cab --set cab.aperture=4 --set epochs=5 --out out/try
+  conceptors run permuted-mnist --method cab --seeds 10 --engine ray --out out/many
   conceptors list --method cab
   conceptors report out/disjoint
   conceptors explore --open
@@ -89,8 +90,19 @@ def parser() -> argparse.ArgumentParser:
         metavar="NAME=LOW:HIGH[:log]",
         help="a setting and its range (or NAME=a,b,c for choices); may be given several times",
     )
+    command.add_argument(
+        "--grid",
+        action="store_true",
+        help="try all combinations of NAME=a,b,c instead of a search; needs no optuna",
+    )
     command.add_argument("--trials", type=_positive, default=30, help="at most so many trials")
     command.add_argument("--minutes", type=float, default=None, help="at most so long")
+    command.add_argument(
+        "--at-once",
+        type=_positive,
+        metavar="N",
+        help="trials that a search asks for at once (default: 1, on other machines 8)",
+    )
 
     _all_words(
         commands.add_parser(
@@ -203,6 +215,42 @@ def _machine_words(command: argparse.ArgumentParser) -> None:
         help="seeds learned at once as one stacked network (default: all on a GPU, else 1)",
     )
     command.add_argument("--quiet", action="store_true", help="no progress")
+    _engine_words(command.add_argument_group("many machines"))
+
+
+def _engine_words(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--engine",
+        choices=("local", "ray", "slurm"),
+        default="local",
+        help="where to run: in this process (default), on Ray, or on Slurm",
+    )
+    group.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        help="of a Ray cluster (default: RAY_ADDRESS, or a Ray started on this machine)",
+    )
+    group.add_argument(
+        "--cpus-per-run", type=_positive, metavar="N", help="with ray or slurm (default 1)"
+    )
+    group.add_argument(
+        "--gpus-per-run",
+        type=float,
+        metavar="N",
+        help="the same; Ray takes parts of one too (default 0; 1 with --device cuda)",
+    )
+    group.add_argument(
+        "--slurm",
+        action="append",
+        metavar="NAME=VALUE",
+        help="an option of sbatch, as partition=gpu or time=600 (minutes); several times",
+    )
+    group.add_argument(
+        "--runs-per-job",
+        type=_positive,
+        metavar="N",
+        help="runs that one job of Slurm does in turn (default 1)",
+    )
 
 
 def _all_words(command: argparse.ArgumentParser) -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import gc
 import json
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,12 +20,14 @@ import torch
 from conceptors._internal.files import write_atomically
 from conceptors._internal.suggest import nearest
 from conceptors.experiments.benchmarks import BENCHMARKS, METHODS_COMPARED, Benchmark
-from conceptors.experiments.events import Progress
+from conceptors.experiments.engines import Engine, Local
+from conceptors.experiments.events import Event, Progress
 from conceptors.experiments.experiment import Experiment, ExperimentError
-from conceptors.experiments.machine import find_device
+from conceptors.experiments.ledger import Ledger, open_ledger
 from conceptors.experiments.methods import METHODS, Settings
+from conceptors.experiments.pieces import Piece
 from conceptors.experiments.results import Results
-from conceptors.experiments.runner import run
+from conceptors.experiments.runner import counted, placed, run
 from conceptors.experiments.scenarios import SCENARIOS
 from conceptors.experiments.scenarios.data import Arrays, load
 from conceptors.experiments.tuned import TUNED
@@ -181,15 +185,18 @@ def run_all(
     *,
     progress: Progress,
     tell: Callable[[str], None],
+    engine: Engine | None = None,
 ) -> dict[str, str]:
     """Run what is not done yet; what failed, and why, by cell.
 
-    The traceback of a failure is kept beside the results, in `failed-METHOD.txt`.
+    The traceback of a failure is kept beside the results, in `failed-METHOD.txt`. On an engine
+    other than this process all cells are at work at once.
 
     Raises:
         ValueError: the device cannot be used.
     """
-    find_device(how.device)
+    engine = engine or Local()
+    engine.device(how.device)
     left: list[tuple[Cell, Experiment]] = []
     done = 0
     for cell in cells:
@@ -200,6 +207,8 @@ def run_all(
             done += 1
     if done:
         tell(f"{done} of {done + len(left)} done already")
+    if not isinstance(engine, Local):
+        return _run_side_by_side(left, folder, how, progress, tell, engine)
     failed: dict[str, str] = {}
     for number, (cell, planned) in enumerate(left, 1):
         wanted, own = planned, folder / cell.benchmark.name
@@ -207,8 +216,7 @@ def run_all(
         more = len(seeds_left(wanted, own))
         tell(f"[{number}/{len(left)}] {cell}, {more} seed{'s' if more > 1 else ''}")
         try:
-            if how.check and how.arrays is None:
-                wanted = replace(wanted, arrays=_few(SCENARIOS[wanted.scenario].data))
+            wanted = _small(wanted, how)
             row = run(wanted, own, progress=progress).summary[cell.method]
             note.unlink(missing_ok=True)
             outcome = f"{row['mean']:.2f} ± {row['std']:.2f} %"
@@ -219,6 +227,69 @@ def run_all(
         tell(f"[{number}/{len(left)}] {cell}: {outcome}")
         _forget_device_memory()
     return failed
+
+
+def _run_side_by_side(
+    left: list[tuple[Cell, Experiment]],
+    folder: Path,
+    how: How,
+    progress: Progress,
+    tell: Callable[[str], None],
+    engine: Engine,
+) -> dict[str, str]:
+    """All cells at once on an engine: what comes back goes into its benchmark's folder."""
+    failed: dict[str, str] = {}
+
+    def give_up(cell: Cell, words: str, note: str) -> None:
+        failed[str(cell)] = words
+        tell(f"{cell}: failed, {words}")
+        _keep(folder / cell.benchmark.name / f"failed-{cell.method}.txt", note)
+
+    pieces: list[Piece] = []
+    owners: list[Cell] = []
+    with ExitStack() as held:
+        ledgers: dict[str, Ledger] = {}
+        for cell, planned in left:
+            name = cell.benchmark.name
+            try:
+                wanted = placed(_small(planned, how), engine)
+                if name not in ledgers:
+                    ledgers[name] = held.enter_context(open_ledger(folder / name))
+                ledgers[name].join(wanted)
+            except Exception as error:
+                give_up(cell, f"{type(error).__name__}: {error}", traceback.format_exc())
+                continue
+            more = ledgers[name].left(wanted)
+            pieces += more
+            owners += [cell] * len(more)
+        over = 0
+        tell(f"{len(pieces)} run{'s' if len(pieces) != 1 else ''} to do")
+
+        def told(event: Event) -> None:
+            progress(counted(event, over, len(pieces)))
+
+        waiting = Counter(map(str, owners))
+        for finished in engine.work(pieces, told):
+            over += 1
+            cell = owners[finished.number]
+            waiting[str(cell)] -= 1
+            if finished.failure:
+                give_up(cell, finished.failure.rstrip().splitlines()[-1], finished.failure)
+                continue
+            ledger = ledgers[cell.benchmark.name]
+            ledger.take(finished.value)
+            if not waiting[str(cell)] and str(cell) not in failed:
+                (folder / cell.benchmark.name / f"failed-{cell.method}.txt").unlink(missing_ok=True)
+                row = ledger.results.summary[cell.method]
+                tell(f"[{over}/{len(pieces)}] {cell}: {row['mean']:.2f} ± {row['std']:.2f} %")
+    return failed
+
+
+def _small(wanted: Experiment, how: How) -> Experiment:
+    """With few samples, where it is only to be seen that everything runs."""
+    if not how.check or how.arrays is not None:
+        return wanted
+    return replace(wanted, arrays=_few(SCENARIOS[wanted.scenario].data))
 
 
 def _few(data: str) -> Arrays:

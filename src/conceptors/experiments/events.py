@@ -28,6 +28,7 @@ class Event:
     done: float = 0.0  # tasks of this command, of all methods and seeds
     planned: int = 0
     settings: str = ""  # of a trial
+    rows: tuple[list[float], ...] = ()  # test accuracy of each seed on each task
 
     @property
     def share(self) -> float:
@@ -38,7 +39,7 @@ class Event:
         if self.kind == "trial":
             score = f"trial {self.step}/{self.steps}: validation {self.validation:.2f} %"
             return f"{score} with {self.settings}"
-        where = f"{self.method} {_named(self.seeds)} task {self.task}/{self.tasks}"
+        where = f"{self.method} {name_seeds(self.seeds)} task {self.task}/{self.tasks}"
         if self.kind == "task":
             return (
                 f"{where}: this task {self.accuracy:.1f} %, all so far {self.accuracy_so_far:.1f} %"
@@ -53,7 +54,12 @@ def quiet(event: Event) -> None:
     """Progress that nobody looks at."""
 
 
-def _named(seeds: tuple[int, ...]) -> str:
+def name_seeds(seeds: tuple[int, ...]) -> str:
+    """Seeds in words.
+
+    >>> name_seeds((0, 1, 2))
+    'seeds 0-2'
+    """
     if len(seeds) == 1:
         return f"seed {seeds[0]}"
     if len(seeds) > 2 and seeds == tuple(range(seeds[0], seeds[0] + len(seeds))):

@@ -72,6 +72,14 @@ class Experiment:
 
     def check(self) -> torch.device:
         """The device; ExperimentError for an impossible request."""
+        self.check_request()
+        try:
+            return find_device(self.device)
+        except ValueError as error:
+            raise ExperimentError(str(error)) from error
+
+    def check_request(self) -> None:
+        """ExperimentError for an impossible request, whatever the machine."""
         if self.scenario not in SCENARIOS:
             raise ExperimentError(
                 f"unknown scenario {self.scenario!r}{nearest(self.scenario, SCENARIOS)}"
@@ -86,7 +94,6 @@ class Experiment:
             for method in self.methods:
                 self.config(method)
             self._check_names()
-            return find_device(self.device)
         except ValueError as error:
             raise ExperimentError(str(error)) from error
 

@@ -11,17 +11,17 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import torch
-
 from conceptors._internal.files import alive, is_alive
 from conceptors._internal.suggest import nearest
-from conceptors.experiments.events import Event, Progress
+from conceptors.experiments.engines import Engine, Local
+from conceptors.experiments.events import Progress
 from conceptors.experiments.experiment import Experiment, ExperimentError
-from conceptors.experiments.methods import METHODS, parse_settings
+from conceptors.experiments.methods import METHODS
+from conceptors.experiments.runner import placed
+from conceptors.experiments.trials import Trial, TrialsError
 
 
 def tune(
@@ -32,34 +32,67 @@ def tune(
     trials: int,
     minutes: float | None,
     progress: Progress,
+    engine: Engine | None = None,
+    at_once: int = 1,
 ) -> dict[str, Any]:
     """The best settings of one method: `{"value": accuracy, "params": {...}}`.
 
     The score is the accuracy on the validation samples of all tasks after the last one, mean over
-    seeds.
+    seeds. Trials are given to the engine `at_once` at a time; what is asked next depends on them.
+
+    Raises:
+        ExperimentError: impossible request, or the folder holds a search with other settings.
+        TrialsError: trials that failed on other machines; the rest is done and written.
     """
     try:
         import optuna
-        from optuna.storages.journal import JournalFileBackend
     except ImportError:
-        raise ImportError("tuning needs optuna: pip install 'conceptors[tune]'") from None
+        raise ImportError(
+            "tuning needs optuna: pip install 'conceptors[tune]'; --grid does without it"
+        ) from None
     if len(experiment.methods) != 1:
         raise ExperimentError(f"tune takes one method at a time, got {experiment.methods}")
     if minutes is not None and not (math.isfinite(minutes) and minutes > 0):
         raise ExperimentError(f"--minutes must be a finite number above 0, got {minutes:g}")
-    experiment.check()
+    engine = engine or Local()
+    experiment = placed(experiment, engine)
     (method,) = experiment.methods
     types = get_type_hints(METHODS[method].settings_type)
     ranges = [parse_range(text, types) for text in spaces]
+    until = time.monotonic() + 60 * minutes if minutes else None
+    study = _open(experiment, folder, at_once)
+    failures: dict[str, str] = {}
+    with alive(folder / "worker") as worker:
+        while (left := trials - _done(study)) > 0 and (until is None or time.monotonic() < until):
+            asked = [_ask(study, experiment, ranges, worker) for _ in range(min(left, at_once))]
+            failures |= _try(study, asked, engine, progress, trials)
+    done = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
+    best = {"value": study.best_value, "params": study.best_params} if done else None
+    if failures:
+        raise TrialsError(failures, best)
+    if best is None:
+        raise ExperimentError(f"no trial in {folder} has come to an end; give it more --minutes")
+    return best
+
+
+Ranges = list[tuple[str, Callable[[Any, str], Any]]]
+
+
+def _open(experiment: Experiment, folder: Path, at_once: int) -> Any:
+    """The study in a folder; ExperimentError if it is damaged, or of another experiment."""
+    import optuna
+    from optuna.storages.journal import JournalFileBackend
+
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     folder.mkdir(parents=True, exist_ok=True)
     journal = folder / "study.log"
     check_journal(journal)
     try:
         study = optuna.create_study(
-            study_name=f"{experiment.scenario}/{method}",
+            study_name=f"{experiment.scenario}/{experiment.methods[0]}",
             storage=optuna.storages.JournalStorage(JournalFileBackend(str(journal))),
-            sampler=optuna.samplers.TPESampler(),  # a seed would make processes repeat each other
+            # a seed would make processes repeat each other; trials at once keep their distance
+            sampler=optuna.samplers.TPESampler(constant_liar=at_once > 1),
             direction="maximize",
             load_if_exists=True,
         )
@@ -72,32 +105,44 @@ def tune(
     if study.user_attrs.get("asked", asked) != asked:
         raise ExperimentError(f"{folder} holds a search with other settings; choose another --out")
     study.set_user_attr("asked", asked)
-    until = time.monotonic() + 60 * minutes if minutes else None
-    worker = ""
+    return study
 
-    def objective(trial: Any) -> float:
-        trial.set_user_attr("worker", worker)
-        chosen = {name: suggest(trial, name) for name, suggest in ranges}
-        settings = {**experiment.settings}
-        settings[method] = {**settings.get(method, {}), **chosen}
-        score = validation_accuracy(replace(experiment, settings=settings), method, progress)
-        words = ", ".join(f"{name}={value}" for name, value in chosen.items())
-        number, seeds = trial.number + 1, tuple(experiment.seeds)
-        progress(
-            Event(
-                "trial", method, seeds, step=number, steps=trials, validation=score, settings=words
-            )
-        )
-        return score
 
-    def enough(held: Any, trial: Any) -> None:
-        if _done(held) >= trials or (until is not None and time.monotonic() > until):
-            held.stop()
+def _ask(study: Any, experiment: Experiment, ranges: Ranges, worker: str) -> tuple[Any, Trial]:
+    """optuna's trial, and the same as a job."""
+    trial = study.ask()
+    trial.set_user_attr("worker", worker)
+    chosen = {name: suggest(trial, name) for name, suggest in ranges}
+    return trial, Trial(experiment, chosen, experiment.seeds)
 
-    if _done(study) < trials:
-        with alive(folder / "worker") as worker:
-            study.optimize(objective, callbacks=[enough], timeout=60 * minutes if minutes else None)
-    return {"value": study.best_value, "params": study.best_params}
+
+def _try(
+    study: Any,
+    asked: list[tuple[Any, Trial]],
+    engine: Engine,
+    progress: Progress,
+    trials: int,
+) -> dict[str, str]:
+    """Do some trials side by side, and tell optuna; what failed."""
+    from optuna.trial import TrialState
+
+    failures: dict[str, str] = {}
+    waiting = dict(enumerate(asked))
+    try:
+        for finished in engine.work([job for _, job in asked], progress):
+            trial, job = waiting.pop(finished.number)
+            if finished.failure:
+                failures[str(job)] = finished.failure
+                study.tell(trial, state=TrialState.FAIL)
+                continue
+            score = statistics.mean(finished.value)
+            study.tell(trial, score)
+            progress(job.done(trial.number + 1, trials, score))
+    except (Exception, KeyboardInterrupt):
+        for trial, _ in waiting.values():
+            study.tell(trial, state=TrialState.FAIL)
+        raise
+    return failures
 
 
 def check_journal(path: Path) -> None:
@@ -143,26 +188,6 @@ def fail_dead(study: Any, journal: Path) -> None:
 def _done(study: Any) -> int:
     """Trials that came to an end of their own."""
     return sum(t.state.is_finished() and not t.user_attrs.get("died") for t in study.trials)
-
-
-def validation_accuracy(experiment: Experiment, method: str, progress: Progress) -> float:
-    """Accuracy on all tasks' validation samples after learning all tasks, mean over seeds."""
-    device = experiment.check()
-    scores: list[float] = []
-    for seeds in experiment.groups(method, experiment.seeds, device):
-        scenario = experiment.build(seeds, device)
-        kind = METHODS[method]
-        settings = parse_settings(kind.settings_type, experiment.config(method))
-        torch.manual_seed(seeds[0])
-        learner = kind(scenario, settings, device, progress)
-        for number in range(len(scenario.tasks)):
-            learner.learn(number)
-        with learner.weights_for_test():
-            rows = [learner.accuracy(task.validation, k) for k, task in enumerate(scenario.tasks)]
-        sizes = torch.tensor([task.validation.sizes() for task in scenario.tasks])
-        weighted = (torch.stack(rows) * sizes).sum(0) / sizes.sum(0)
-        scores += weighted.tolist()
-    return statistics.mean(scores)
 
 
 def parse_range(text: str, types: Mapping[str, type]) -> tuple[str, Callable[[Any, str], Any]]:

@@ -1,0 +1,163 @@
+"""The results of a folder, which one process at a time holds and alone writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from conceptors.experiments.experiment import Experiment, ExperimentError
+from conceptors.experiments.machine import environment
+from conceptors.experiments.methods import METHODS
+from conceptors.experiments.pieces import Piece
+from conceptors.experiments.results import Results, Run
+
+
+class Ledger:
+    """`results.json` of a folder, for one experiment or several that belong together.
+
+    Made by `open_ledger`. What it raises is ExperimentError; nothing is overwritten then.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._held: Results | None = None
+
+    @property
+    def results(self) -> Results:
+        if self._held is None:
+            raise RuntimeError("no experiment has joined yet")
+        return self._held
+
+    def join(self, experiment: Experiment) -> None:
+        """Take an experiment in; earlier results must be of the same settings."""
+        self._held = _resume(experiment, self._folder, self._held)
+
+    def left(self, experiment: Experiment) -> list[Piece]:
+        """What is not done yet of an experiment that has joined."""
+        device = torch.device(experiment.device)
+        return [
+            Piece(experiment, method, group)
+            for method in experiment.methods
+            for group in experiment.groups(
+                method,
+                [s for s in experiment.seeds if s not in self.results.seeds_of(method)],
+                device,
+            )
+        ]
+
+    def take(self, learned: dict[str, Any]) -> None:
+        """Write what a piece came to; seeds that are there already stay as they are."""
+        results = self.results
+        runs = [Run.from_json(found) for found in learned["runs"]]
+        new = [run for run in runs if run.seed not in results.seeds_of(run.method)]
+        results.task_names = learned["task_names"]
+        results.environment = learned["environment"]
+        results.add(new, list((results.identity or {})["configs"]))
+        self.write()
+
+    def write(self) -> None:
+        """Write the file, whole or not at all."""
+        path = self._folder / "results.json"
+        self.results.environment = self.results.environment or environment(torch.device("cpu"))
+        try:
+            self.results.write(path)
+        except OSError as error:
+            raise ExperimentError(
+                f"cannot write {path}: {error.strerror or error}; the last good one is still there"
+            ) from error
+
+
+@contextmanager
+def open_ledger(folder: Path) -> Iterator[Ledger]:
+    """The ledger of a folder, which is made if need be; ExperimentError if another holds it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ExperimentError(f"cannot make the folder {folder}: {error.strerror}") from error
+    with locked(folder):
+        yield Ledger(folder)
+
+
+def _resume(experiment: Experiment, folder: Path, held: Results | None) -> Results:
+    """Earlier results, held already or in the folder, if they belong to this experiment."""
+    wanted = json.loads(json.dumps(experiment.identity()))
+    chosen = experiment.chosen(experiment.methods[0])
+    fresh = Results(
+        scenario=experiment.scenario,
+        title=experiment.scenario,
+        preset=wanted["preset"],
+        command=experiment.command,
+        identity=wanted,
+        deviations=list(chosen.deviations),
+        reference=chosen.reference,
+    )
+    path = folder / "results.json"
+    if held is None and not path.exists():
+        return fresh
+    try:
+        held = held or Results.read(path)
+        if held.identity is None:
+            raise ValueError(f"{path} does not say with which settings it was made")
+    except ValueError as error:
+        raise ExperimentError(f"{error}; move it away, or choose another --out") from error
+    if changed := _difference(held.identity, wanted):
+        lines = "\n".join(f"  {line}" for line in changed)
+        raise ExperimentError(
+            f"{folder} holds results of other settings:\n{lines}\nchoose another --out, or run "
+            f"with the settings it has"
+        )
+    merged = {**held.identity["configs"], **wanted["configs"]}
+    return replace(
+        fresh,
+        identity={**wanted, "configs": merged},
+        task_names=held.task_names,
+        runs=held.runs,
+        summary=held.summary,
+        environment=held.environment,
+    )
+
+
+def _difference(held: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+    """What differs, a line each; methods that only one of the two has do not count."""
+    lines = []
+    for key in ("scenario", "preset", "options"):
+        if held.get(key) != wanted[key]:
+            lines.append(f"{key}: {held.get(key)!r} there, {wanted[key]!r} now")
+    for method in sorted(set(held["configs"]) & set(wanted["configs"])):
+        old, new = held["configs"][method], wanted["configs"][method]
+        old = {**asdict(METHODS[method].settings_type()), **old}  # settings that came later
+        for name in sorted(set(old) | set(new)):
+            if old.get(name) != new.get(name):
+                lines.append(f"{method}.{name}: {old.get(name)!r} there, {new.get(name)!r} now")
+    return lines
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One run at a time in a folder; the lock of a killed run is taken over."""
+    path = folder / ".lock"
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise ExperimentError(f"cannot write into {folder}: {error.strerror}") from error
+    try:
+        if sys.platform != "win32":
+            import fcntl
+
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise ExperimentError(
+                    f"another run is writing to {folder}; wait for it, or choose another --out"
+                ) from None
+        yield
+    finally:
+        os.close(handle)  # the lock goes with it, also when the process is killed

@@ -1,0 +1,99 @@
+"""What an experiment is cut into: pieces that can be done anywhere, in any order."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from conceptors.experiments.events import Event, Progress, name_seeds
+from conceptors.experiments.experiment import Experiment
+from conceptors.experiments.machine import environment
+from conceptors.experiments.methods import METHODS, parse_settings
+from conceptors.experiments.results import Run, measures
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One method, and seeds that learn together."""
+
+    experiment: Experiment
+    method: str
+    seeds: list[int]
+
+    def __str__(self) -> str:
+        return f"{self.experiment.scenario}, {self.method} {name_seeds(tuple(self.seeds))}"
+
+    @property
+    def key(self) -> str:
+        return work_key(self.experiment, self.method, self.seeds)
+
+    def __call__(self, progress: Progress) -> dict[str, Any]:
+        """Learn all tasks: their names, one run for each seed, and the machine it was done on."""
+        device = self.experiment.check()
+        kind = METHODS[self.method]
+        config = self.experiment.config(self.method)
+        scenario = self.experiment.build(self.seeds, device)
+        started = time.perf_counter()
+        torch.manual_seed(self.seeds[0])
+        learner = kind(scenario, parse_settings(kind.settings_type, config), device, progress)
+        learner.replay = self.experiment.replay
+        count = len(self.seeds)
+        accuracy: list[list[list[float]]] = [[] for _ in range(count)]
+        history: list[list[dict[str, Any]]] = [[] for _ in range(count)]
+        sizes = [[task.test.sizes()[i] for task in scenario.tasks] for i in range(count)]
+        for number in range(len(scenario.tasks)):
+            for past, new in zip(history, learner.learn(number)):
+                past.append(new)
+            for rows, row in zip(accuracy, learner.test().tolist()):
+                rows.append([round(value, 4) for value in row])
+            progress(self._task_done(number, [rows[-1] for rows in accuracy], sizes))
+        seconds = (time.perf_counter() - started) / count
+        runs = [
+            Run(
+                method=self.method,
+                seed=seed,
+                accuracy=accuracy[i],
+                **measures(accuracy[i], sizes[i]),
+                seconds=round(seconds, 3),
+                config=config,
+                extras={"history": history[i], **learner.extras[i]},
+            )
+            for i, seed in enumerate(self.seeds)
+        ]
+        return {
+            "task_names": [task.name for task in scenario.tasks],
+            "runs": [run.to_json() for run in runs],
+            "environment": environment(device),
+        }
+
+    def _task_done(self, number: int, rows: list[list[float]], sizes: list[list[int]]) -> Event:
+        """The event after a task, from each seed's accuracies and numbers of test samples."""
+        upto = number + 1
+        so_far = [
+            sum(a * n for a, n in zip(row[:upto], own)) / sum(own[:upto])
+            for row, own in zip(rows, sizes)
+        ]
+        return Event(
+            "task",
+            self.method,
+            tuple(self.seeds),
+            upto,
+            len(rows[0]),
+            accuracy=statistics.mean(row[number] for row in rows),
+            accuracy_so_far=statistics.mean(so_far),
+            rows=tuple(rows),
+        )
+
+
+def work_key(experiment: Experiment, method: str, seeds: list[int], purpose: str = "run") -> str:
+    """A file name for some work, the same whenever all that it depends on is the same."""
+    alone = replace(experiment, methods=[method])  # others may come and go
+    text = json.dumps([alone.identity(), seeds, purpose], sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return f"{experiment.scenario}-{method}-{seeds[0]}-{digest}"

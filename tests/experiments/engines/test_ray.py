@@ -1,0 +1,140 @@
+"""Experiments on a real Ray: lost workers, failures, and a driver that is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conceptors.experiments.engines import Ray, Resources
+from conceptors.experiments.events import Event, quiet
+from conceptors.experiments.experiment import ExperimentError
+from conceptors.experiments.runner import UnfinishedError, run
+from experiments.engines.work import Own, until, wanted
+from experiments.runs import quietly, read, timeless
+
+ray = pytest.importorskip("ray")
+pytestmark = pytest.mark.filterwarnings("default")  # Ray's own
+
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[None]:
+    """A Ray of two workers; it takes ten seconds to start."""
+    ray.init(
+        address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=40
+    )
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def engine(started: None, own: Own) -> Ray:
+    return Ray(Resources(imports=(str(own.file),)))
+
+
+def test_the_results_are_those_of_one_process(tmp_path: Path, engine: Ray) -> None:
+    said: list[Event] = []
+    logged: list[tuple[str, int, int]] = []
+    asked = wanted(["sgd", "ewc"], [0, 1])
+    found = run(
+        asked,
+        tmp_path / "ray",
+        progress=said.append,
+        log=lambda method, seed, task, row: logged.append((method, seed, task)),
+        engine=engine,
+    ).to_json()
+    here = quietly(asked, tmp_path / "here")
+    assert timeless(found) == timeless(here)
+    assert read(tmp_path / "ray") == found
+    assert said[-1].share == 1.0
+    assert len(logged) == 8  # methods, seeds and tasks: two of each
+
+
+def test_a_killed_worker_costs_nothing(tmp_path: Path, own: Own, engine: Ray) -> None:
+    """The worker of one seed is killed in its midst, when others are done."""
+    free = own.hold(1)
+
+    def kill() -> None:
+        until(lambda: own.counts("end").keys() >= {0} and 1 in own.counts("begin"))
+        os.kill(own.process("begin-1"), signal.SIGKILL)
+        until(lambda: own.counts("begin")[1] == 2)
+        free.unlink()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    asked = wanted(["noting"], [0, 1, 2, 3])
+    found = run(asked, tmp_path / "ray", progress=quiet, engine=engine).to_json()
+    killer.join()
+    assert own.counts("begin") == {0: 1, 1: 2, 2: 1, 3: 1}
+    assert own.counts("end") == {0: 1, 1: 1, 2: 1, 3: 1}  # nothing lost, nothing twice
+    assert timeless(found) == timeless(quietly(asked, tmp_path / "here"))
+
+
+def test_what_fails_three_times_does_not_stop_the_rest(
+    tmp_path: Path, own: Own, engine: Ray
+) -> None:
+    asked = wanted(["failing", "sgd"], [0, 1])
+    with pytest.raises(UnfinishedError) as caught:
+        run(asked, tmp_path, progress=quiet, engine=engine)
+    ((name, why),) = caught.value.failures.items()
+    assert name == "disjoint-mnist, failing seed 1"
+    assert "Traceback" in why
+    assert "ArithmeticError: seed 1 is no good" in why
+    assert own.counts("failed") == {1: 3}
+    assert [(r["method"], r["seed"]) for r in read(tmp_path)["runs"]] == [
+        *(("failing", 0), ("sgd", 0), ("sgd", 1))
+    ]
+
+
+def test_finished_seeds_are_written_at_once_and_not_done_again(
+    tmp_path: Path, own: Own, engine: Ray
+) -> None:
+    """The driver ends in the middle; the next one does what is left."""
+    free = own.hold(1)
+
+    class StoppedError(Exception):
+        pass
+
+    def stop(event: Event) -> None:
+        if event.seeds == (2,):
+            raise StoppedError
+
+    asked = wanted(["noting"], [0, 1, 2])
+    with pytest.raises(StoppedError):
+        run(asked, tmp_path, progress=stop, engine=engine)
+    done = {r["seed"] for r in read(tmp_path)["runs"]}
+    assert done == {0}
+    free.unlink()
+    until(lambda: own.counts("end").keys() >= {0, 1, 2})  # a real driver takes its tasks along
+    own.clear()
+    run(asked, tmp_path, progress=quiet, engine=engine)
+    assert own.counts("end") == {1: 1, 2: 1}
+    own.clear()
+    run(asked, tmp_path, progress=quiet, engine=engine)
+    assert own.counts("begin") == {}
+
+
+def test_more_than_any_machine_has(tmp_path: Path, started: None) -> None:
+    with pytest.raises(ExperimentError, match=r"asks for 500 CPUs .*lower --cpus-per-run"):
+        run(
+            wanted(["sgd"], [0]),
+            tmp_path,
+            progress=quiet,
+            engine=Ray(Resources(cpus=500), address="local"),
+        )
+
+
+def test_an_address_where_nobody_answers(tmp_path: Path) -> None:
+    if ray.is_initialized():
+        ray.shutdown()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))  # taken, and nobody listens
+        port = free.getsockname()[1]
+        for address in (f"127.0.0.1:{port}", f"ray://127.0.0.1:{port}"):
+            with pytest.raises(ConnectionError, match=r"cannot reach a Ray .*ray start --head"):
+                run(wanted(["sgd"], [0]), tmp_path, progress=quiet, engine=Ray(address=address))
