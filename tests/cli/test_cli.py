@@ -22,7 +22,7 @@ from experiments.runs import read
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["run"], ["tune"], ["all"], ["report"], ["list"], ["data"]]
+    "command", [[], ["run"], ["tune"], ["all"], ["report"], ["explore"], ["list"], ["data"]]
 )
 def test_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:

@@ -19,7 +19,12 @@ def test_of_digits(
     pytest.importorskip("sklearn")
     monkeypatch.chdir(tmp_path)
     opened: list[str] = []
-    monkeypatch.setattr("webbrowser.open", lambda address: bool(opened.append(address)))
+
+    def no_browser(address: str) -> bool:
+        opened.append(address)
+        return False
+
+    monkeypatch.setattr("webbrowser.open", no_browser)
     assert main(["explore"]) == 0
     assert capsys.readouterr().out == "page: explore.html\n"
     assert opened == []

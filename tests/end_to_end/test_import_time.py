@@ -44,4 +44,4 @@ def test_import_adds_little_to_torch(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         return float(done.stdout)
 
-    assert statistics.median(added() for _ in range(5)) <= MOST
+    assert statistics.median(added() for _ in range(3)) <= MOST

@@ -92,10 +92,12 @@ document.addEventListener("DOMContentLoaded", () => {
     const [from, to] = [Number(slider.min), Number(slider.max)], ticks = [];
     for (let v = from; v <= to; v++) ticks.push([v, String(Number((10 ** v).toPrecision(1)))]);
     const places = Array.from({ length: 51 }, (_, k) => from + (to - from) * k / 50);
-    const lines = parts.map((part) => ({
-      name: shown(part), look: part.look,
-      points: places.map((v) => [v, algebra.mean(spectrum(part, 10 ** v))]),
-    }));
+    const lines = parts.map((part) => {
+      // the same wherever the dial stands, and slow for hundreds of wide layers
+      part.quotas ??= places.map((v) => algebra.mean(algebra.singular(part.values, 10 ** v)));
+      const points = part.quotas.map((q, k) => [places[k], isFree() ? 1 - q : q]);
+      return { name: shown(part), look: part.look, points };
+    });
     const label = `Quota against the aperture. ${told(alpha)}. ${quotas(alpha)}`;
     const title = isFree() ? "quota of NOT C" : "quota";
     curves.draw(byId("quota-chart"), label, { from, to, ticks, title: data.dial }, { ...unit, title }, lines, Math.log10(alpha));
