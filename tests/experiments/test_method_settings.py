@@ -1,0 +1,99 @@
+"""What methods can be told, and what settings do that all of them share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from conceptors.experiments.events import quiet
+from conceptors.experiments.methods import METHODS, parse_settings
+from conceptors.experiments.runner import Experiment
+from conceptors.experiments.scenarios import build
+from experiments.learners import CPU, learner
+from experiments.tasks import blobs
+from helpers import weights
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "message"),
+    [
+        ("sgd", {"rat": 1}, "unknown setting 'rat'; did you mean 'rate'"),
+        ("sgd", {"rate": "fast"}, "rate='fast' is not a float"),
+        ("sgd", {"rate": -1}, "rate must be a finite number"),
+        ("sgd", {"rate": "nan"}, "rate must be a finite number"),
+        ("sgd", {"steps": "1.5"}, "steps='1.5' is not a int"),
+        ("sgd", {"steps": 1.5}, "steps=1.5 is not a int"),
+        ("sgd", {"steps": -3}, "steps must be a finite number >= 0"),
+        ("sgd", {"batch": 0}, "batch must be at least 1"),
+        ("sgd", {"check_every": 0}, "check_every must be at least 1"),
+        ("sgd", {"validation": 0}, "validation must be at least 1"),
+        ("sgd", {"hidden": "8,x"}, "hidden='8,x' is not like"),
+        ("sgd", {"hidden": "0"}, "hidden must be at least 1"),
+        ("sgd", {"average": 1.0}, "average must be below 1, got 1"),
+        ("sgd", {"average": 0.9, "patience": 2}, "average and patience are two ways"),
+        ("sgd", {"smooth": 1.0}, "smooth=1 needs images, which inputs of"),
+        ("sgd", {"activation": "swish"}, "activation must be one of"),
+        ("sgd", {"loss": "hinge"}, "loss must be one of"),
+        ("sgd", {"gradient": "max"}, "gradient must be one of"),
+        ("cab", {"hard": "maybe"}, "hard='maybe' is not a bool"),
+        ("cab", {"first_anchor": "last"}, "first_anchor must be"),
+        ("ewc", {"labels": "some"}, "labels must be one of"),
+        ("imm", {"mode": "median"}, "mode must be"),
+        ("imm", {"share": 0.0}, "share must be in"),
+        ("imm", {"drop": 1.0}, "drop in"),
+        ("gpm", {"threshold": 1.01}, "threshold must be a share up to 1, got 1.01"),
+        ("sgp", {"input_threshold": 2}, "input_threshold must be a share up to 1, got 2"),
+        ("owm", {"alpha": "0"}, "alpha must be numbers above 0 like"),
+        ("owm", {"alpha_decay": "1,x"}, "alpha_decay must be numbers above 0 like"),
+        ("owm", {"alpha": "1,2,3"}, "alpha has 3 numbers for 2 layers; give one for all"),
+        ("owm", {"update": "never"}, "update must be one of step, task"),
+        ("trgp", {"trust": -1}, "trust must be a finite number"),
+        ("codecl", {"kept": 1.0}, "kept and least must be below 1, got 1.0 and 0.2"),
+        ("codecl", {"aperture": 0}, "aperture must be above 0, got 0"),
+    ],
+)
+def test_bad_settings_are_refused(method: str, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        learner(method, [0], **settings)
+
+
+def test_settings_may_be_strings() -> None:
+    kind = METHODS["cab"].settings_type
+    made: Any = parse_settings(kind, {"hard": "yes", "rate": "1e-2", "steps": "7", "hidden": 30})
+    assert (made.hard, made.rate, made.steps, made.sizes) == (True, 0.01, 7, [30])
+
+
+def test_a_task_ends_with_the_running_mean_of_its_weights() -> None:
+    """At first that is the plain mean: of 4 steps with a share of 1/4 or less."""
+    settings: dict[str, Any] = {"steps": 4, "check_every": 1}
+    averaged, plain = learner("sgd", [0, 1], average=0.8, **settings), []
+    for steps in range(1, 5):
+        found = learner("sgd", [0, 1], **{**settings, "steps": steps})
+        # the same samples in the same order, whatever the number of steps
+        found.learn(0)
+        plain.append([p.detach().clone() for p in found.model.parameters()])
+    averaged.learn(0)
+    for found_p, *single in zip(averaged.model.parameters(), *plain):
+        torch.testing.assert_close(found_p, torch.stack(single).mean(0))
+
+
+def test_smooth_initial_weights_are_blurred_at_the_same_size() -> None:
+    scenario = build("disjoint-mnist", [0, 1], arrays=blobs())
+    kind = METHODS["sgd"]
+    (first, _, second, _), (blurred, _, same, _) = (
+        weights(kind(scenario, parse_settings(kind.settings_type, given), CPU, quiet).model)
+        for given in ({"hidden": "9"}, {"hidden": "9", "smooth": 1.5})
+    )
+    first, blurred = (w.view(2, 9, 28, 28) for w in (first, blurred))
+    assert float(blurred.square().mean() / first.square().mean()) == pytest.approx(1, rel=0.1)
+    steps = [float(w.diff(dim=-1).square().mean() / w.square().mean()) for w in (first, blurred)]
+    assert steps[1] < 0.5 * steps[0]
+    assert torch.equal(second, same)
+
+
+def test_the_shields_seeds_learn_one_by_one() -> None:
+    made = Experiment("disjoint-mnist", ["shield", "cab"], [0, 1], stacked=2)
+    assert made.groups("shield", [0, 1], CPU) == [[0], [1]]
+    assert made.groups("cab", [0, 1], CPU) == [[0, 1]]
