@@ -119,5 +119,5 @@ def test_other_settings_and_damage_are_refused(tmp_path: Path) -> None:
         search(replace(ONE, methods=["sgd", "ewc"]), tmp_path, choices=["rate=1"], progress=quiet)
     before = (tmp_path / "trials.jsonl").read_bytes()
     (tmp_path / "trials.jsonl").write_bytes(before + b"[]\n")
-    with pytest.raises(ExperimentError, match="damaged .line 2 is no trial.; move it away"):
+    with pytest.raises(ExperimentError, match=r"damaged \(line 2 is no trial\); move it away"):
         search(ONE, tmp_path, choices=["rate=0.1"], progress=quiet)

@@ -58,6 +58,8 @@ def _run(options: argparse.Namespace) -> int:
     except UnfinishedError as error:
         results, failures = error.results, error.failures
     line.end()
+    if not results.runs:
+        return tell_failures(failures)
     print(table(results))
     print(f"\nresults: {folder / 'results.json'}")
     print(f"page:    conceptors report {shlex.quote(str(folder))}")

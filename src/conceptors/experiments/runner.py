@@ -72,8 +72,9 @@ def run(
                 failures[str(pieces[finished.number])] = finished.failure
             else:
                 ledger.take(finished.value)
-        ledger.write()
         results = ledger.results
+        if results.runs:  # a file without any would be none
+            ledger.write()
     if failures:
         raise UnfinishedError(failures, results)
     return results

@@ -110,8 +110,15 @@ def _open(experiment: Experiment, folder: Path, at_once: int) -> Any:
 
 def _ask(study: Any, experiment: Experiment, ranges: Ranges, worker: str) -> tuple[Any, Trial]:
     """optuna's trial, and the same as a job."""
-    trial = study.ask()
-    trial.set_user_attr("worker", worker)
+    from optuna.exceptions import UpdateFinishedTrialError
+
+    trial = None
+    while trial is None:
+        trial = study.ask()
+        try:
+            trial.set_user_attr("worker", worker)
+        except UpdateFinishedTrialError:  # another process, just started, took it for a dead one's
+            trial = None
     chosen = {name: suggest(trial, name) for name, suggest in ranges}
     return trial, Trial(experiment, chosen, experiment.seeds)
 

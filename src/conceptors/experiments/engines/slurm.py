@@ -108,11 +108,9 @@ class Slurm:
                 "--engine slurm finds no Slurm here; give the command on a machine that has sbatch"
             ) from None
         known = submitit.SlurmExecutor._valid_parameters()
-        own: dict[str, Any] = {
-            f"slurm_{k}": _value(v) for k, v in self._options.items() if k in known
-        }
-        rest = {k: _value(v) for k, v in self._options.items() if k not in known}
-        if rest:
+        given = {name: _value(text) for name, text in self._options.items()}
+        own: dict[str, Any] = {f"slurm_{name}": given[name] for name in given if name in known}
+        if rest := {name: given[name] for name in given if name not in known}:
             own["slurm_additional_parameters"] = rest
         executor.update_parameters(
             name="conceptors",
