@@ -57,6 +57,15 @@ def test_every_rms_norm_is_known_by_what_it_does(name: str) -> None:
     torch.testing.assert_close(products + offset, layer(x))
 
 
+def test_a_gate_is_a_factor_of_what_enters() -> None:
+    layer = from_library("qwen3_next", "Qwen3NextRMSNormGated")(8)
+    x, gate = Draw(0, torch.float32).normal(2, 6, 8)
+    normalised = x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    rows = joined(captured(layer, Inputs((x, gate), {}))[""])
+    wanted = normalised * nn.functional.silu(gate)
+    torch.testing.assert_close(rows, wanted.mT[..., None])
+
+
 def test_conv1d_is_a_transposed_linear_layer() -> None:
     layer = part_of("GPT-2", "Conv1D")
     x = Draw(0).x(3, layer.nx)
