@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,16 +32,13 @@ class Backwards:
     def device(self, name: str) -> str:
         return Resources().device(name)
 
-    def work(self, jobs: list[Job], progress: Progress) -> list[Finished]:
-        found = []
+    def work(self, jobs: Sequence[Job], progress: Progress) -> Iterator[Finished]:
         for number in reversed(range(len(jobs))):
             job: Job = pickle.loads(pickle.dumps(jobs[number]))
             if self.failing and self.failing in str(job):
-                found.append(Finished(number, failure="Traceback\nMemoryError: too much"))
+                yield Finished(number, failure="Traceback\nMemoryError: too much")
             else:
-                report = perform(job, Resources())
-                found.append(Finished(number, replay(report, progress)))
-        return found
+                yield Finished(number, replay(perform(job, Resources()), progress))
 
 
 def test_this_process_is_the_default(tmp_path: Path) -> None:
@@ -82,8 +80,9 @@ def test_no_run_at_all_leaves_no_file(tmp_path: Path) -> None:
 
 def test_a_run_that_comes_twice_is_taken_once(tmp_path: Path) -> None:
     class Twice(Backwards):
-        def work(self, jobs: list[Job], progress: Progress) -> list[Finished]:
-            return super().work(jobs, progress) * 2
+        def work(self, jobs: Sequence[Job], progress: Progress) -> Iterator[Finished]:
+            yield from super().work(jobs, progress)
+            yield from super().work(jobs, progress)
 
     found = run(ONE, tmp_path / "twice", progress=quiet, engine=Twice()).to_json()
     assert timeless(found) == timeless(quietly(ONE, tmp_path / "once"))
@@ -116,7 +115,7 @@ def test_results_of_other_settings_stop_only_their_benchmark(tmp_path: Path) -> 
     folder.mkdir()
     (folder / "results.json").write_text("{")
     cells = plan(["disjoint-mnist-2", "disjoint-mnist-5"], ["sgd"], 1).cells
-    failed = run_all(cells, tmp_path, how, progress=quiet, tell=str, engine=Backwards())
+    failed = run_all(cells, tmp_path, how, progress=quiet, tell=print, engine=Backwards())
     assert "is not JSON" in failed["disjoint-mnist-2, sgd"]
     assert len(failed) == 1
     assert read(tmp_path / "disjoint-mnist-5")["runs"]
@@ -141,7 +140,7 @@ def test_resources_and_devices() -> None:
         Resources().device("cuda")
     for wrong in ({"cpus": 0}, {"gpus": -1.0}, {"gpus": float("nan")}):
         with pytest.raises(ExperimentError, match="at least 1 CPU and 0 GPUs"):
-            Resources(**wrong)  # type: ignore[arg-type]
+            Resources(**wrong)
 
 
 def test_another_version_is_told_where_the_work_is_done() -> None:

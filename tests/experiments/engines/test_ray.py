@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,32 +93,45 @@ def test_what_fails_three_times_does_not_stop_the_rest(
     ]
 
 
-def test_finished_seeds_are_written_at_once_and_not_done_again(
-    tmp_path: Path, own: Own, engine: Ray
-) -> None:
-    """The driver ends in the middle; the next one does what is left."""
+DRIVER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from conceptors.experiments.engines import Ray, Resources
+from conceptors.experiments.events import quiet
+from conceptors.experiments.methods import import_methods
+from conceptors.experiments.runner import run
+from experiments.engines.work import wanted
+import_methods(sys.argv[2])
+engine = Ray(Resources(imports=(sys.argv[2],)), address=sys.argv[3])
+run(wanted(["noting"], [0, 1, 2]), Path(sys.argv[4]), progress=quiet, engine=engine)
+"""
+
+
+def test_a_killed_driver_loses_no_finished_seed(tmp_path: Path, own: Own, engine: Ray) -> None:
+    """It is killed as soon as two seeds are written; the next one does only the third."""
     free = own.hold(1)
-
-    class StoppedError(Exception):
-        pass
-
-    def stop(event: Event) -> None:
-        if event.seeds == (2,):
-            raise StoppedError
-
-    asked = wanted(["noting"], [0, 1, 2])
-    with pytest.raises(StoppedError):
-        run(asked, tmp_path, progress=stop, engine=engine)
-    done = {r["seed"] for r in read(tmp_path)["runs"]}
-    assert done == {0}
+    words = [str(Path(__file__).parents[2]), str(own.file)]
+    words += [ray.get_runtime_context().gcs_address, str(tmp_path)]
+    with subprocess.Popen([sys.executable, "-c", DRIVER, *words]) as driver:
+        until(lambda: (tmp_path / "results.json").exists() and len(read(tmp_path)["runs"]) == 2)
+        until(lambda: 1 in own.counts("begin"))
+        driver.kill()
+    kept = read(tmp_path)["runs"]
+    assert [run["seed"] for run in kept] == [0, 2]
+    until(lambda: not alive(own.process("begin-1")))  # Ray ends the tasks of a driver that is gone
     free.unlink()
-    until(lambda: own.counts("end").keys() >= {0, 1, 2})  # a real driver takes its tasks along
+    asked = wanted(["noting"], [0, 1, 2])
+    found = run(asked, tmp_path, progress=quiet, engine=engine).to_json()
+    assert own.counts("end") == {0: 1, 1: 1, 2: 1}
+    assert [found["runs"][0], found["runs"][2]] == kept
     own.clear()
-    run(asked, tmp_path, progress=quiet, engine=engine)
-    assert own.counts("end") == {1: 1, 2: 1}
-    own.clear()
-    run(asked, tmp_path, progress=quiet, engine=engine)
+    assert run(asked, tmp_path, progress=quiet, engine=engine).to_json() == found
     assert own.counts("begin") == {}
+
+
+def alive(process: int) -> bool:
+    return Path(f"/proc/{process}").exists()
 
 
 def test_more_than_any_machine_has(tmp_path: Path, started: None) -> None:

@@ -27,6 +27,14 @@ def engine(folder: Path, own: Own, per_job: int = 1) -> Slurm:
     return Slurm(folder / "slurm", resources, per_job=per_job, cluster="local", poll=0.05)
 
 
+class StoppedError(Exception):
+    """The end of a driver."""
+
+
+def stop(event: Event) -> None:
+    raise StoppedError
+
+
 def test_a_requeued_job_resumes(tmp_path: Path, own: Own) -> None:
     """Two jobs of two seeds each; one is told to go in the midst of its second seed."""
     free = own.hold(1)
@@ -50,13 +58,6 @@ def test_a_requeued_job_resumes(tmp_path: Path, own: Own) -> None:
 
 def test_jobs_go_on_without_the_driver(tmp_path: Path, own: Own) -> None:
     """What was finished meanwhile is collected by the next one, and not done again."""
-
-    class StoppedError(Exception):
-        pass
-
-    def stop(event: Event) -> None:
-        raise StoppedError
-
     asked = wanted(["noting"], [0, 1])
     with pytest.raises(StoppedError):
         run(asked, tmp_path, progress=stop, engine=engine(tmp_path, own))
@@ -90,6 +91,57 @@ def test_failures_and_lost_jobs(tmp_path: Path, own: Own) -> None:
     assert own.counts("failed") == {1: 3}
     assert own.counts("end") == {1: 1}
     assert [(r["method"], r["seed"]) for r in read(tmp_path)["runs"]] == [("noting", 1)]
+
+
+# Slurm's commands, as far as submitit uses them: jobs of an array start at once, on this machine.
+SBATCH = """#!/bin/sh
+cat "$1" >> "$(dirname "$0")/submitted.sh"
+for i in 0 1; do
+    SLURM_ARRAY_JOB_ID=7 SLURM_ARRAY_TASK_ID=$i SLURM_JOB_ID=7$i SLURM_PROCID=0 SLURM_LOCALID=0 \\
+    SLURM_NODEID=0 SLURM_NTASKS=1 SLURM_JOB_NUM_NODES=1 sh "$1" >/dev/null 2>&1 &
+done
+echo "Submitted batch job 7"
+"""
+SRUN = """#!/bin/sh
+while [ "${1#-}" != "$1" ]; do
+    case "$1" in --output|--error) shift 2 ;; *) shift ;; esac
+done
+exec "$@"
+"""
+SACCT = """#!/bin/sh
+printf 'JobID|State|NodeList\\n7_0|RUNNING|here\\n7_1|RUNNING|here\\n'
+"""
+
+
+def test_one_array_with_what_sbatch_is_told(
+    tmp_path: Path, own: Own, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    for name, text in {"sbatch": SBATCH, "srun": SRUN, "sacct": SACCT}.items():
+        (commands / name).write_text(text)
+        (commands / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
+    on_slurm = Slurm(
+        tmp_path / "slurm",
+        Resources(cpus=2, imports=(str(own.file),)),
+        options={"partition": "fast", "time": "90", "nice": "5"},
+        poll=0.05,
+    )
+    asked = wanted(["noting"], [0, 1])
+    free = own.hold(1)
+    with pytest.raises(StoppedError):
+        run(asked, tmp_path, progress=stop, engine=on_slurm)
+    until(lambda: own.counts("begin") == {0: 1, 1: 1})
+    free.unlink()  # it runs as long as nobody waits for it; the next one finds it
+    found = run(asked, tmp_path, progress=quiet, engine=on_slurm)
+    assert [run.seed for run in found.runs] == [0, 1]
+    assert own.counts("begin") == own.counts("end") == {0: 1, 1: 1}
+    script = (commands / "submitted.sh").read_text()
+    assert script.count("#SBATCH --array") == 1
+    for line in ("array=0-1", "partition=fast", "time=90", "nice=5", "cpus-per-task=2"):
+        assert f"#SBATCH --{line}" in script
+    assert "gpus" not in script
 
 
 def test_requests_that_slurm_cannot_meet(tmp_path: Path) -> None:
