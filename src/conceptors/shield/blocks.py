@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from conceptors.layers import Block, Rule, find_rule
+from conceptors.layers.bare import BareRule, stands_alone
 from conceptors.layers.inner import has_own_forward, is_single
 
 
@@ -249,17 +250,32 @@ def scan(model: nn.Module, exclude: Iterable[str], freeze: Iterable[str]) -> Sca
             row = sites if learns else resting
             site = _join(row, name, Source(layer, rule, block, None), weight, bias)
             site.passive |= named
-    unsupported: dict[str, str] = {}
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad or id(parameter) in claimed:
-            continue
-        if matches([name], fixed):
-            frozen[name] = parameter
-        elif not matches([name], skipped):
-            owner = model.get_submodule(name.rpartition(".")[0])
-            why = obstacles.get(id(parameter)) or f"shape {list(parameter.shape)}"
-            unsupported[name] = f"{type(owner).__name__}, {why}"
-    return Scan(sites, frozen, unsupported, resting)
+    rest = {name: p for name, p in model.named_parameters() if id(p) not in claimed}
+    frozen |= {name: p for name, p in rest.items() if p.requires_grad and matches([name], fixed)}
+    whole = Scan(sites, frozen, {}, resting)
+    for name, parameter in rest.items():
+        if not matches([name], fixed + skipped):
+            _add_alone(whole, model, name, parameter, obstacles.get(id(parameter)))
+    return whole
+
+
+def _add_alone(
+    found: Scan, model: nn.Module, name: str, parameter: nn.Parameter, why: str | None
+) -> None:
+    """Add a parameter that is none of a layer's matrices: as a site of its own, if it may be."""
+    owner, _, own = name.rpartition(".")
+    layer = model.get_submodule(owner)
+    if why is None and parameter.numel() and stands_alone(parameter):
+        rule = BareRule(own, parameter)
+        (block,) = rule.blocks(layer)
+        why = _obstacle(block, parameter, None)
+        if why is None:
+            row = found.sites if parameter.requires_grad else found.resting
+            _join(row, name, Source(layer, rule, block, None), parameter, None)
+            return
+    if parameter.requires_grad:
+        why = why or f"shape {list(parameter.shape)}"
+        found.unsupported[name] = f"{type(layer).__name__}, {why}"
 
 
 def _join(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from conceptors.layers.bare import is_bare
 from conceptors.shield.blocks import Scan
 from conceptors.shield.step.plan import StepPlan
 
@@ -73,6 +74,8 @@ def explain(
         done = ", ".join(ways.get(name, [])) or "no guarded optimizer steps it"
         if not rank:
             done = "nothing is claimed"
+        elif is_bare(site.block) and quotas.get(name, 0.0) == 1.0:
+            done = "held fixed: all of it is in use"
         rows.append(LayerRow(name, done, rank, dim, quotas.get(name, 0.0), passing.get(name)))
     rows += [LayerRow(n, "held fixed after the first task", 0, 0, 1.0, None) for n in scan.frozen]
     left = [name for name in scan.unsupported if name not in scan.frozen]

@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from conceptors.layers import Call
+from conceptors.layers.bare import is_bare
 from conceptors.layers.inner import has_own_forward, inner_call
 from conceptors.shield.blocks import WeightBlock
+from conceptors.shield.remember.bare import BareUses
 
 _FIRST = 2  # batches that are watched, where no layer has a forward of its own
 _KINDS = ("tensor", "zeros", "ones", "empty", "full", "rand", "randn", "randint")
@@ -41,8 +43,10 @@ class Uses(TorchFunctionMode):
     def __init__(self, sites: Mapping[str, WeightBlock]) -> None:
         super().__init__()
         self.stray: dict[Use, None] = {}
-        self._names = {id(p): name for name, site in sites.items() for p in site.active()}
-        self._layers = {source.layer for site in sites.values() for source in site.sources}
+        self.bare = BareUses()
+        layered = {name: site for name, site in sites.items() if not is_bare(site.block)}
+        self._names = {id(p): name for name, site in layered.items() for p in site.active()}
+        self._layers = {source.layer for site in layered.values() for source in site.sources}
         self._own = {layer for layer in self._layers if has_own_forward(layer)}
         self._open: list[nn.Module] = []
         self._calls: dict[nn.Module, list[Call]] = {}
@@ -50,7 +54,7 @@ class Uses(TorchFunctionMode):
     @contextmanager
     def watching(self, batch: int) -> Iterator[None]:
         """For the pass of this batch."""
-        if batch >= _FIRST and not self._own:
+        if batch >= _FIRST and not self._own and not self.bare.listens():
             yield
             return
         with ExitStack() as hooks:
@@ -63,6 +67,7 @@ class Uses(TorchFunctionMode):
             with self:
                 yield
         self._open, self._calls = [], {}
+        self.bare.end()
 
     def calls(self, layer: nn.Module, call: Call) -> list[Call]:
         """What entered a layer in a call: the call itself, or what its own forward made of it."""
@@ -84,6 +89,9 @@ class Uses(TorchFunctionMode):
         kwargs = kwargs or {}
         found = func(*args, **kwargs)
         if isinstance(found, (Tensor, tuple, list)) and not isinstance(found, torch.Size):
+            name = _name(func)
+            if name not in _FORMS:
+                self.bare.see(name, args, kwargs, found)
             layer = self._open[-1] if self._open else None
             if layer is None or layer in self._calls:
                 self._see(layer, func, args, kwargs, found)
