@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from layers import feedforward, sequences, stacked
+from layers import feedforward, recognised, sequences, stacked
 from layers.case import Case, Draw
 from layers.references import Inputs, flat
 
@@ -19,6 +19,7 @@ CASES: list[Case] = [
     *feedforward.transposed_cases(),
     *feedforward.embedding_cases(),
     *feedforward.norm_cases(),
+    *recognised.recognised_cases(),
     *stacked.stacked_cases(),
     *sequences.attention_cases(),
     *sequences.recurrent_cases(),

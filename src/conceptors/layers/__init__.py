@@ -1,6 +1,16 @@
 """Layer types that the shield knows, a small file each; `register` adds more."""
 
-from conceptors.layers import attention, conv, embedding, linear, norm, recurrent
+from conceptors.layers import (
+    attention,
+    conv,
+    embedding,
+    experts,
+    linear,
+    norm,
+    product,
+    recurrent,
+    scale,
+)
 from conceptors.layers.base import (
     Block,
     Call,
@@ -12,6 +22,7 @@ from conceptors.layers.base import (
     Sample,
     SecondMoment,
     find_rule,
+    recognise,
     register,
     registered,
 )
@@ -29,10 +40,14 @@ __all__ = [
     "attention",
     "conv",
     "embedding",
+    "experts",
     "find_rule",
     "linear",
     "norm",
+    "product",
+    "recognise",
     "recurrent",
     "register",
     "registered",
+    "scale",
 ]

@@ -177,6 +177,10 @@ class Rule(Protocol):
 
 
 _RULES: dict[type[nn.Module], Rule] = {}
+_BY_BEHAVIOUR: list[tuple[Callable[[nn.Module], bool], Rule]] = []
+_RECOGNISED: weakref.WeakKeyDictionary[nn.Module, tuple[object, Rule | None]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def register(*layer_types: type[nn.Module]) -> Callable[[type[Rule]], type[Rule]]:
@@ -192,15 +196,39 @@ def register(*layer_types: type[nn.Module]) -> Callable[[type[Rule]], type[Rule]
     return decorate
 
 
+def recognise(fits: Callable[[nn.Module], bool]) -> Callable[[type[Rule]], type[Rule]]:
+    """Class decorator: this rule serves layers of unknown classes that do what `fits` finds."""
+
+    def decorate(rule: type[Rule]) -> type[Rule]:
+        _BY_BEHAVIOUR.append((fits, rule()))
+        return rule
+
+    return decorate
+
+
 def owner_of(layer: nn.Module) -> type[nn.Module] | None:
     """The nearest registered class a layer descends from."""
     return next((kind for kind in type(layer).__mro__ if kind in _RULES), None)
 
 
 def find_rule(layer: nn.Module) -> Rule | None:
-    """The rule of the nearest registered class a layer descends from."""
+    """The rule of the nearest registered class a layer descends from, else of what it does."""
     owner = owner_of(layer)
-    return None if owner is None else _RULES[owner]
+    return _by_behaviour(layer) if owner is None else _RULES[owner]
+
+
+def _by_behaviour(layer: nn.Module) -> Rule | None:
+    """The rule that recognises a layer; it is tried out anew only where it may have changed."""
+    shapes = [(name, p.shape) for name, p in layer.named_parameters(recurse=False)]
+    if not shapes:
+        return None
+    forward = id(vars(layer).get("forward"))
+    state = (type(layer), forward, shapes, list(layer._modules), len(_BY_BEHAVIOUR))
+    known = _RECOGNISED.get(layer)
+    if known is None or known[0] != state:
+        rule = next((rule for fits, rule in _BY_BEHAVIOUR if fits(layer)), None)
+        known = _RECOGNISED[layer] = (state, rule)
+    return known[1]
 
 
 def registered() -> list[type[nn.Module]]:

@@ -18,9 +18,10 @@ from conceptors.layers.base import (
 )
 
 
-def channels(bias: str | None = "bias") -> Block:
+def channels(bias: str | None = "bias", weight: str = "weight") -> Block:
     """Weight and bias `[channels]` seen as `[channels, 1, 1]` and `[channels, 1]`."""
     return Block(
+        weight=weight,
         bias=bias,
         view=lambda weight: weight.flatten()[:, None, None],
         bias_view=lambda shift: shift.flatten()[:, None],

@@ -1,0 +1,204 @@
+"""Layers of classes that the library has never heard of, known by what they do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from layers.case import Case, Draw, Feed, half_silent, only, shaped
+from layers.references import Inputs, Rows, linear_rows
+
+
+class Norm(nn.Module):
+    """RMSNorm as language models write it; `offset` 1 as Gemma does, `centred` as Cohere does."""
+
+    def __init__(self, dim: int, offset: float = 0.0, centred: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.offset, self.centred = offset, centred
+
+    def forward(self, hidden: Tensor, gate: Tensor | None = None) -> Tensor:
+        hidden = hidden if gate is None else hidden * functional.silu(gate)
+        hidden = hidden - hidden.mean(-1, keepdim=True) if self.centred else hidden
+        size = hidden.pow(2).mean(-1, keepdim=True)
+        return (self.offset + self.weight) * (hidden * torch.rsqrt(size + 1e-6))
+
+
+class LayerScale(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.weight_of_channels = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight_of_channels
+
+
+class Transposed(nn.Module):
+    """GPT-2's Conv1D."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(inputs, outputs))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight)
+        return flat.view(*x.shape[:-1], -1) if x.numel() else flat
+
+
+class Kernel(nn.Module):
+    """A product that is written out."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.kernel = nn.Parameter(torch.randn(outputs, inputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.kernel.T
+
+
+class Router(nn.Module):
+    def __init__(self, dim: int, experts: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(experts, dim))
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        logits = functional.linear(hidden.reshape(-1, hidden.shape[-1]), self.weight)
+        shares, chosen = torch.topk(logits.softmax(-1), 2, dim=-1)
+        return logits, shares / shares.sum(-1, keepdim=True), chosen
+
+
+class Experts(nn.Module):
+    """As transformers 5 holds them."""
+
+    def __init__(self, dim: int, inner: int, experts: int) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Parameter(torch.randn(experts, 2 * inner, dim) / 4)
+        self.down_proj = nn.Parameter(torch.randn(experts, dim, inner) / 4)
+        self.act_fn = nn.SiLU()
+
+    def forward(self, hidden: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+        found = torch.zeros_like(hidden)
+        for i in range(len(self.down_proj)):
+            token, place = torch.where(chosen == i)
+            gate, up = functional.linear(hidden[token], self.gate_up_proj[i]).chunk(2, dim=-1)
+            given = functional.linear(self.act_fn(gate) * up, self.down_proj[i])
+            found.index_add_(0, token, given * shares[token, place, None])
+        return found
+
+
+class TransposedExperts(nn.Module):
+    """With biases, weights `[experts, in, out]`, and a gate of its own."""
+
+    is_transposed = True
+
+    def __init__(self, dim: int, inner: int, experts: int) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Parameter(torch.randn(experts, dim, 2 * inner) / 4)
+        self.gate_up_proj_bias = nn.Parameter(torch.randn(experts, 2 * inner) / 4)
+        self.down_proj = nn.Parameter(torch.randn(experts, inner, dim) / 4)
+        self.down_proj_bias = nn.Parameter(torch.randn(experts, dim) / 4)
+
+    def _apply_gate(self, found: Tensor) -> Tensor:
+        gate, up = found[..., ::2], found[..., 1::2]
+        return (up + 1) * gate * torch.sigmoid(gate)
+
+    def forward(self, hidden: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+        up = torch.einsum("nd,edo->neo", hidden, self.gate_up_proj) + self.gate_up_proj_bias
+        down = torch.einsum("nei,eid->ned", self._apply_gate(up), self.down_proj)
+        every = down + self.down_proj_bias  # [n, experts, dim]
+        picked = every.take_along_dim(chosen[..., None], 1)
+        return (picked * shares[..., None]).sum(1)
+
+
+# --- by hand -----------------------------------------------------------------------------
+
+
+def scaled_rows(layer: Any, inputs: Inputs, _output: Any) -> Rows:
+    x = inputs.args[0].reshape(-1, inputs.args[0].shape[-1])
+    if isinstance(layer, LayerScale):
+        return {"": x.mT[..., None]}
+    if len(inputs.args) > 1:
+        x = x * functional.silu(inputs.args[1].reshape(x.shape))
+    rows = []
+    for row in x:
+        centred = row - row.mean() if layer.centred else row
+        rows.append(centred / (centred.square().mean() + 1e-6).sqrt())
+    return {"": torch.stack(rows).mT[..., None]}
+
+
+def expert_rows(layer: Any, inputs: Inputs, output: Tensor) -> Rows:
+    """One token after the other; what comes out must be the layer's own output."""
+    hidden, chosen, shares = inputs.args
+    found: dict[str, list[Tensor]] = {}
+    total = torch.zeros_like(hidden)
+    turned = isinstance(layer, TransposedExperts)
+    for n, row in enumerate(hidden):
+        for i, share in zip(chosen[n].tolist(), shares[n]):
+            if turned:
+                inner = layer._apply_gate(row @ layer.gate_up_proj[i] + layer.gate_up_proj_bias[i])
+                given = inner @ layer.down_proj[i] + layer.down_proj_bias[i]
+            else:
+                gate, up = (layer.gate_up_proj[i] @ row).chunk(2)
+                inner = functional.silu(gate) * up
+                given = layer.down_proj[i] @ inner
+            total[n] += share * given
+            found.setdefault(f"gate_up_proj.{i}", []).append(row)
+            found.setdefault(f"down_proj.{i}", []).append(inner)
+    torch.testing.assert_close(total, output)
+    return {name: torch.stack(rows)[None] for name, rows in found.items()}
+
+
+# --- cases -------------------------------------------------------------------------------
+
+
+def recognised_cases() -> list[Case]:
+    def scale(name: str, make: Callable[[], nn.Module], **more: Any) -> Case:
+        return Case(name, make, shaped(3, 8), scaled_rows, old=half_silent(8), **more)
+
+    def gated(draw: Draw) -> Inputs:
+        return only(draw.x(3, 8), draw.x(3, 8))
+
+    def sent(draw: Draw) -> Inputs:
+        """Every token goes to two of three experts, in turn."""
+        n = torch.arange(3 * draw.batch)
+        chosen = torch.stack([n % 3, (n + 1) % 3], -1)
+        return only(draw.normal(len(n), 9), chosen, draw.normal(len(n), 2).softmax(-1))
+
+    def product(name: str, make: Callable[[], nn.Module], feed: Feed, **more: Any) -> Case:
+        return Case(name, make, feed, linear_rows, more.pop("outputs", _same), **more)
+
+    return [
+        scale("like-rms-norm", lambda: Norm(8), outputs=_channels),
+        scale("like-rms-norm-offset", lambda: Norm(8, offset=1.0)),
+        scale("like-layer-norm", lambda: Norm(8, centred=True), outputs=_channels),
+        scale("layer-scale", lambda: LayerScale(8), outputs=_channels),
+        Case("like-rms-norm-gated", lambda: Norm(8), gated, scaled_rows, _channels, old=_silent),
+        product("like-conv1d", lambda: Transposed(9, 5), shaped(2, 9), empty=False),
+        product("like-conv1d-square", lambda: Transposed(9, 9), shaped(2, 9), empty=False),
+        product("like-linear", lambda: Kernel(9, 5), shaped(2, 9)),
+        product("router", lambda: Router(9, 3), shaped(2, 9), outputs=_logits),
+        Case("experts", lambda: Experts(9, 7, 3), sent, expert_rows),
+        Case("experts-transposed", lambda: TransposedExperts(9, 7, 3), sent, expert_rows),
+    ]
+
+
+def _silent(draw: Draw) -> Inputs:
+    x = half_silent(8)(draw).args[0]
+    return only(x, draw.x(8))
+
+
+def _same(_layer: Any, output: Tensor) -> Tensor:
+    return output.reshape(1, -1, output.shape[-1])
+
+
+def _logits(_layer: Any, output: tuple[Tensor, ...]) -> Tensor:
+    return output[0][None]
+
+
+def _channels(_layer: Any, output: Tensor) -> Tensor:
+    return output.reshape(-1, output.shape[-1]).mT[..., None]

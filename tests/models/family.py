@@ -1,0 +1,33 @@
+"""An entry of the table of model families: a tiny model with random weights, and two tasks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Batch = dict[str, Tensor]  # keyword arguments of the model, labels among them
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model that takes batches as keyword arguments and gives `.loss` and `.logits`.
+
+    `old` must leave room: fewer rows than layers have inputs. What needs transformers is imported
+    when `make` is called.
+    """
+
+    name: str
+    make: Callable[[], nn.Module]
+    old: Callable[[], Batch]
+    new: Callable[[], Batch]
+    needs: str = "transformers"
+
+    def build(self) -> Any:
+        """The model in evaluation mode, so that dropout hides no drift; the same at every call."""
+        with torch.random.fork_rng([]):
+            torch.manual_seed(0)
+            return self.make().eval()

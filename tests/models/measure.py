@@ -1,0 +1,88 @@
+"""What becomes of a family: which parameters are protected, how far old outputs drift."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from conceptors import Shield
+from conceptors.shield.blocks import scan
+from models.family import Batch, Family
+
+HARD: dict[str, Any] = {"aperture": 1e4, "hard": True}  # all that old rows reach is claimed
+STEPS, RATE = 40, 3e-3
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Two tasks, the first remembered; losses are of the second.
+
+    Attributes:
+        drift: |Δ logits| / |logits| on the first.
+        moved: names of parameters that the second task has changed.
+    """
+
+    drift: float
+    first_loss: float
+    last_loss: float
+    moved: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Names of all trainable parameters of a model, by what becomes of them."""
+
+    protected: frozenset[str]
+    frozen: frozenset[str]
+    refused: frozenset[str]
+
+
+def standing(model: nn.Module) -> Standing:
+    """What a shield without further words does with the parameters of a model."""
+    found = scan(model, (), ())
+    covered = {id(p) for site in found.sites.values() for p in site.active()}
+    named = dict(model.named_parameters())
+    protected = frozenset(name for name, p in named.items() if id(p) in covered)
+    return Standing(protected, frozenset(found.frozen), frozenset(found.unsupported))
+
+
+def logits(model: Any, batch: Batch) -> Tensor:
+    with torch.no_grad():
+        found: Tensor = model(**batch).logits.clone()
+    return found
+
+
+def drift(now: Tensor, before: Tensor) -> float:
+    return float((now - before).norm() / before.norm())
+
+
+def learn(
+    model: Any, optimizer: torch.optim.Optimizer, batch: Batch, steps: int = STEPS
+) -> list[float]:
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = model(**batch).loss
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+    return losses
+
+
+def play(family: Family, shielded: dict[str, Any] | None) -> Outcome:
+    """Remember the old task, learn the new one with AdamW; without a shield if None."""
+    model, old, new = family.build(), family.old(), family.new()
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
+    if shielded is not None:
+        shield = Shield(model, **shielded)
+        optimizer = shield.guard(optimizer)
+        shield.remember([old])
+    before = logits(model, old)
+    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+    losses = learn(model, optimizer, new)
+    moved = {name for name, p in model.named_parameters() if not torch.equal(p, weights[name])}
+    after = logits(model, old)
+    return Outcome(drift(after, before), losses[0], losses[-1], frozenset(moved))

@@ -1,0 +1,102 @@
+"""Text models: decoders, encoders, both, and a mixture of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from models.family import Batch, Family
+
+VOCABULARY = {"vocab_size": 60, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+SIZE = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 32,
+}
+DECODER = {**SIZE, "num_key_value_heads": 1, "head_dim": 16}
+GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 32}
+T5 = {"d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 2, "num_heads": 2}
+BART = {
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "max_position_embeddings": 32,
+}
+OPT = {
+    "hidden_size": 32,
+    "word_embed_proj_dim": 32,
+    "ffn_dim": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 32,
+}
+
+
+def sentences(seed: int, count: int, length: int, low: int, high: int) -> Batch:
+    """Tokens from `low` to `high`, with random tokens as labels."""
+    draw = torch.Generator().manual_seed(seed)
+    tokens, labels = (torch.randint(low, high, (count, length), generator=draw) for _ in range(2))
+    return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": labels}
+
+
+def old() -> Batch:
+    return sentences(0, 2, 5, 3, 40)
+
+
+def new() -> Batch:
+    return sentences(1, 4, 8, 20, 60)
+
+
+def model(kind: str, config: str, **settings: Any) -> Callable[[], nn.Module]:
+    """Makes a model of transformers with random weights."""
+
+    def make() -> nn.Module:
+        import transformers
+
+        made = getattr(transformers, config)(**VOCABULARY, **settings)
+        found: nn.Module = getattr(transformers, kind)(made)
+        return found
+
+    return make
+
+
+def family(name: str, kind: str, config: str, **settings: Any) -> Family:
+    return Family(name, model(kind, config, **settings), old, new)
+
+
+def text_families() -> list[Family]:
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    return [
+        family("GPT-2", "GPT2LMHeadModel", "GPT2Config", **GPT2),
+        family("Llama", "LlamaForCausalLM", "LlamaConfig", **DECODER),
+        family("Qwen3", "Qwen3ForCausalLM", "Qwen3Config", **DECODER),
+        family("Gemma", "GemmaForCausalLM", "GemmaConfig", **DECODER),
+        family("OPT", "OPTForCausalLM", "OPTConfig", **OPT),
+        family("Mixtral", "MixtralForCausalLM", "MixtralConfig", **DECODER, **experts),
+        family("T5", "T5ForConditionalGeneration", "T5Config", decoder_start_token_id=0, **T5),
+        family(
+            "BART",
+            "BartForConditionalGeneration",
+            "BartConfig",
+            decoder_start_token_id=2,
+            **BART,
+        ),
+        family("BERT", "BertForMaskedLM", "BertConfig", **SIZE),
+        family(
+            "ModernBERT",
+            "ModernBertForMaskedLM",
+            "ModernBertConfig",
+            cls_token_id=1,
+            sep_token_id=2,
+            **SIZE,
+        ),
+    ]
