@@ -14,6 +14,8 @@ from torch.nn.parameter import is_lazy
 from conceptors.layers import Block, Rule, find_rule
 from conceptors.layers.bare import BareRule, stands_alone
 from conceptors.layers.inner import has_own_forward, is_single
+from conceptors.layers.magnitude import Magnitude, magnitudes
+from conceptors.layers.weight_norm import around
 
 
 @dataclass
@@ -159,6 +161,7 @@ class Scan:
     frozen: dict[str, nn.Parameter]  # held fixed once a task is remembered
     unsupported: dict[str, str]  # trainable parameter -> why
     resting: dict[str, WeightBlock]  # blocks of which nothing learns now
+    magnitudes: dict[str, Magnitude]  # follow their directions once a task is remembered
 
     def same(self, other: Scan) -> bool:
         """Whether another look at the model found nothing new."""
@@ -183,7 +186,8 @@ class Scan:
             for name, site in self.sites.items()
         }
         frozen = {name: id(p) for name, p in self.frozen.items()}
-        return sites, frozen, self.unsupported, list(self.resting)
+        followers = {name: id(m.parameter) for name, m in self.magnitudes.items()}
+        return sites, frozen, self.unsupported, list(self.resting), followers
 
 
 def survey(
@@ -223,7 +227,7 @@ def scan(model: nn.Module, exclude: Iterable[str], freeze: Iterable[str]) -> Sca
     resting: dict[str, WeightBlock] = {}
     frozen: dict[str, nn.Parameter] = {}
     for path, layer in model.named_modules():
-        rule = find_rule(layer)
+        rule = around(layer, find_rule(layer))
         if rule is None:
             continue
         for block in rule.blocks(layer):
@@ -252,9 +256,17 @@ def scan(model: nn.Module, exclude: Iterable[str], freeze: Iterable[str]) -> Sca
             site.passive |= named
     rest = {name: p for name, p in model.named_parameters() if id(p) not in claimed}
     frozen |= {name: p for name, p in rest.items() if p.requires_grad and matches([name], fixed)}
-    whole = Scan(sites, frozen, {}, resting)
+    learning = {id(p) for site in sites.values() for p in site.active()}
+    followers = {
+        names[id(m.parameter)]: m
+        for m in magnitudes(model)
+        if any(id(p) in learning for p in m.directions)
+        and not matches([names[id(m.parameter)]], skipped)
+    }
+    frozen = {name: p for name, p in frozen.items() if name not in followers}
+    whole = Scan(sites, frozen, {}, resting, followers)
     for name, parameter in rest.items():
-        if not matches([name], fixed + skipped):
+        if name not in followers and not matches([name], fixed + skipped):
             _add_alone(whole, model, name, parameter, obstacles.get(id(parameter)))
     return whole
 

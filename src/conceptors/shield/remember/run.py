@@ -22,6 +22,7 @@ from conceptors._internal.batches import (
 )
 from conceptors.layers import Draws, Rule
 from conceptors.layers.bare import BareRule, is_bare
+from conceptors.layers.dora import WeightReads
 from conceptors.shield.blocks import WeightBlock
 from conceptors.shield.remember.bare_recorder import BareMoments, BareRecorder
 from conceptors.shield.remember.moments import Moments, Products, SketchedMoments
@@ -63,7 +64,12 @@ def collect(
     limit = None if limit is None else checks.whole(limit, "limit", 1)
     products = Products()
     moments = {name: _empty(site, dtype, sketch, products) for name, site in sites.items()}
-    plan, draws, watch, uses = SamplingPlan(rows, seed), Draws(seed), Watch(), Uses(sites)
+    plan, draws, watch, uses = (
+        SamplingPlan(rows, seed),
+        Draws(seed),
+        Watch(),
+        Uses(sites, WeightReads(model)),
+    )
     seen = 0
     reduced = dist.is_available() and dist.is_initialized()
     with _together(model, reduced), undisturbed(model), ExitStack() as hooks:

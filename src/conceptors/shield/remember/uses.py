@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from conceptors.layers import Call
 from conceptors.layers.bare import is_bare
+from conceptors.layers.dora import WeightReads
 from conceptors.layers.inner import has_own_forward, inner_call
 from conceptors.shield.blocks import WeightBlock
 from conceptors.shield.remember.bare import BareUses
@@ -40,8 +41,9 @@ class Use(NamedTuple):
 class Uses(TorchFunctionMode):
     """Collects what enters layers with a forward of their own, and stray uses of weights."""
 
-    def __init__(self, sites: Mapping[str, WeightBlock]) -> None:
+    def __init__(self, sites: Mapping[str, WeightBlock], reads: WeightReads) -> None:
         super().__init__()
+        self.is_read = reads
         self.stray: dict[Use, None] = {}
         self.bare = BareUses()
         layered = {name: site for name, site in sites.items() if not is_bare(site.block)}
@@ -55,7 +57,8 @@ class Uses(TorchFunctionMode):
     def watching(self, batch: int) -> Iterator[None]:
         """For the pass of this batch."""
         if batch >= _FIRST and not self._own and not self.bare.listens():
-            yield
+            with self.is_read.watching():
+                yield
             return
         with ExitStack() as hooks:
             for layer in self._layers:
@@ -64,7 +67,7 @@ class Uses(TorchFunctionMode):
                     layer.register_forward_hook(self._leave),
                 ):
                     hooks.callback(handle.remove)
-            with self:
+            with self.is_read.watching(), self:
                 yield
         self._open, self._calls = [], {}
         self.bare.end()
