@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import _WeightNorm
 from torch.nn.utils.parametrize import is_parametrized
 
-from conceptors.layers.base import Block, Call, OwnedRows, Rows, RowsByBlock, Rule, Sample
+from conceptors.layers.base import Block, Call, OwnedRows, Rows, RowsByBlock, Rule, Sample, around
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _DIRECTION = "parametrizations.weight.original1"
@@ -34,6 +34,7 @@ def length_of_direction(layer: Any) -> Tensor:
     return torch.norm_except_dim(steps.original1, 2, steps[0].dim)
 
 
+@around(lambda layer: normed(layer) is not None)
 class WeightNormRule:
     """Around the rule of a layer; its bias is no column of V, and stands alone."""
 
@@ -56,8 +57,3 @@ class WeightNormRule:
         for name, rows in self._inner.rows(layer, call, sample):
             assert isinstance(rows, Rows)
             yield name, OwnedRows(rows.values * columns.to(rows.values), rows.weight)
-
-
-def around(layer: nn.Module, rule: Rule | None) -> Rule | None:
-    """The rule of a layer, or that of its direction if its weight is normalised."""
-    return rule if rule is None or normed(layer) is None else WeightNormRule(rule)

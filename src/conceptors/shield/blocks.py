@@ -15,7 +15,6 @@ from conceptors.layers import Block, Rule, find_rule
 from conceptors.layers.bare import BareRule, stands_alone
 from conceptors.layers.inner import has_own_forward, is_single
 from conceptors.layers.magnitude import Magnitude, magnitudes
-from conceptors.layers.weight_norm import around
 
 
 @dataclass
@@ -227,7 +226,7 @@ def scan(model: nn.Module, exclude: Iterable[str], freeze: Iterable[str]) -> Sca
     resting: dict[str, WeightBlock] = {}
     frozen: dict[str, nn.Parameter] = {}
     for path, layer in model.named_modules():
-        rule = around(layer, find_rule(layer))
+        rule = find_rule(layer)
         if rule is None:
             continue
         for block in rule.blocks(layer):
