@@ -31,7 +31,7 @@ class Int8Linear(nn.Linear):
         return found
 
     def forward(self, input: Tensor) -> Tensor:
-        return functional.linear(input, self.weight * self.scale, self.bias)
+        return functional.linear(input, self.weight * self.get_buffer("scale"), self.bias)
 
 
 class Network(nn.Module):
