@@ -1,4 +1,4 @@
-"""An entry of the table of model families: a tiny model with random weights, and two tasks for it."""
+"""An entry of the table of model families: a tiny model with random weights, and two tasks."""
 
 from __future__ import annotations
 

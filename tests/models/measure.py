@@ -68,7 +68,7 @@ def learn(
         loss = model(**batch).loss
         loss.backward()
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
     return losses
 
 

@@ -1,0 +1,51 @@
+"""Writes the table of docs/models.md: `PYTHONPATH=src:tests python -m models.page`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from models.family import Family
+from models.measure import HARD, play, standing
+from models.registry import FAMILIES
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+RULE = "|---|"  # what the line under the table's head begins with
+
+
+def row(family: Family) -> str:
+    """A family's line of the table."""
+    counts = standing(family.build())
+    hard, auto, harder, plain = (play(family, how) for how in (HARD, {}, {"hard": True}, None))
+    cells = [
+        family.name,
+        *(str(len(names)) for names in (counts.protected, counts.frozen, counts.refused)),
+        f"{hard.drift:.0e}",
+        *(f"{outcome.drift:.2g}" for outcome in (auto, harder, plain)),
+        f"{hard.first_loss:.2f} → {hard.last_loss:.2f}",
+    ]
+    return f"| {' | '.join(cells)} |\n"
+
+
+def read(text: str) -> list[list[str]]:
+    """The cells of all lines of the table."""
+    lines = [line for line in text.splitlines() if _is_row(line)]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def rewritten(text: str, rows: list[str]) -> str:
+    """The page with these rows in its table."""
+    kept = [line for line in text.splitlines(keepends=True) if not _is_row(line)]
+    place = next(i for i, line in enumerate(kept) if line.startswith(RULE)) + 1
+    return "".join([*kept[:place], *rows, *kept[place:]])
+
+
+def _is_row(line: str) -> bool:
+    return line.startswith("| ") and not line.startswith("| family")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    made = [row(family) for family in FAMILIES]
+    PAGE.write_text(rewritten(PAGE.read_text("utf-8"), made), encoding="utf-8")
