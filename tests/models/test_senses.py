@@ -134,6 +134,7 @@ def holds(name: str, model: Any, call: Any = None) -> None:
     assert losses[-1] < 0.9 * losses[0]
 
 
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 @pytest.mark.parametrize("name", ["ViT", "ConvNeXt", "wav2vec2"])
 def test_compiled_models(name: str) -> None:
     model = BY_NAME[name].build()

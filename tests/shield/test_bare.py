@@ -49,6 +49,13 @@ def in_a_kernel(x: Tensor, scale: Tensor) -> Tensor:
         return x * scale
 
 
+def put_in(x: Tensor, token: Tensor) -> Tensor:
+    """In the place of some rows, as masks are."""
+    x = x.clone()
+    x[:, 1] = token.to(x.dtype)
+    return x
+
+
 SCALES: dict[str, tuple[tuple[int, ...], Callable[[Tensor, Tensor], Tensor], float]] = {
     # shape, what is done, and the factor that the rows come with
     "vector": ((WIDTH,), lambda x, s: x * s, 1.0),
@@ -71,6 +78,8 @@ HELD: dict[str, tuple[tuple[int, ...], Callable[[Tensor, Tensor], Tensor]]] = {
     "of-itself": ((WIDTH,), lambda x, s: x * (s * s)),
     "shuffled": ((WIDTH,), lambda x, s: x * s[torch.arange(WIDTH).flip(0)]),
     "out-of-sight": ((WIDTH,), in_a_kernel),
+    "put-in": ((WIDTH,), put_in),
+    "read": ((1,), lambda x, s: x * s.item() + 0 * s),
     "prelu": ((1,), nn.functional.prelu),
 }
 
@@ -208,6 +217,21 @@ def test_prompts_of_other_tasks_stay_free() -> None:
     assert (shield.quota()["prompts.0"], shield.quota()["prompts.1"]) == (1.0, 1.0)
     model.task = 0
     torch.testing.assert_close(model(draw(0)).detach(), before, rtol=1e-9, atol=1e-9)
+
+
+def test_what_is_put_in_place_of_rows_is_seen_without_a_call_of_its_owner() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens = nn.ParameterDict({"mask": nn.Parameter(torch.randn(WIDTH))})
+            self.body = nn.Linear(WIDTH, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.body(put_in(x, self.tokens["mask"]))  # type: ignore[no-any-return]
+
+    shield = quiet(Masked().double(), 1e4, hard=True)
+    shield.remember(draw(0))
+    assert shield.quota()["tokens.mask"] == 1.0
 
 
 def test_a_constant_of_a_later_batch_is_seen() -> None:

@@ -15,7 +15,13 @@ from torch import Tensor
 _TIMES = {"mul", "__mul__", "__rmul__", "multiply"}
 _PLUS = {"add", "__add__", "__radd__"}
 _SAME = {"view", "view_as", "reshape", "flatten", "squeeze", "unsqueeze", "contiguous", "detach"}
+_READS = {"item", "tolist", "numpy", "__float__", "__int__", "__bool__"}
 _CASTS = {"to", "type_as", "float", "double", "half", "bfloat16"}
+
+
+def reads_numbers(name: str, found: Any) -> bool:
+    """Whether a function that gives no tensor uses the numbers of one all the same."""
+    return name in _READS or (found is None and not name.startswith("."))
 
 
 class Listener(Protocol):

@@ -10,6 +10,7 @@ from torch import distributed as dist
 
 from conceptors.algebra.conceptor import Conceptor
 from conceptors.layers import Call
+from conceptors.shield.blocks import is_sharded
 from conceptors.shield.remember.moments import Moments
 from conceptors.shield.remember.recorder import Recorder
 
@@ -76,7 +77,10 @@ class BareRecorder(Recorder):
             self.hold()
 
     def check(self) -> None:
-        """It need not be used at all."""
+        """It need not be used at all, but under FSDP nobody sees whether it is."""
+        used = self._first is not None or self._moments.is_constant
+        if not used and any(is_sharded(p) for p in self._layer.parameters(recurse=False)):
+            self._moments.hold()
 
     @property
     def _moments(self) -> Any:

@@ -19,7 +19,7 @@ from conceptors.layers.bare import is_bare
 from conceptors.layers.dora import WeightReads
 from conceptors.layers.inner import has_own_forward, inner_call
 from conceptors.shield.blocks import WeightBlock
-from conceptors.shield.remember.bare import BareUses
+from conceptors.shield.remember.bare import BareUses, reads_numbers
 
 _FIRST = 2  # batches that are watched, where no layer has a forward of its own
 _KINDS = ("tensor", "zeros", "ones", "empty", "full", "rand", "randn", "randint")
@@ -91,10 +91,10 @@ class Uses(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         found = func(*args, **kwargs)
-        if isinstance(found, (Tensor, tuple, list)) and not isinstance(found, torch.Size):
-            name = _name(func)
-            if name not in _FORMS:
-                self.bare.see(name, args, kwargs, found)
+        name = _name(func)
+        if name not in _FORMS and (_has_numbers(found) or reads_numbers(name, found)):
+            self.bare.see(name, args, kwargs, found)
+        if _has_numbers(found):
             layer = self._open[-1] if self._open else None
             if layer is None or layer in self._calls:
                 self._see(layer, func, args, kwargs, found)
@@ -125,6 +125,11 @@ def refuse(uses: Iterable[Use]) -> None:
             f"freeze or exclude it by name, or choose unsupported='freeze' (fixed from now on) or "
             f"'ignore' (may forget)"
         )
+
+
+def _has_numbers(found: Any) -> bool:
+    """Whether a function gave tensors, not only the shape of some."""
+    return isinstance(found, (Tensor, tuple, list)) and not isinstance(found, torch.Size)
 
 
 def _parameters(values: Iterable[Any]) -> Iterator[nn.Parameter]:
