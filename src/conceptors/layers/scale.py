@@ -6,6 +6,7 @@ times what is normalised, or 1 + w times it. Asked with w = 0 and w = 1, a layer
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,24 +21,26 @@ _CLOSE = _ROUNDING * torch.finfo(torch.float32).eps
 
 
 def scales_channels(layer: nn.Module) -> bool:
-    """Whether a layer gives c(x) + w ⊙ n(x), tried on random numbers."""
+    """Whether a layer gives c(x) + w ⊙ n(x), tried on random numbers, if need be with a gate."""
     if not can_have_twin(layer):
         return False
     (name, weight), *others = own_parameters(layer).items()
-    return not others and weight.ndim == 1 and tried(lambda: _probe(layer, name, len(weight)))
+    if others or weight.ndim != 1:
+        return False
+    return any(tried(partial(_probe, layer, name, len(weight), count)) for count in (1, 2))
 
 
-def _probe(layer: nn.Module, name: str, dim: int) -> bool:
+def _probe(layer: nn.Module, name: str, dim: int, count: int) -> bool:
     draw = torch.Generator().manual_seed(0)
-    shape = *sizes_apart(dim), dim
-    x, w = (torch.randn(s, generator=draw, dtype=torch.float32) for s in (shape, (dim,)))
-    given = answer(layer, {name: w}, x.clone())
-    still, moving = _parts(layer, name, w, x.clone())
-    alone = answer(layer, {name: w}, x[:1, :1].clone())
-    flat = answer(layer, {name: w}, x.flatten(0, 1))
+    x = torch.randn(count, *sizes_apart(dim), dim, generator=draw, dtype=torch.float32)
+    w = torch.randn(dim, generator=draw, dtype=torch.float32)
+    given = answer(layer, {name: w}, *x.clone())
+    still, moving = _parts(layer, name, w, *x.clone())
+    alone = answer(layer, {name: w}, *x[:, :1, :1].clone())
+    flat = answer(layer, {name: w}, *x.flatten(1, 2))
     return (
         isinstance(given, Tensor)
-        and given.shape == x.shape
+        and given.shape == x.shape[1:]
         and bool(given.isfinite().all() and moving.any())
         and agree(given, still + w * moving, _CLOSE)
         and agree(flat, given.flatten(0, 1), _CLOSE)

@@ -1,0 +1,99 @@
+"""Rules find their layers in subclasses, compiled and checkpointed models, and under adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from conceptors import Shield
+from models.measure import HARD, RATE, drift, learn, logits, standing
+from models.registry import BY_NAME
+
+pytest.importorskip("transformers")
+
+NAMES = ["GPT-2", "Llama", "Mixtral"]
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def holds(name: str, model: Any, call: Any = None, steps: int = 20, reached: float = 0.9) -> None:
+    """Old outputs stay and the new task is learned, where `call` is what is trained."""
+    call = model if call is None else call  # compiled models have no truth value
+    old, new = BY_NAME[name].old(), BY_NAME[name].new()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    shield = Shield(call, **HARD)
+    optimizer = shield.guard(torch.optim.AdamW(trained, lr=RATE))
+    training = model.training
+    shield.remember([old])
+    before = logits(model.eval(), old)
+    model.train(training)
+    losses = learn(call, optimizer, new, steps)
+    assert drift(logits(model.eval(), old), before) <= 1e-3
+    assert losses[-1] < reached * losses[0]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of the compiler itself
+@pytest.mark.parametrize("name", NAMES)
+def test_compiled_models(name: str) -> None:
+    model = BY_NAME[name].build()
+    holds(name, model, torch.compile(model, backend="eager"), steps=10)
+
+
+@pytest.mark.parametrize("name", ["Llama", "Mixtral"])  # which have no dropout
+def test_gradient_checkpointing(name: str) -> None:
+    model = BY_NAME[name].build().train()
+    model.gradient_checkpointing_enable()
+    holds(name, model)
+
+
+def test_subclasses() -> None:
+    """Also with a forward of their own around that of the parent."""
+    model = BY_NAME["Llama"].build()
+
+    def half(layer: Any) -> type[Any]:
+        def forward(self: Any, hidden_states: Any) -> Any:
+            return parent.forward(self, hidden_states) / 2
+
+        parent = type(layer)
+        return type("Half", (parent,), {"forward": forward})
+
+    for layer in list(model.modules()):
+        if type(layer).__name__ == "LlamaRMSNorm":
+            layer.__class__ = half(layer)
+    assert not standing(model).refused
+    holds("Llama", model)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_adapters(name: str) -> None:
+    peft = pytest.importorskip("peft")
+    target = ["c_attn", "c_proj"] if name == "GPT-2" else ["q_proj", "v_proj", "o_proj"]
+    config = peft.LoraConfig(
+        r=16, target_modules=target, fan_in_fan_out=name == "GPT-2", init_lora_weights=False
+    )
+    model = peft.get_peft_model(BY_NAME[name].build(), config).eval()
+    assert not standing(model).refused
+    for part in model.modules():  # norms learn beside the adapters
+        if "Norm" in type(part).__name__:
+            for parameter in part.parameters(recurse=False):
+                parameter.requires_grad_(True)
+    assert not standing(model).refused
+    holds(name, model, steps=60, reached=0.95)  # all else is random, and frozen
+
+
+def test_a_patched_layer_is_refused() -> None:
+    """What an instance's own forward does is not known."""
+    model = BY_NAME["Llama"].build()
+    norm: Any = model.model.norm
+    norm.forward = nn.Identity()
+    with pytest.raises(ValueError, match=r"model\.norm\.weight \(LlamaRMSNorm"):
+        Shield(model)
