@@ -128,7 +128,7 @@ def test_samples_of_a_batch_differ_from_those_of_the_next() -> None:
         (channels_last(nn.LayerNorm((2, 3, 2, 2))), "make it contiguous"),
         (nn.Embedding(5, 3, max_norm=1.0), r"Embedding, shape \[5, 3\]"),
         (nn.Bilinear(2, 3, 4), r"Bilinear, shape \[4, 2, 3\]"),
-        (nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)), "weight.original0"),
+        (nn.utils.parametrizations.orthogonal(nn.Linear(3, 2)), "weight.original"),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from conceptors import Shield
+from conceptors.layers.bare import is_bare
 from conceptors.shield.blocks import scan
 from models.family import Batch, Family
 
@@ -43,10 +44,16 @@ class Standing:
 def standing(model: nn.Module) -> Standing:
     """What a shield without further words does with the parameters of a model."""
     found = scan(model, (), ())
-    covered = {id(p) for site in found.sites.values() for p in site.active()}
+    alone = {name for name, site in found.sites.items() if is_bare(site.block)}
+    layered = [site for name, site in found.sites.items() if name not in alone]
+    covered = {id(p) for site in layered for p in site.active()}
     named = dict(model.named_parameters())
-    protected = frozenset(name for name, p in named.items() if id(p) in covered)
-    return Standing(protected, frozenset(found.frozen), frozenset(found.unsupported))
+    protected = {name for name, p in named.items() if id(p) in covered}
+    return Standing(
+        protected=frozenset(protected | found.magnitudes.keys()),
+        frozen=frozenset(alone | found.frozen.keys()),
+        refused=frozenset(found.unsupported),
+    )
 
 
 def logits(model: Any, batch: Batch) -> Tensor:

@@ -11,6 +11,17 @@ from torch.optim import Optimizer
 from conceptors import Shield
 
 
+class Unknown(nn.Module):
+    """A layer the shield does not know: y = x ⊙ f₁ ⊙ f₂."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(2, size).double())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor.prod(0)
+
+
 def mlp(width: int = 24, inputs: int = 10) -> Any:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, 3)).double()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from conceptors import Conceptor, Energy, Quota, Shield, ShieldFullWarning, similarity
-from shield.common import mlp, quiet, samples, train
+from shield.common import Unknown, mlp, quiet, samples, train
 
 # --- what is remembered ------------------------------------------------------------------
 
@@ -298,7 +298,7 @@ def test_forgetting_a_task_frees_what_it_alone_claims(hard: bool) -> None:
 
 
 def test_explain_tells_what_is_done_where() -> None:
-    model = nn.Sequential(mlp(), nn.Linear(3, 2).double(), nn.PReLU().double())
+    model = nn.Sequential(mlp(), nn.Linear(3, 2).double(), Unknown(2))
     shield = quiet(model, hard=True, unsupported="ignore", freeze=["1.bias"])
     assert {row.done for row in shield.explain()[:3]} == {"nothing is claimed"}
     optimizer = torch.optim.AdamW([*model[0].parameters(), *model[2].parameters()], lr=1e-3)
@@ -307,14 +307,14 @@ def test_explain_tells_what_is_done_where() -> None:
     model(samples(2)).sum().backward()
     optimizer.step()
     rows = {row.layer: row for row in shield.explain()}
-    assert list(rows) == ["0.0", "0.2", "1", "1.bias", "2.weight"]
+    assert list(rows) == ["0.0", "0.2", "1", "1.bias", "2.factor"]
     assert rows["0.0"].done == "gradients and steps projected"
     assert (rows["0.0"].rank, rows["0.0"].dim) == (4, 11)
     assert rows["0.0"].quota == pytest.approx(4 / 11)
     assert 0 < (rows["0.0"].passing or 0) < 1
     assert rows["1"].done == "no guarded optimizer steps it"
     assert rows["1.bias"].done == "held fixed after the first task"
-    assert rows["2.weight"].done.startswith("left alone: PReLU")
+    assert rows["2.factor"].done.startswith("left alone: Unknown")
     lines = str(shield.explain()).splitlines()
     assert lines[0].split() == ["layer", "done", "there", "rank", "quota", "passing"]
     assert "4/11  36.4%" in lines[1]

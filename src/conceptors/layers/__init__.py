@@ -10,6 +10,7 @@ from conceptors.layers import (
     product,
     recurrent,
     scale,
+    weight_norm,
 )
 from conceptors.layers.base import (
     Block,
@@ -50,4 +51,5 @@ __all__ = [
     "register",
     "registered",
     "scale",
+    "weight_norm",
 ]

@@ -12,7 +12,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -176,8 +176,11 @@ class Rule(Protocol):
         """(block name, rows) of one call; a block may come several times."""
 
 
+Wrapping = TypeVar("Wrapping", bound=Callable[[Rule], Rule])
+
 _RULES: dict[type[nn.Module], Rule] = {}
 _BY_BEHAVIOUR: list[tuple[Callable[[nn.Module], bool], Rule]] = []
+_AROUND: list[tuple[Callable[[nn.Module], bool], Callable[[Rule], Rule]]] = []
 _RECOGNISED: weakref.WeakKeyDictionary[nn.Module, tuple[object, Rule | None]] = (
     weakref.WeakKeyDictionary()
 )
@@ -206,6 +209,16 @@ def recognise(fits: Callable[[nn.Module], bool]) -> Callable[[type[Rule]], type[
     return decorate
 
 
+def around(fits: Callable[[nn.Module], bool]) -> Callable[[Wrapping], Wrapping]:
+    """Class decorator: where `fits` says so, this is put around the rule of a layer's class."""
+
+    def decorate(rule: Wrapping) -> Wrapping:
+        _AROUND.append((fits, rule))
+        return rule
+
+    return decorate
+
+
 def owner_of(layer: nn.Module) -> type[nn.Module] | None:
     """The nearest registered class a layer descends from."""
     return next((kind for kind in type(layer).__mro__ if kind in _RULES), None)
@@ -214,7 +227,10 @@ def owner_of(layer: nn.Module) -> type[nn.Module] | None:
 def find_rule(layer: nn.Module) -> Rule | None:
     """The rule of the nearest registered class a layer descends from, else of what it does."""
     owner = owner_of(layer)
-    return _by_behaviour(layer) if owner is None else _RULES[owner]
+    if owner is None:
+        return _by_behaviour(layer)
+    wrapping = next((wrap for fits, wrap in _AROUND if fits(layer)), None)
+    return _RULES[owner] if wrapping is None else wrapping(_RULES[owner])
 
 
 def _by_behaviour(layer: nn.Module) -> Rule | None:

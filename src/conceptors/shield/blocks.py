@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from conceptors.layers import Block, Rule, find_rule
+from conceptors.layers.bare import BareRule, stands_alone
 from conceptors.layers.inner import has_own_forward, is_single
+from conceptors.layers.magnitude import Magnitude, magnitudes
 
 
 @dataclass
@@ -158,6 +160,7 @@ class Scan:
     frozen: dict[str, nn.Parameter]  # held fixed once a task is remembered
     unsupported: dict[str, str]  # trainable parameter -> why
     resting: dict[str, WeightBlock]  # blocks of which nothing learns now
+    magnitudes: dict[str, Magnitude]  # follow their directions once a task is remembered
 
     def same(self, other: Scan) -> bool:
         """Whether another look at the model found nothing new."""
@@ -182,7 +185,8 @@ class Scan:
             for name, site in self.sites.items()
         }
         frozen = {name: id(p) for name, p in self.frozen.items()}
-        return sites, frozen, self.unsupported, list(self.resting)
+        followers = {name: id(m.parameter) for name, m in self.magnitudes.items()}
+        return sites, frozen, self.unsupported, list(self.resting), followers
 
 
 def survey(
@@ -249,17 +253,40 @@ def scan(model: nn.Module, exclude: Iterable[str], freeze: Iterable[str]) -> Sca
             row = sites if learns else resting
             site = _join(row, name, Source(layer, rule, block, None), weight, bias)
             site.passive |= named
-    unsupported: dict[str, str] = {}
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad or id(parameter) in claimed:
-            continue
-        if matches([name], fixed):
-            frozen[name] = parameter
-        elif not matches([name], skipped):
-            owner = model.get_submodule(name.rpartition(".")[0])
-            why = obstacles.get(id(parameter)) or f"shape {list(parameter.shape)}"
-            unsupported[name] = f"{type(owner).__name__}, {why}"
-    return Scan(sites, frozen, unsupported, resting)
+    rest = {name: p for name, p in model.named_parameters() if id(p) not in claimed}
+    frozen |= {name: p for name, p in rest.items() if p.requires_grad and matches([name], fixed)}
+    learning = {id(p) for site in sites.values() for p in site.active()}
+    followers = {
+        names[id(m.parameter)]: m
+        for m in magnitudes(model)
+        if any(id(p) in learning for p in m.directions)
+        and not matches([names[id(m.parameter)]], skipped)
+    }
+    frozen = {name: p for name, p in frozen.items() if name not in followers}
+    whole = Scan(sites, frozen, {}, resting, followers)
+    for name, parameter in rest.items():
+        if name not in followers and not matches([name], fixed + skipped):
+            _add_alone(whole, model, name, parameter, obstacles.get(id(parameter)))
+    return whole
+
+
+def _add_alone(
+    found: Scan, model: nn.Module, name: str, parameter: nn.Parameter, why: str | None
+) -> None:
+    """Add a parameter that is none of a layer's matrices: as a site of its own, if it may be."""
+    owner, _, own = name.rpartition(".")
+    layer = model.get_submodule(owner)
+    if why is None and parameter.numel() and stands_alone(parameter):
+        rule = BareRule(own, parameter)
+        (block,) = rule.blocks(layer)
+        why = _obstacle(block, parameter, None)
+        if why is None:
+            row = found.sites if parameter.requires_grad else found.resting
+            _join(row, name, Source(layer, rule, block, None), parameter, None)
+            return
+    if parameter.requires_grad:
+        why = why or f"shape {list(parameter.shape)}"
+        found.unsupported[name] = f"{type(layer).__name__}, {why}"
 
 
 def _join(

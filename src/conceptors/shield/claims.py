@@ -144,7 +144,7 @@ def claims_of_task(
         conceptor = _conceptor(name, own, protection, held.get(name))
         found.conceptors[name] = conceptor
         pull = protection.pull(name)
-        if pull:
+        if pull and not getattr(own, "is_constant", False):  # what is held needs no pull
             odds = conceptor.odds_trace().clamp_min(1e-300)  # [g], of Q = α² R
             found.stiffness[name] = pull * _weight_of_drift(sites[name], own).to(odds) / odds
     return found

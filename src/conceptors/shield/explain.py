@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from conceptors.layers.bare import is_bare
 from conceptors.shield.blocks import Scan
 from conceptors.shield.step.plan import StepPlan
 
@@ -73,7 +74,14 @@ def explain(
         done = ", ".join(ways.get(name, [])) or "no guarded optimizer steps it"
         if not rank:
             done = "nothing is claimed"
+        elif is_bare(site.block) and quotas.get(name, 0.0) == 1.0:
+            done = "held fixed: all of it is claimed"
         rows.append(LayerRow(name, done, rank, dim, quotas.get(name, 0.0), passing.get(name)))
+    followers = scan.magnitudes
+    rows += [
+        LayerRow(n, "follows its direction, for its scale to stay", 0, 0, 1.0, None)
+        for n in followers
+    ]
     rows += [LayerRow(n, "held fixed after the first task", 0, 0, 1.0, None) for n in scan.frozen]
     left = [name for name in scan.unsupported if name not in scan.frozen]
     rows += [LayerRow(n, f"left alone: {scan.unsupported[n]}", 0, 0, 0.0, None) for n in left]

@@ -353,6 +353,7 @@ class Shield(Inspection, Persistence):
             sites=self._scan.sites,
             claims=self._remembered.claims(self._scan.sites, self._protection),
             frozen=self._scan.frozen if self.n_tasks else {},
+            magnitudes=self._scan.magnitudes if self.n_tasks else {},
             anchors=self._anchors.by_parameter(self.model),
             resumed=dict(self._resumed),
         )

@@ -165,6 +165,8 @@ class Recorder:
             self._handle = None
 
     def _record(self, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if self._uses.is_read(layer, args):
+            return
         if self._first is None:
             self._first = self._plan.batch
         scale = self._scale()

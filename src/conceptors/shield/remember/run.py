@@ -21,7 +21,10 @@ from conceptors._internal.batches import (
     with_progress,
 )
 from conceptors.layers import Draws, Rule
+from conceptors.layers.bare import BareRule, is_bare
+from conceptors.layers.dora import WeightReads
 from conceptors.shield.blocks import WeightBlock
+from conceptors.shield.remember.bare_recorder import BareMoments, BareRecorder
 from conceptors.shield.remember.moments import Moments, Products, SketchedMoments
 from conceptors.shield.remember.recorder import Recorder, SamplingPlan, Taker, Watch
 from conceptors.shield.remember.uses import Use, Uses, refuse
@@ -61,7 +64,12 @@ def collect(
     limit = None if limit is None else checks.whole(limit, "limit", 1)
     products = Products()
     moments = {name: _empty(site, dtype, sketch, products) for name, site in sites.items()}
-    plan, draws, watch, uses = SamplingPlan(rows, seed), Draws(seed), Watch(), Uses(sites)
+    plan, draws, watch, uses = (
+        SamplingPlan(rows, seed),
+        Draws(seed),
+        Watch(),
+        Uses(sites, WeightReads(model)),
+    )
     seen = 0
     reduced = dist.is_available() and dist.is_initialized()
     with _together(model, reduced), undisturbed(model), ExitStack() as hooks:
@@ -143,6 +151,8 @@ def _empty(
     matrix = site.matrix(site.parameters)
     groups, dim = matrix.shape[0], matrix.shape[-1]
     like = torch.empty(0, dtype=dtype, device=matrix.device)
+    if is_bare(site.block):
+        return BareMoments(groups, dim, 0, like)
     rank = sketch(dim) if groups == 1 else None
     if rank is None or rank >= dim:
         met = site.block.layout == "tokens"
@@ -162,15 +172,22 @@ def _recorders(
     rules: dict[nn.Module, Rule] = {}
     takers: dict[nn.Module, dict[str, list[Taker]]] = {}
     outputs: dict[nn.Module, int] = {}
+    bare: list[Recorder] = []
     for name, site in sites.items():
         out = site.matrix(site.parameters).shape[1]
         for source in site.sources:
+            if isinstance(source.rule, BareRule):
+                own = {"": [Taker(name, moments[name], None)]}
+                one = BareRecorder(source.layer, source.rule, own, 1, plan, draws, watch, uses)
+                uses.bare.add(site.parameters[0], one, source.rule.is_vector)
+                bare.append(one)
+                continue
             rules[source.layer] = source.rule
             blocks = takers.setdefault(source.layer, {})
             taker = Taker(name, moments[name], source.bias_column)
             blocks.setdefault(source.block.name, []).append(taker)
             outputs[source.layer] = min(out, outputs.get(source.layer, out))
-    return [
+    return bare + [
         Recorder(layer, rule, takers[layer], outputs[layer], plan, draws, watch, uses)
         for layer, rule in rules.items()
     ]

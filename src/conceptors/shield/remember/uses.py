@@ -15,8 +15,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from conceptors.layers import Call
+from conceptors.layers.bare import is_bare
+from conceptors.layers.dora import WeightReads
 from conceptors.layers.inner import has_own_forward, inner_call
 from conceptors.shield.blocks import WeightBlock
+from conceptors.shield.remember.bare import BareUses, reads_numbers
 
 _FIRST = 2  # batches that are watched, where no layer has a forward of its own
 _KINDS = ("tensor", "zeros", "ones", "empty", "full", "rand", "randn", "randint")
@@ -38,11 +41,14 @@ class Use(NamedTuple):
 class Uses(TorchFunctionMode):
     """Collects what enters layers with a forward of their own, and stray uses of weights."""
 
-    def __init__(self, sites: Mapping[str, WeightBlock]) -> None:
+    def __init__(self, sites: Mapping[str, WeightBlock], reads: WeightReads) -> None:
         super().__init__()
+        self.is_read = reads
         self.stray: dict[Use, None] = {}
-        self._names = {id(p): name for name, site in sites.items() for p in site.active()}
-        self._layers = {source.layer for site in sites.values() for source in site.sources}
+        self.bare = BareUses()
+        layered = {name: site for name, site in sites.items() if not is_bare(site.block)}
+        self._names = {id(p): name for name, site in layered.items() for p in site.active()}
+        self._layers = {source.layer for site in layered.values() for source in site.sources}
         self._own = {layer for layer in self._layers if has_own_forward(layer)}
         self._open: list[nn.Module] = []
         self._calls: dict[nn.Module, list[Call]] = {}
@@ -50,8 +56,9 @@ class Uses(TorchFunctionMode):
     @contextmanager
     def watching(self, batch: int) -> Iterator[None]:
         """For the pass of this batch."""
-        if batch >= _FIRST and not self._own:
-            yield
+        if batch >= _FIRST and not self._own and not self.bare.listens():
+            with self.is_read.watching():
+                yield
             return
         with ExitStack() as hooks:
             for layer in self._layers:
@@ -60,9 +67,10 @@ class Uses(TorchFunctionMode):
                     layer.register_forward_hook(self._leave),
                 ):
                     hooks.callback(handle.remove)
-            with self:
+            with self.is_read.watching(), self:
                 yield
         self._open, self._calls = [], {}
+        self.bare.end()
 
     def calls(self, layer: nn.Module, call: Call) -> list[Call]:
         """What entered a layer in a call: the call itself, or what its own forward made of it."""
@@ -83,7 +91,10 @@ class Uses(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         found = func(*args, **kwargs)
-        if isinstance(found, (Tensor, tuple, list)) and not isinstance(found, torch.Size):
+        name = _name(func)
+        if name not in _FORMS and (_has_numbers(found) or reads_numbers(name, found)):
+            self.bare.see(name, args, kwargs, found)
+        if _has_numbers(found):
             layer = self._open[-1] if self._open else None
             if layer is None or layer in self._calls:
                 self._see(layer, func, args, kwargs, found)
@@ -114,6 +125,11 @@ def refuse(uses: Iterable[Use]) -> None:
             f"freeze or exclude it by name, or choose unsupported='freeze' (fixed from now on) or "
             f"'ignore' (may forget)"
         )
+
+
+def _has_numbers(found: Any) -> bool:
+    """Whether a function gave tensors, not only the shape of some."""
+    return isinstance(found, (Tensor, tuple, list)) and not isinstance(found, torch.Size)
 
 
 def _parameters(values: Iterable[Any]) -> Iterator[nn.Parameter]:

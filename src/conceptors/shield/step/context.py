@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from conceptors.algebra.conceptor import Conceptor
+from conceptors.layers.magnitude import Magnitude
 from conceptors.shield.blocks import WeightBlock
 from conceptors.shield.step.free_space import FreeSpace, restrict
 
@@ -42,6 +43,7 @@ class Protected:
     sites: Mapping[str, WeightBlock] = field(default_factory=dict)
     claims: Mapping[str, Claim] = field(default_factory=dict)
     frozen: Mapping[str, nn.Parameter] = field(default_factory=dict)
+    magnitudes: Mapping[str, Magnitude] = field(default_factory=dict)
     anchors: Mapping[int, Tensor] = field(default_factory=dict)  # W_before, by a parameter's id
     resumed: Mapping[str, Tensor] = field(default_factory=dict)  # notes from a checkpoint
     _spaces: dict[object, tuple[FreeSpace, list[nn.Parameter]]] = field(default_factory=dict)

@@ -124,6 +124,7 @@ class Guard:
             keeper.look()
         decay = plan.rest.decay
         decays = bool(decay) and not _skips(optimizer)
+        plan.rest.frozen.measure()
         if decays:
             decay.apply(decay.whole, optimizer)
         plan.note()

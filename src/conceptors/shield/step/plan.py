@@ -136,6 +136,7 @@ class StepPlan:
             else:
                 block.strategy.note()
         self.passing, self.rest.frozen.kept = other.passing, other.rest.frozen.kept
+        self.rest.frozen.ratios = other.rest.frozen.ratios
         self.work.versions = []  # the weights are not known
 
     def is_of(self, version: int) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from conceptors._internal.precision import exactly
+from conceptors.layers.magnitude import Magnitude
 from conceptors.shield.step.context import Context
 
 Anchored = list[tuple[nn.Parameter, Tensor]]
@@ -24,11 +25,19 @@ class Frozen:
     Attributes:
         moves_all: the optimizer also steps what has no gradient.
         kept: their values during a step; None outside.
+        magnitudes: parameters that follow others, by name.
+        ratios: to what these are kept.
     """
 
     parameters: list[nn.Parameter] = field(default_factory=list)
     moves_all: bool = False
     kept: list[tuple[nn.Parameter, Tensor]] | None = None
+    magnitudes: Mapping[str, Magnitude] = field(default_factory=dict)
+    ratios: dict[str, Tensor] = field(default_factory=dict)
+
+    def measure(self) -> None:
+        """Know how magnitudes stand to their directions, before anything moves these."""
+        self.ratios = {name: m.ratio() for name, m in self.magnitudes.items()}
 
     def keep(self) -> None:
         """Know them before a step, as far as that may move them."""
@@ -42,6 +51,9 @@ class Frozen:
         """As they were before the step."""
         for parameter, value in self.kept or ():
             parameter.data.copy_(value)
+        for name, magnitude in self.magnitudes.items():
+            if name in self.ratios:
+                magnitude.follow(self.ratios[name])
         self.kept = None
 
 
@@ -83,7 +95,7 @@ class Rest:
     fastest: float = math.inf
 
     def __bool__(self) -> bool:
-        return bool(self.frozen.parameters or self.decay)
+        return bool(self.frozen.parameters or self.frozen.magnitudes or self.decay)
 
 
 def make_rest(optimizer: Optimizer, context: Context) -> Rest:
@@ -92,6 +104,7 @@ def make_rest(optimizer: Optimizer, context: Context) -> Rest:
     stepped = {id(p): g for g in optimizer.param_groups for p in g["params"]}
     frozen = Frozen(moves_all=isinstance(optimizer, torch.optim.LBFGS))  # along its history
     if protected.claims:
+        frozen.magnitudes = protected.magnitudes
         held = [p for g in optimizer.param_groups for p in g["params"]]
         # momentum and weight decay move what does not learn too, while it has a gradient of zeros
         frozen.parameters = [p for p in held if not p.requires_grad]

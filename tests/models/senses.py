@@ -1,0 +1,132 @@
+"""Models of images and sounds: tokens and positions beside layers, layer scale, weight norm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from models.family import Batch, Family
+
+SIZE = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 48,
+    "initializer_range": 0.2,  # as large as trained weights are
+}
+IMAGES = {"image_size": 8, "patch_size": 4, "num_labels": 6}
+CONVNEXT = {
+    "num_stages": 2,
+    "hidden_sizes": [16, 32],
+    "depths": [1, 1],
+    "layer_scale_init_value": 0.5,
+    "initializer_range": 0.2,
+}
+WHISPER = {
+    "vocab_size": 60,
+    "num_mel_bins": 8,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "max_source_positions": 5,
+    "max_target_positions": 12,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+    "init_std": 0.2,
+}
+WAV2VEC2 = {
+    **SIZE,
+    "vocab_size": 12,
+    "conv_dim": (32, 32),
+    "conv_kernel": (8, 3),
+    "conv_stride": (4, 2),
+    "num_feat_extract_layers": 2,
+    "num_conv_pos_embeddings": 4,
+    "num_conv_pos_embedding_groups": 2,
+    "classifier_proj_size": 32,
+    "num_labels": 6,
+}
+
+
+def images(seed: int, count: int, classes: range) -> Callable[[], Batch]:
+    def feed() -> Batch:
+        draw = torch.Generator().manual_seed(seed)
+        labels = torch.arange(count) % len(classes) + classes.start
+        return {"pixel_values": torch.randn(count, 3, 8, 8, generator=draw), "labels": labels}
+
+    return feed
+
+
+def speech(seed: int, count: int, low: int, high: int) -> Callable[[], Batch]:
+    """Spectra, and random tokens that are said in them."""
+
+    def feed() -> Batch:
+        draw = torch.Generator().manual_seed(seed)
+        said, labels = (torch.randint(low, high, (count, 5), generator=draw) for _ in range(2))
+        spectra = torch.randn(count, 8, 10, generator=draw)
+        return {"input_features": spectra, "decoder_input_ids": said, "labels": labels}
+
+    return feed
+
+
+def waves(seed: int, count: int, classes: range) -> Callable[[], Batch]:
+    """A tone each: windows of eight samples are then in two directions, and leave room."""
+
+    def feed() -> Batch:
+        draw = torch.Generator().manual_seed(seed)
+        tones, phases = torch.rand(2, count, 1, generator=draw) * 3
+        labels = torch.arange(count) % len(classes) + classes.start
+        return {"input_values": 2 * torch.sin(tones * torch.arange(48) + phases), "labels": labels}
+
+    return feed
+
+
+def model(kind: str, config: str, **settings: Any) -> Callable[[], nn.Module]:
+    """Makes a model of transformers with random weights."""
+
+    def make() -> nn.Module:
+        import transformers
+
+        made = getattr(transformers, config)(**settings)
+        found: nn.Module = getattr(transformers, kind)(made)
+        return found
+
+    return make
+
+
+def sense_families() -> list[Family]:
+    seen = images(0, 2, range(3)), images(1, 6, range(3, 6))
+    heard = waves(0, 2, range(3)), waves(1, 6, range(3, 6))
+    said = speech(0, 2, 3, 40), speech(1, 4, 20, 60)
+    return [
+        Family("ViT", model("ViTForImageClassification", "ViTConfig", **SIZE, **IMAGES), *seen),
+        Family(
+            "DINOv2",
+            model("Dinov2ForImageClassification", "Dinov2Config", mlp_ratio=2, **SIZE, **IMAGES),
+            *seen,
+        ),
+        Family(
+            "ConvNeXt",
+            model("ConvNextForImageClassification", "ConvNextConfig", **CONVNEXT, **IMAGES),
+            *seen,
+        ),
+        Family(
+            "Whisper",
+            model("WhisperForConditionalGeneration", "WhisperConfig", **WHISPER),
+            *said,
+        ),
+        Family(
+            "wav2vec2",
+            model("Wav2Vec2ForSequenceClassification", "Wav2Vec2Config", **WAV2VEC2),
+            *heard,
+        ),
+    ]
