@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import uuid
-import warnings
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 from conceptors._internal.batches import Feed
-from conceptors._internal.outside import outside
-from conceptors.shield import Shield, UnprotectedWarning
+from conceptors.integrations.going_back import warn_if_back
+from conceptors.shield import Shield
 from conceptors.shield.state import save
 
 try:
@@ -99,14 +98,11 @@ class ShieldCallback(TrainerCallback):  # type: ignore[misc]
     def _load(self, folder: Path) -> None:
         before = self.shield.n_tasks
         self.shield.load(folder / FILE)
-        if self.shield.n_tasks < before:
-            warnings.warn(
-                f"the shield had remembered {before} tasks, and its state in {folder} knows "
-                f"{self.shield.n_tasks} of them: later ones are not protected any more. Give every "
-                f"task an output_dir of its own, and resume from a checkpoint of this task",
-                UnprotectedWarning,
-                stacklevel=outside(),
-            )
+        warn_if_back(
+            self.shield,
+            before,
+            "Give every task an output_dir of its own, and resume from a checkpoint of this task",
+        )
 
 
 def resumed_folder(args: TrainingArguments, state: TrainerState, note: dict[str, str]) -> Path:

@@ -1,6 +1,6 @@
-"""Two tasks with one Trainer; run by torchrun, or alone with a batch as large as all of theirs.
+"""Two tasks with one Trainer; run by torchrun.
 
-python two_tasks_trainer.py FOLDER BATCH_SIZE: every process writes what it ends with to FOLDER.
+torchrun two_tasks_transformers.py FOLDER: every process writes what it ends with to FOLDER.
 """
 
 from __future__ import annotations
@@ -16,20 +16,19 @@ from conceptors import Shield
 from conceptors.integrations.transformers import ShieldCallback
 from integrations.common import Net, drift, everything, outputs, rows
 
-folder, size = Path(sys.argv[1]), int(sys.argv[2])
-rank = int(os.environ.get("RANK", "0"))
+folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
 torch.set_num_threads(1)
 shield = Shield(Net(), aperture=1e4, hard=True)
 arguments = TrainingArguments(
     str(folder / "out"),
-    per_device_train_batch_size=size,
+    per_device_train_batch_size=4,
     learning_rate=0.05,
     lr_scheduler_type="constant",
     optim="sgd",
     num_train_epochs=4,
     save_strategy="epoch",
     use_cpu=True,
-    ddp_backend="gloo" if "RANK" in os.environ else None,
+    ddp_backend="gloo",
     report_to=[],
     disable_tqdm=True,
 )
@@ -47,6 +46,5 @@ torch.save((moved, everything(shield.model, shield)), folder / f"{rank}.pt")
 # and from the checkpoint in the middle of the second task
 again = Shield(Net(), aperture=1e4, hard=True)
 trainer = Trainer(again.model, arguments, train_dataset=rows(2), callbacks=[ShieldCallback(again)])
-steps = len(rows(2)) // (size * int(os.environ.get("WORLD_SIZE", "1")))
-trainer.train(resume_from_checkpoint=str(folder / "second" / f"checkpoint-{2 * steps}"))
+trainer.train(resume_from_checkpoint=str(folder / "second" / "checkpoint-12"))
 torch.save(everything(again.model, again), folder / f"{rank}-resumed.pt")
