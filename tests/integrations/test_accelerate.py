@@ -86,7 +86,7 @@ def test_accumulated_gradients_are_those_of_large_batches() -> None:
             run.train(number, 4, size)
             run.shield.remember(run.loader(number))
         found.append(everything(run.net, run.shield))
-    assert near(*found, tolerance=1e-3)
+    assert near(found[0], found[1], 1e-3)
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])

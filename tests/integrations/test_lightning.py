@@ -38,7 +38,7 @@ class Module(lightning.LightningModule):  # type: ignore[misc]
         x, labels = batch
         return nn.functional.cross_entropy(self(x), labels)
 
-    def test_step(self, batch: Any, index: int) -> None:
+    def validation_step(self, batch: Any, index: int) -> None:
         self.log("loss", self.training_step(batch, index))
 
     def configure_optimizers(self) -> Any:
@@ -138,12 +138,12 @@ def test_a_finished_fit_is_resumed_without_a_further_step(tmp_path: Path) -> Non
     assert near(everything(again.net, second), everything(module.net, shield), 1e-12)
 
 
-def test_testing_a_checkpoint_leaves_the_shield_alone(tmp_path: Path) -> None:
+def test_validating_a_checkpoint_leaves_the_shield_alone(tmp_path: Path) -> None:
     module = Module(Net())
     shield = Shield(module)
     run = trainer(shield, tmp_path, 2, keep=True)
     run.fit(module, loader(1))
-    run.test(module, loader(1), ckpt_path=tmp_path / "epoch=1.ckpt")
+    run.validate(module, loader(1), ckpt_path=tmp_path / "epoch=1.ckpt")
     assert shield.n_tasks == 1
 
 

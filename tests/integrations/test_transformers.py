@@ -82,7 +82,7 @@ def test_accumulated_gradients_are_those_of_large_batches(tmp_path: Path) -> Non
         for number in (1, 2):
             trainer(shield, tmp_path, number, steps=12, optim="sgd", **options).train()
         found.append(everything(shield.model, shield))
-    assert near(*found, tolerance=1e-4)
+    assert near(found[0], found[1], 1e-4)
 
 
 # --- checkpoints -------------------------------------------------------------------------

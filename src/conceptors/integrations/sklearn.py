@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
@@ -62,6 +63,7 @@ class ContinualMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
     _network: nn.Sequential  # in main memory, so that a copy by pickle is at home anywhere
     _remembered: dict[str, Any]  # the shield's state
     _fixed: dict[str, Any]
+    n_tasks_: int
 
     def __init__(
         self,
@@ -164,7 +166,8 @@ class ContinualMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         network = deepcopy(self._network).to(device, _precision(device))
         with torch.no_grad():
             found = network(self._scaled(X, device)).cpu()
-        return found[:, np.argsort(self._arrived)]
+        ordered: Tensor = found[:, np.argsort(self._arrived)]
+        return ordered
 
     def _scaled(self, X: Array, device: torch.device) -> Tensor:
         found: Tensor = self._scaling(torch.tensor(X)).to(device, _precision(device))
@@ -191,7 +194,7 @@ def _precision(device: torch.device) -> torch.dtype:
 
 def _network(widths: list[int]) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for inputs, outputs in zip(widths, widths[1:]):
+    for inputs, outputs in pairwise(widths):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
