@@ -9,7 +9,8 @@ ifneq ($(wildcard ../shared/data),)
 export CONCEPTORS_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: help demo tour test test-gpu browser soak lint types docs bench release release-check lock sbom clean
+.PHONY: help demo tour test test-gpu test-frameworks browser soak lint types docs bench release release-check lock \
+	sbom clean
 
 # Only what requirements*.txt list, only wheels (a source archive would fetch and run more), only
 # files with the hashes given there.
@@ -49,6 +50,14 @@ test-gpu: ## contract, protection, graphs and precision on a CUDA machine (PYTHO
 	PYTHONPATH=src $(PYTHON) -m pytest -q -o addopts= -p no:cacheprovider \
 		tests/gpu tests/layers/test_contract.py tests/shield/remember/test_moments.py \
 		tests/internal/test_precision.py
+
+test-frameworks: ## tests with transformers, accelerate, peft, lightning and Avalanche, in .venv-frameworks
+	@$(MAKE) --no-print-directory VENV=.venv-frameworks .venv-frameworks/.frameworks
+	OMP_NUM_THREADS=1 .venv-frameworks/bin/python -m pytest -q tests/integrations $(wildcard tests/models)
+
+$(VENV)/.frameworks: $(READY) requirements-frameworks.txt
+	$(HASHED) -r requirements-frameworks.txt
+	@touch $@
 
 browser: ## Debian's chromium for the tests of the page; asks before installing it, unless CI is set
 	@for name in "$$CHROMIUM" chromium chromium-browser google-chrome google-chrome-stable chrome; do \
@@ -104,4 +113,4 @@ sbom: $(READY) ## what is installed, as a software bill of materials (CycloneDX)
 	@echo "Wrote build/sbom.json"
 
 clean: ## remove everything that was built
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	rm -rf $(VENV) .venv-frameworks build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks

@@ -15,7 +15,7 @@ SOURCE = Path(conceptors.__file__).parent
 
 # From the ground up: a package may import from those below it, and from itself.
 STOREYS = ["_internal", "algebra", "streams", "estimators", "layers", "shield", "experiments"]
-STOREYS += ["methods", "scenarios", "report", "bench", "cli", "__main__"]
+STOREYS += ["methods", "scenarios", "integrations", "report", "bench", "cli", "__main__"]
 # what a function may import when it is called
 LATER = {"shield.inspection": {"report"}, "experiments.all": {"cli"}}
 MODULES = sorted(
@@ -124,7 +124,9 @@ import importlib.abc, sys
 
 class Blocker(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name.split(".")[0] in ("sklearn", "safetensors", "altair", "vl_convert", "scipy"):
+        optional = ("sklearn", "safetensors", "altair", "vl_convert", "scipy", "transformers",
+                    "accelerate", "peft", "lightning", "avalanche")
+        if name.split(".")[0] in optional:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Blocker())
@@ -155,9 +157,14 @@ C = Conceptor.from_states(torch.eye(3), 1.0)
 assert float(similarity(C, C | C)) > 0.9
 assert "ConceptorRidge" in dir(conceptors)
 for name in ("ConceptorRidge", "ConceptorRidgeClassifier", "ConceptorSGDRegressor",
-             "ConceptorClassifier", "MemoryFullWarning"):
+             "ConceptorClassifier", "ContinualMLPClassifier", "MemoryFullWarning"):
     try:
         getattr(conceptors, name)
+    except ImportError as error:
+        print(name, error)
+for name in ("transformers", "lightning", "avalanche"):
+    try:
+        __import__(f"conceptors.integrations.{name}")
     except ImportError as error:
         print(name, error)
 try:
@@ -180,9 +187,12 @@ except AttributeError as error:
         "ConceptorRidgeClassifier",
         "ConceptorSGDRegressor",
         "ConceptorClassifier",
+        "ContinualMLPClassifier",
         "MemoryFullWarning",
     ):
         assert "pip install 'conceptors[sklearn]'" in lines[name]
+    for name in ("transformers", "lightning", "avalanche"):
+        assert f"pip install 'conceptors[{name}]'" in lines[name]
     for name in ("save", "load"):
         assert "pip install 'conceptors[files]'" in lines[name]
     assert "'nothing'" in lines["nothing"]
@@ -192,7 +202,9 @@ def test_importing_loads_no_optional_package() -> None:
     out = run(
         """
 import conceptors
-print([m for m in ("sklearn", "safetensors", "altair") if m in sys.modules])
+import conceptors.integrations
+frameworks = ("transformers", "accelerate", "peft", "lightning", "avalanche")
+print([m for m in ("sklearn", "safetensors", "altair", *frameworks) if m in sys.modules])
 """
     )
     assert out.strip() == "[]"

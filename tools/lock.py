@@ -2,6 +2,7 @@
 
 requirements-torch-cpu.txt is torch's build without CUDA, where pip is configured to find it;
 requirements-torch.txt is torch as published, which on Linux needs CUDA's libraries.
+constraints-frameworks.txt becomes requirements-frameworks.txt.
 
 `make lock` runs it after a version was changed. It asks the indexes and folders that pip is
 configured for, and lists every wheel that Linux (x86_64, aarch64) or macOS could install, or the
@@ -23,7 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 HEAD = (
-    "# Made by `make lock` from constraints.txt; `make` installs nothing that is not listed here.\n"
+    "# Made by `make lock` from {}; `make` installs nothing that is not listed here.\n"
 )
 CUDA = re.compile(r"^(nvidia-|cuda-|triton$)")  # asked for by torch's wheels with CUDA only
 PYTHONS = {"py3", "cp311", "cp312", "cp313", "cp314"}
@@ -31,7 +32,11 @@ PLATFORMS = re.compile(r"any$|manylinux\S*_(x86_64|aarch64)$|macosx")
 
 
 def main() -> int:
-    pins = read_pins((ROOT / "constraints.txt").read_text())
+    own, frameworks = (
+        read_pins((ROOT / name).read_text())
+        for name in ("constraints.txt", "constraints-frameworks.txt")
+    )
+    pins = own | frameworks
     indexes, folders = sources()
     with ThreadPoolExecutor(8) as pool:
         found = dict(zip(pins, pool.map(lambda n: hashes(n, pins[n], indexes, folders), pins)))
@@ -40,8 +45,10 @@ def main() -> int:
         return 1
     cpu = hashes("torch", pins["torch"] + "+cpu", indexes, folders)
     torch = {name: known for name, known in found.items() if name == "torch" or CUDA.match(name)}
-    rest = {name: known for name, known in found.items() if name not in torch}
+    rest = {name: found[name] for name in own if name not in torch}
     write("requirements.txt", rest, pins)
+    more = {name: found[name] for name in frameworks}
+    write("requirements-frameworks.txt", more, pins, "constraints-frameworks.txt")
     write("requirements-torch.txt", torch, pins)
     if cpu:  # else what is known of it stays
         write("requirements-torch-cpu.txt", {"torch": cpu}, {"torch": pins["torch"] + "+cpu"})
@@ -58,8 +65,10 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def write(file: str, found: dict[str, list[str]], pins: dict[str, str]) -> None:
-    lines = [HEAD]
+def write(
+    file: str, found: dict[str, list[str]], pins: dict[str, str], source: str = "constraints.txt"
+) -> None:
+    lines = [HEAD.format(source)]
     for name in sorted(found):
         when = ' ; sys_platform == "linux"' if CUDA.match(name) else ""
         marks = "".join(f" \\\n    --hash=sha256:{digest}" for digest in found[name])

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         MemoryFullWarning,
     )
     from conceptors.estimators.sgd import ConceptorSGDRegressor
+    from conceptors.integrations.sklearn import ContinualMLPClassifier
     from conceptors.shield import Shield, ShieldFullWarning, UnprotectedWarning
     from conceptors.streams.correlation import Correlation
     from conceptors.streams.frequent_directions import FrequentDirections
@@ -47,6 +48,7 @@ _HOMES = {
     "ConceptorRidge": "estimators.ridge",
     "ConceptorRidgeClassifier": "estimators.ridge",
     "ConceptorSGDRegressor": "estimators.sgd",
+    "ContinualMLPClassifier": "integrations.sklearn",
     "Correlation": "streams.correlation",
     "Energy": "algebra.targets",
     "FrequentDirections": "streams.frequent_directions",
@@ -72,6 +74,7 @@ __all__ = [
     "ConceptorRidge",
     "ConceptorRidgeClassifier",
     "ConceptorSGDRegressor",
+    "ContinualMLPClassifier",
     "Correlation",
     "Energy",
     "FrequentDirections",

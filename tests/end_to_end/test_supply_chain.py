@@ -24,6 +24,7 @@ lock: Any = pytest.importorskip("lock", reason="not a checkout")
 sbom: Any = pytest.importorskip("sbom", reason="not a checkout")
 
 FILES = ("requirements.txt", "requirements-torch.txt", "requirements-torch-cpu.txt")
+FRAMEWORKS = "requirements-frameworks.txt"
 
 
 def locked(file: str) -> dict[str, tuple[str, list[str]]]:
@@ -41,7 +42,7 @@ def locked(file: str) -> dict[str, tuple[str, list[str]]]:
 
 
 def test_everything_has_a_hash() -> None:
-    for file in FILES:
+    for file in (*FILES, FRAMEWORKS):
         entries = locked(file)
         assert entries
         assert [name for name, (_, hashes) in entries.items() if not hashes] == []
@@ -52,6 +53,9 @@ def test_the_lock_is_of_the_constraints() -> None:
     whole = locked(FILES[0]) | locked(FILES[1])
     assert {name: version for name, (version, _) in whole.items()} == pins
     assert locked(FILES[2])["torch"][0] == f"{pins['torch']}+cpu"
+    more = lock.read_pins((ROOT / "constraints-frameworks.txt").read_text())
+    assert {name: version for name, (version, _) in locked(FRAMEWORKS).items()} == more
+    assert not more.keys() & pins.keys()
 
 
 def test_make_installs_with_hashes_only() -> None:
@@ -81,7 +85,7 @@ def test_no_wheel_of_another_platform_is_listed() -> None:
 
 
 def test_nothing_says_where_a_package_is_hosted() -> None:
-    for file in (*FILES, "constraints.txt", "Makefile"):
+    for file in (*FILES, FRAMEWORKS, "constraints.txt", "constraints-frameworks.txt", "Makefile"):
         assert "://" not in (ROOT / file).read_text()
 
 

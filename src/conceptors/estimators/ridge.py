@@ -12,6 +12,7 @@ from torch import Tensor
 from conceptors.estimators import closed_form, settings
 from conceptors.estimators.in_turn import InTurn, learned_from_sums
 from conceptors.estimators.joint import Joint
+from conceptors.estimators.labels import arrivals
 from conceptors.estimators.learner import (
     Array,
     ConceptorLinear,
@@ -27,7 +28,6 @@ from conceptors.estimators.rows import lift_for, outputs_over, sums_over
 try:
     from sklearn.base import ClassifierMixin
     from sklearn.utils import check_random_state
-    from sklearn.utils.multiclass import check_classification_targets, unique_labels
     from sklearn.utils.validation import check_is_fitted, validate_data
 except ImportError:
     raise ImportError(
@@ -326,20 +326,7 @@ class ConceptorRidgeClassifier(ClassifierMixin, _Ridge):  # type: ignore[misc]
     ) -> Self:
         given = self._settings()
         X, y = validate_data(self, X, y, dtype=np.float64, reset=first, **_SPARSE)
-        check_classification_targets(y)
-        named = unique_labels(y if classes is None else classes)
-        if missing := set(np.unique(y).tolist()) - set(named.tolist()):
-            raise ValueError(
-                f"y has classes {sorted(missing)} that are not in classes={named.tolist()}; name "
-                f"them too, or leave classes out"
-            )
-        if first:
-            self._arrived = named
-        else:
-            unique_labels(self._arrived, named)  # refuses strings among numbers
-            self._arrived = np.concatenate([self._arrived, named[~np.isin(named, self._arrived)]])
-        order = np.argsort(self._arrived)
-        labels = order[np.searchsorted(self._arrived, y, sorter=order)]
+        self._arrived, labels = arrivals(None if first else self._arrived, y, classes)
         outputs = len(self._arrived)
         self._learn(X, torch.tensor(labels), outputs, sample_weight, task, first, given)
         return self

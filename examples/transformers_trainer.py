@@ -1,0 +1,77 @@
+"""Two tasks with transformers' Trainer: one callback keeps the first.
+
+A small BERT, made anew, learns which of two kinds of words a sentence has more of; each task has
+words and two labels of its own, and there is one head for all four. No sentence is stored.
+Run with: python examples/transformers_trainer.py
+"""
+
+from __future__ import annotations
+
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+
+from conceptors import Shield
+from conceptors.integrations.transformers import ShieldCallback
+
+torch.set_num_threads(1)  # the fastest for so small a network
+
+
+def sentences(task: int, count: int, seed: int) -> list[dict[str, Any]]:
+    """Seven words out of 40 that are the task's own; the second 20 are of the other kind."""
+    generator = torch.Generator().manual_seed(seed)
+    words = torch.randint(40, (count, 7), generator=generator)
+    labels = 2 * task + ((words >= 20).sum(1) > 3).long()
+    return [{"input_ids": w + 40 * task, "labels": label} for w, label in zip(words, labels)]
+
+
+def learn(protect: bool, folder: str) -> list[float]:
+    torch.manual_seed(0)
+    model = BertForSequenceClassification(
+        BertConfig(
+            vocab_size=80,
+            hidden_size=64,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=128,
+            max_position_embeddings=16,
+            num_labels=4,
+        )
+    )
+    callbacks = [ShieldCallback(Shield(model))] if protect else []
+    for task in range(2):
+        arguments = TrainingArguments(
+            f"{folder}/{task}",  # every task has a folder of its own for its checkpoints
+            num_train_epochs=6,
+            per_device_train_batch_size=16,
+            learning_rate=1e-3,
+            use_cpu=True,
+            report_to=[],
+            disable_tqdm=True,
+            logging_strategy="no",
+            save_strategy="epoch",
+            save_total_limit=1,
+        )
+        data = sentences(task, 600, seed=task)
+        # train(resume_from_checkpoint=True) would find weights, optimizer and shield there
+        Trainer(model, arguments, train_dataset=data, callbacks=callbacks).train()
+    model.eval()
+    accuracies = []
+    for task in range(2):
+        test = sentences(task, 300, seed=10 + task)
+        with torch.no_grad():
+            found = model(torch.stack([row["input_ids"] for row in test])).logits.argmax(1)
+        right = found == torch.stack([row["labels"] for row in test])
+        accuracies.append(100 * float(right.float().mean()))
+    return accuracies
+
+
+results = {}
+for name, protect in (("as it was", False), ("with a shield", True)):
+    with TemporaryDirectory() as folder:
+        results[name] = learn(protect, folder)
+print("test accuracy in % after both tasks   first task  second task")
+for name, accuracies in results.items():
+    print(f"{name:36s}" + "".join(f"{accuracy:13.1f}" for accuracy in accuracies))

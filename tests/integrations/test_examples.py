@@ -1,0 +1,53 @@
+"""The examples for frameworks, run as a user would, and what they print."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import warnings
+
+import pytest
+
+from integrations.absent import stand_ins
+from integrations.launch import EXAMPLES, start
+
+pytestmark = pytest.mark.skipif(not EXAMPLES.is_dir(), reason="the examples are in the checkout")
+
+
+def numbers_of(text: str, name: str) -> list[float]:
+    """The numbers on the line that starts so."""
+    (line,) = [line for line in text.splitlines() if line.startswith(name)]
+    return [float(number) for number in re.findall(r"\d+\.\d+", line)]
+
+
+@pytest.mark.parametrize(
+    ("library", "program"),
+    [("transformers", "transformers_trainer.py"), ("lightning", "lightning_fit.py")],
+)
+def test_callbacks_keep_the_first_task(library: str, program: str) -> None:
+    pytest.importorskip(library)
+    text = start(EXAMPLES / program)
+    lost, turned = numbers_of(text, "as it was")
+    kept, new = numbers_of(text, "with a shield")
+    assert lost < 60 < 90 < turned
+    assert kept > 85
+    assert new > 85
+
+
+def test_accelerate_resumes_between_tasks() -> None:
+    pytest.importorskip("accelerate")
+    kept, new = numbers_of(start(EXAMPLES / "accelerate_loop.py"), "test accuracy")
+    assert kept > 85
+    assert new > 85
+
+
+def test_avalanche_strategies(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torchmetrics")
+    with warnings.catch_warnings(), stand_ins():
+        warnings.simplefilter("ignore")
+        pytest.importorskip("avalanche")
+        runpy.run_path(str(EXAMPLES / "avalanche_plugin.py"))
+    text = capsys.readouterr().out
+    plain, ewc, shield = (numbers_of(text, name)[0] for name in ("none", "EWC", "shield"))
+    assert plain < 30
+    assert shield > max(85, ewc + 20)
