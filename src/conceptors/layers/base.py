@@ -170,7 +170,7 @@ class Rule(Protocol):
     """What a layer type has to tell."""
 
     def blocks(self, layer: Any) -> list[Block]:
-        """The blocks of a layer; parameters that no block names count as unsupported."""
+        """The blocks of a layer; other parameters of it stand alone (`bare`) or are unsupported."""
 
     def rows(self, layer: Any, call: Call, sample: Sample) -> RowsByBlock:
         """(block name, rows) of one call; a block may come several times."""
