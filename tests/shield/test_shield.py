@@ -298,7 +298,7 @@ def test_forgetting_a_task_frees_what_it_alone_claims(hard: bool) -> None:
 
 
 def test_explain_tells_what_is_done_where() -> None:
-    model = nn.Sequential(mlp(), nn.Linear(3, 2).double(), nn.PReLU().double())
+    model = nn.Sequential(mlp(), nn.Linear(3, 2).double(), nn.PReLU(2).double())
     shield = quiet(model, hard=True, unsupported="ignore", freeze=["1.bias"])
     assert {row.done for row in shield.explain()[:3]} == {"nothing is claimed"}
     optimizer = torch.optim.AdamW([*model[0].parameters(), *model[2].parameters()], lr=1e-3)
