@@ -126,6 +126,8 @@ def test_it_does_not_matter_where_they_are_looked_at(layer: nn.Module) -> None:
 
 def test_looking_leaves_no_trace() -> None:
     class Counting(Norm):
+        calls: Tensor
+
         def __init__(self) -> None:
             super().__init__(8)
             self.register_buffer("calls", torch.zeros(()))
