@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from layers.case import Case, Draw, Feed, half_silent, only, shaped
+from layers.case import Case, Draw, Feed, half_silent, only, shaped, silence
 from layers.references import Inputs, Rows, linear_rows
 
 
@@ -177,6 +177,7 @@ def recognised_cases() -> list[Case]:
         scale("like-rms-norm-offset", lambda: Norm(8, offset=1.0)),
         scale("like-layer-norm", lambda: Norm(8, centred=True), outputs=_channels),
         scale("layer-scale", lambda: LayerScale(8), outputs=_channels),
+        Case("gain", lambda: LayerScale(1), shaped(3, 8), _all_numbers, _whole, old=silence(8)),
         Case("like-rms-norm-gated", lambda: Norm(8), gated, scaled_rows, _channels, old=_silent),
         product("like-conv1d", lambda: Transposed(9, 5), shaped(2, 9), empty=False),
         product("like-conv1d-square", lambda: Transposed(9, 9), shaped(2, 9), empty=False),
@@ -185,6 +186,14 @@ def recognised_cases() -> list[Case]:
         Case("experts", lambda: Experts(9, 7, 3), sent, expert_rows),
         Case("experts-transposed", lambda: TransposedExperts(9, 7, 3), sent, expert_rows),
     ]
+
+
+def _all_numbers(_layer: Any, inputs: Inputs, _output: Any) -> Rows:
+    return {"": inputs.args[0].reshape(1, -1, 1)}
+
+
+def _whole(_layer: Any, output: Tensor) -> Tensor:
+    return output.reshape(1, -1, 1)
 
 
 def _silent(draw: Draw) -> Inputs:

@@ -1,4 +1,4 @@
-"""Layers that scale channels: every RMSNorm, whatever its class, and layer scale.
+"""Layers that scale channels: every RMSNorm, whatever its class, layer scale, and plain shifts.
 
 They are known by what they do. With one parameter w `[d]` they give c(x) + w ⊙ n(x), row by row: w
 times what is normalised, or 1 + w times it. Asked with w = 0 and w = 1, a layer tells c and n.
@@ -32,8 +32,8 @@ def scales_channels(layer: nn.Module) -> bool:
 
 def _probe(layer: nn.Module, name: str, dim: int, count: int) -> bool:
     draw = torch.Generator().manual_seed(0)
-    x = torch.randn(count, *sizes_apart(dim), dim, generator=draw, dtype=torch.float32)
-    w = torch.randn(dim, generator=draw, dtype=torch.float32)
+    shapes = (count, *sizes_apart(dim), dim), (dim,)
+    x, w = (torch.randn(s, generator=draw, dtype=torch.float32, device="cpu") for s in shapes)
     given = answer(layer, {name: w}, *x.clone())
     still, moving = _parts(layer, name, w, *x.clone())
     alone = answer(layer, {name: w}, *x[:, :1, :1].clone())
@@ -65,14 +65,14 @@ class ScaleRule:
 
     def rows(self, layer: nn.Module, call: Call, sample: Sample) -> RowsByBlock:
         ((name, weight),) = own_parameters(layer).items()
-        given = [*call.args, *call.kwargs.values()]
-        if len(given) == 1:  # row by row: only those that are used have to be computed
+        given, dim = [*call.args, *call.kwargs.values()], len(weight)
+        if len(given) == 1 and dim > 1:  # row by row: only those that are used are computed
             x, times = sample.unrounded(given[0])
             still, moving = _parts(layer, name, weight, x)
-        else:  # a gate, say, that is a factor too
+        else:  # a gate, say, is a factor too; one number for all channels meets all of theirs
             whole = _parts(layer, name, weight, *call.args, **call.kwargs)
-            (still, times), (moving, _) = map(sample.unrounded, whole)
-        output, _ = sample.unrounded(call.output)
+            (still, times), (moving, _) = (sample.unrounded(t.reshape(-1, dim)) for t in whole)
+        output, _ = sample.unrounded(call.output if dim > 1 else call.output.reshape(-1, 1))
         eps = max(torch.finfo(t.dtype).eps for t in (output, weight, moving))
         if not agree(output, still + weight * moving, _ROUNDING * eps):
             raise ValueError(

@@ -43,7 +43,7 @@ def answer(layer: nn.Module, parameters: Mapping[str, Tensor], *args: Any, **kwa
 
 def tried(probe: Callable[[], bool]) -> bool:
     """What a probe finds; False where the layer does not take what it is given."""
-    with torch.no_grad(), warnings.catch_warnings():
+    with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             return probe()
