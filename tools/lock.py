@@ -23,9 +23,7 @@ from html import unescape
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-HEAD = (
-    "# Made by `make lock` from {}; `make` installs nothing that is not listed here.\n"
-)
+HEAD = "# Made by `make lock` from {}; `make` installs nothing that is not listed here.\n"
 CUDA = re.compile(r"^(nvidia-|cuda-|triton$)")  # asked for by torch's wheels with CUDA only
 PYTHONS = {"py3", "cp311", "cp312", "cp313", "cp314"}
 PLATFORMS = re.compile(r"any$|manylinux\S*_(x86_64|aarch64)$|macosx")
