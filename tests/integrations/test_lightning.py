@@ -38,13 +38,15 @@ class Module(lightning.LightningModule):  # type: ignore[misc]
         x, labels = batch
         return nn.functional.cross_entropy(self(x), labels)
 
-    def validation_step(self, batch: Any, index: int) -> None:
-        self.log("loss", self.training_step(batch, index))
-
     def configure_optimizers(self) -> Any:
         if self.momentum:
             return torch.optim.SGD(self.parameters(), lr=0.05, momentum=self.momentum)
         return torch.optim.AdamW(self.parameters(), lr=1e-2)
+
+
+class Validated(Module):
+    def validation_step(self, batch: Any, index: int) -> None:
+        self.log("loss", self.training_step(batch, index))
 
 
 def loader(number: int) -> DataLoader[Any]:
@@ -139,10 +141,10 @@ def test_a_finished_fit_is_resumed_without_a_further_step(tmp_path: Path) -> Non
 
 
 def test_validating_a_checkpoint_leaves_the_shield_alone(tmp_path: Path) -> None:
-    module = Module(Net())
+    module = Validated(Net())
     shield = Shield(module)
     run = trainer(shield, tmp_path, 2, keep=True)
-    run.fit(module, loader(1))
+    run.fit(module, loader(1), loader(1))
     run.validate(module, loader(1), ckpt_path=tmp_path / "epoch=1.ckpt")
     assert shield.n_tasks == 1
 
