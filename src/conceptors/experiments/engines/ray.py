@@ -8,7 +8,7 @@ import socket
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
@@ -42,13 +42,14 @@ class Ray:
     def work(self, jobs: Sequence[Job], progress: Progress) -> Iterator[Finished]:
         if not jobs:
             return
-        with self._connected() as ray:
-            # Ray's own retries are off: attempts are counted here, whatever made them fail
-            task = ray.remote(perform).options(
-                num_cpus=self._resources.cpus, num_gpus=self._resources.gpus, max_retries=0
-            )
-            running = {task.remote(job, self._resources): n for n, job in enumerate(jobs)}
-            failures: Counter[int] = Counter()
+        ray = self._connect()
+        # Ray's own retries are off: attempts are counted here, whatever made them fail
+        task = ray.remote(perform).options(
+            num_cpus=self._resources.cpus, num_gpus=self._resources.gpus, max_retries=0
+        )
+        running = {task.remote(job, self._resources): n for n, job in enumerate(jobs)}
+        failures: Counter[int] = Counter()
+        try:
             while running:
                 ready = self._next(ray, list(running))
                 number = running.pop(ready)
@@ -64,6 +65,10 @@ class Ray:
                     running[task.remote(jobs[number], self._resources)] = number
                 else:
                     yield Finished(number, failure=report["failure"])
+        finally:  # nobody waits for them any more
+            with suppress(Exception):
+                for left in running:
+                    ray.cancel(left, force=True)
 
     def _next(self, ray: Any, running: list[Any]) -> Any:
         """A task that is over."""
@@ -75,31 +80,25 @@ class Ray:
                 f"same command resumes"
             ) from error
 
-    @contextmanager
-    def _connected(self) -> Iterator[Any]:
+    def _connect(self) -> Any:
+        """Ray, connected; it stays so until the process ends, for a search comes back for more."""
         import ray
 
-        if ray.is_initialized():
-            self._check_room(ray)
-            yield ray
-            return
-        own = self._address == "local"
-        if not own:
-            _knock(self._address)
-        try:
-            ray.init(
-                address=self._address,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                **({"include_dashboard": False} if own else {}),
-            )
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            raise _unreached(self._address, _line(error)) from error
-        try:
-            self._check_room(ray)
-            yield ray
-        finally:
-            ray.shutdown()
+        if not ray.is_initialized():
+            own = self._address == "local"
+            if not own:
+                _knock(self._address)
+            try:
+                ray.init(
+                    address=self._address,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    **({"include_dashboard": False} if own else {}),
+                )
+            except (ConnectionError, ValueError, RuntimeError) as error:
+                raise _unreached(self._address, _line(error)) from error
+        self._check_room(ray)
+        return ray
 
     def _check_room(self, ray: Any) -> None:
         """A job that no machine has room for would wait for ever."""
