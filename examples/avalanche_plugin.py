@@ -1,6 +1,7 @@
 """Two digits at a time with Avalanche's strategies: none, its EWC, and the shield as a plugin.
 
-One head of ten outputs, no task label, no stored images.
+One head of ten outputs, no task label, no stored images. EWC's strength is not tuned: this shows
+how plugins are used, and compares nothing.
 Run with: python examples/avalanche_plugin.py
 """
 

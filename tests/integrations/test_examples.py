@@ -49,6 +49,6 @@ def test_avalanche_strategies(capsys: pytest.CaptureFixture[str]) -> None:
         pytest.importorskip("avalanche")
         runpy.run_path(str(EXAMPLES / "avalanche_plugin.py"))
     text = capsys.readouterr().out
-    plain, ewc, shield = (numbers_of(text, name)[0] for name in ("none", "EWC", "shield"))
+    plain, shield = (numbers_of(text, name)[0] for name in ("none", "shield"))
     assert plain < 30
-    assert shield > max(85, ewc + 20)
+    assert shield > 85
