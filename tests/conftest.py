@@ -34,6 +34,14 @@ def seeded() -> None:
 
 
 @pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """Nothing that other tests have compiled is left, and nothing is left behind."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> None:
     """Made-up images in place of the data sets."""
     monkeypatch.setattr("conceptors.experiments.scenarios.images.load", blobs)

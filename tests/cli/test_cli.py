@@ -270,6 +270,8 @@ def test_an_interruption_says_how_to_resume(
 INTERRUPTED = """
 import os, signal, sys
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in jobs of the background
+
 class AtTorch:
     def find_spec(self, name, path, target=None):
         if name == "torch":

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from conceptors import Shield
+from models.measure import drift
 
 peft = pytest.importorskip("peft")
 
@@ -61,10 +62,6 @@ def data(task: int) -> Tensor:
     """`[n, d]` in two directions."""
     draw = torch.Generator().manual_seed(task)
     return torch.randn(40, 2, generator=draw) @ torch.randn(2, 16, generator=draw)
-
-
-def drift(now: Tensor, before: Tensor) -> float:
-    return float((now - before).norm() / before.norm())
 
 
 def play(model: Any, shielded: dict[str, Any] | None) -> tuple[list[list[float]], list[float]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,14 +14,8 @@ from models.registry import BY_NAME
 
 pytest.importorskip("transformers")
 
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 NAMES = ["GPT-2", "Llama", "Mixtral"]
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 def holds(name: str, model: Any, call: Any = None, steps: int = 20, reached: float = 0.9) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,13 +16,7 @@ from models.measure import HARD, RATE, drift, learn, logits
 from models.registry import BY_NAME
 
 pytest.importorskip("transformers")
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def looked_into(name: str) -> tuple[Any, Batch, dict[str, Any]]:

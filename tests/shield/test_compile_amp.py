@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,14 +13,8 @@ from torch.optim import SGD, AdamW, Optimizer
 from conceptors import Shield
 from helpers import weights
 
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 BACKENDS = ("eager", "aot_eager")
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 def network(dtype: torch.dtype = torch.float32) -> nn.Module:
