@@ -38,7 +38,7 @@ def test_of_a_shield(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     file, page = tmp_path / "my.safetensors", tmp_path / "page.html"
     words = ["explore", "--shield", str(file), "--out", str(page)]
     assert main(words) == 2
-    assert "my.safetensors" in capsys.readouterr().err
+    assert "my.safetensors'; shield.save(FILE) makes one" in capsys.readouterr().err
     shield = Shield(nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 2)))
     shield.remember(normal(0, 30, 5).to(torch.float32))
     shield.save(file)

@@ -108,6 +108,11 @@ def _other_results(folder: Path) -> str:
 def _explore(options: argparse.Namespace) -> int:
     from conceptors.report import write_explorer
 
+    if options.shield is not None and not Path(options.shield).is_file():
+        raise ValueError(
+            f"there is no file {str(options.shield)!r}; shield.save(FILE) makes one, after a task is "
+            f"remembered"
+        )
     page = write_explorer(options.out, options.shield)
     print(f"page: {page}")
     if options.open and not webbrowser.open(page.resolve().as_uri()):
