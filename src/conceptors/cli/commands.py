@@ -110,8 +110,8 @@ def _explore(options: argparse.Namespace) -> int:
 
     if options.shield is not None and not Path(options.shield).is_file():
         raise ValueError(
-            f"there is no file {str(options.shield)!r}; shield.save(FILE) makes one, after a task is "
-            f"remembered"
+            f"there is no file {str(options.shield)!r}; shield.save(FILE) makes one, after a task "
+            f"is remembered"
         )
     page = write_explorer(options.out, options.shield)
     print(f"page: {page}")
