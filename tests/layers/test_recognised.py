@@ -67,18 +67,19 @@ def test_what_only_looks_like_a_scale_keeps_old_outputs_all_the_same(why: str) -
     """It has no rule: then it is a parameter beside layers, seen where it is used, or held."""
     torch.manual_seed(0)
     assert find_rule(Vector(NO_SCALES[why])) is None
-    model = nn.Sequential(nn.Linear(8, 8), Vector(NO_SCALES[why])).double()
+    first = nn.Linear(8, 8)
+    model = nn.Sequential(first, Vector(NO_SCALES[why])).double()
     old, new = torch.randn(3, 8).double(), torch.randn(9, 8).double()
     shield = Shield(model, 1e4, hard=True, warn_at_quota=1.0)
     optimizer = shield.guard(torch.optim.AdamW(model.parameters(), lr=0.1))
     shield.remember(old)
-    before, start = model(old).detach(), model[0].weight.detach().clone()
+    before, start = model(old).detach(), first.weight.detach().clone()
     for _ in range(5):
         optimizer.zero_grad()
         model(new).square().mean().backward()
         optimizer.step()
     torch.testing.assert_close(model(old).detach(), before, rtol=1e-9, atol=1e-9)
-    assert float((model[0].weight - start).detach().norm()) > 0.01  # it does learn
+    assert float((first.weight - start).detach().norm()) > 0.01  # it does learn
 
 
 @pytest.mark.parametrize("why", NO_PRODUCTS)
