@@ -39,6 +39,7 @@ from helpers import weights
         ("sgd", {"gradient": "max"}, "gradient must be one of"),
         ("cab", {"hard": "maybe"}, "hard='maybe' is not a bool"),
         ("cab", {"first_anchor": "last"}, "first_anchor must be"),
+        ("cab", {"energy": 1.5}, "energy must be a share from 0 to 1, got 1.5"),
         ("ewc", {"labels": "some"}, "labels must be one of"),
         ("imm", {"mode": "median"}, "mode must be"),
         ("imm", {"share": 0.0}, "share must be in"),
@@ -63,6 +64,17 @@ def test_settings_may_be_strings() -> None:
     kind = METHODS["cab"].settings_type
     made: Any = parse_settings(kind, {"hard": "yes", "rate": "1e-2", "steps": "7", "hidden": 30})
     assert (made.hard, made.rate, made.steps, made.sizes) == (True, 0.01, 7, [30])
+
+
+def test_cab_claims_a_share_of_the_energy_where_asked() -> None:
+    """Then every layer has an aperture of its own, whatever is said of apertures."""
+    found = learner("cab", [0, 1], energy=0.8, aperture=1e4)
+    found.learn(0)
+    rows = torch.cat([x.flatten(2) for x, _ in found.batches(found.scenario.tasks[0].train, 0)], 1)
+    claimed = next(iter(found.shield.conceptors().values())).matrix()  # of [W | b]
+    rows = torch.cat([rows, torch.ones_like(rows[..., :1])], -1)
+    kept = (rows @ claimed.to(rows)).square().sum((1, 2)) / rows.square().sum((1, 2))
+    torch.testing.assert_close(kept, torch.full_like(kept, 0.8), rtol=1e-4, atol=1e-4)
 
 
 def test_a_task_ends_with_the_running_mean_of_its_weights() -> None:

@@ -23,7 +23,7 @@ from conceptors.experiments.benchmarks import BENCHMARKS, METHODS_COMPARED, Benc
 from conceptors.experiments.engines import Engine, Local
 from conceptors.experiments.events import Event, Progress
 from conceptors.experiments.experiment import Experiment, ExperimentError
-from conceptors.experiments.ledger import Ledger, open_ledger
+from conceptors.experiments.ledger import Ledger, difference, open_ledger
 from conceptors.experiments.methods import METHODS, Settings
 from conceptors.experiments.pieces import Piece
 from conceptors.experiments.results import Results
@@ -171,9 +171,7 @@ def seeds_left(wanted: Experiment, folder: Path) -> list[int]:
     except (OSError, ValueError):
         return wanted.seeds
     mine = json.loads(json.dumps(wanted.identity()))
-    found = held.identity or {"configs": {}}
-    same = all(found.get(part) == mine[part] for part in ("scenario", "preset", "options"))
-    if not same or found["configs"].get(method) != mine["configs"][method]:
+    if held.identity is None or difference(held.identity, mine):
         return wanted.seeds
     return [seed for seed in wanted.seeds if seed not in held.seeds_of(method)]
 

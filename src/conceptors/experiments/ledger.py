@@ -108,7 +108,7 @@ def _resume(experiment: Experiment, folder: Path, held: Results | None) -> Resul
             raise ValueError(f"{path} does not say with which settings it was made")
     except ValueError as error:
         raise ExperimentError(f"{error}; move it away, or choose another --out") from error
-    if changed := _difference(held.identity, wanted):
+    if changed := difference(held.identity, wanted):
         lines = "\n".join(f"  {line}" for line in changed)
         raise ExperimentError(
             f"{folder} holds results of other settings:\n{lines}\nchoose another --out, or run "
@@ -125,7 +125,7 @@ def _resume(experiment: Experiment, folder: Path, held: Results | None) -> Resul
     )
 
 
-def _difference(held: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+def difference(held: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
     """What differs, a line each; methods that only one of the two has do not count."""
     lines = []
     for key in ("scenario", "preset", "options"):

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from conceptors.algebra.targets import Energy
 from conceptors.experiments.methods.relatives.layers import matrix_layers
 from conceptors.experiments.methods.settings import Settings, setting
 from conceptors.experiments.methods.shielded import Shielded, ShieldedSettings
@@ -19,6 +20,9 @@ from conceptors.experiments.networks import AlexNet, StackedMLP
 class CabSettings(ShieldedSettings):
     aperture: float = setting(9.0, "of the conceptors of all layers: larger protects more")
     input_aperture: float = setting(0.0, "aperture of the first layer, 0 for the same")
+    energy: float = setting(
+        0.0, "share of a task's energy that every layer's conceptor keeps, in place of apertures"
+    )
     hard: bool = setting(False, "hard conceptors: a direction is protected wholly or not at all")
     increment_decay: float = setting(0.0, "λ of Algorithm 2: pull towards the last task's weights")
     first_anchor: str = setting(
@@ -36,6 +40,8 @@ class CabSettings(ShieldedSettings):
 
     def check(self) -> None:
         super().check()
+        if not 0 <= self.energy <= 1:
+            raise ValueError(f"energy must be a share from 0 to 1, got {self.energy}")
         if self.patience and self.increment_decay:
             raise ValueError(
                 f"patience does not go with increment_decay, got {self.increment_decay}; set one "
@@ -61,8 +67,9 @@ class Cab(Shielded):
     def protection(self) -> dict[str, Any]:
         s = self.settings
         first = matrix_layers(self.model)[0].name
+        apertures = {first: s.input_aperture or s.aperture, "*": s.aperture}
         return {
-            "aperture": {first: s.input_aperture or s.aperture, "*": s.aperture},
+            "aperture": Energy(s.energy) if s.energy else apertures,
             "hard": s.hard,
             "increment_decay": s.increment_decay,
             "project": self._projects(),
