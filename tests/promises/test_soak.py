@@ -1,4 +1,4 @@
-"""Two hundred drawn scenarios keep the promise, or say so; `make soak` plays thousands.
+"""A hundred drawn scenarios keep the promise, or say so; `make soak` plays thousands.
 
 A failure is played again by `python tests/promises/soak.py --seed 12345`.
 """
@@ -9,7 +9,7 @@ import pytest
 
 from promises.scenarios import play
 
-SEEDS, CHUNK = 200, 50
+SEEDS, CHUNK = 100, 50
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
