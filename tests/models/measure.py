@@ -13,7 +13,7 @@ from conceptors.layers.bare import is_bare
 from conceptors.shield.blocks import scan
 from models.family import Batch, Family
 
-HARD: dict[str, Any] = {"aperture": 1e4, "hard": True}  # all that old rows reach is claimed
+HARD: dict[str, Any] = {"hard": True}  # and nothing else
 STEPS, RATE = 40, 3e-3
 
 
