@@ -1,7 +1,7 @@
 """Experts that are given their rows in turn: weights `[experts, d, out]`, rows `[experts · n, d]`.
 
-As Llama 4 has them in transformers: `down(act(gate) · up)` for the n rows of each expert, those that
-are not sent to it being zero. Every expert is two blocks with the rows that it really got.
+As Llama 4 has them in transformers: `down(act(gate) · up)` for the n rows of each expert, of which
+those that are not sent to it are zero. Every expert is two blocks with the rows that it really got.
 """
 
 from __future__ import annotations
