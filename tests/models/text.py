@@ -73,7 +73,7 @@ def model(kind: str, config: str, **settings: Any) -> Callable[[], nn.Module]:
     return make
 
 
-def family(name: str, kind: str, config: str, refused: str = "", **settings: Any) -> Family:
+def family(name: str, kind: str, config: str, refused: str = "", /, **settings: Any) -> Family:
     return Family(name, model(kind, config, **settings), old, new, refused=refused)
 
 
