@@ -115,6 +115,21 @@ class TransposedExperts(nn.Module):
         return (picked * shares[..., None]).sum(1)
 
 
+class SortedExperts(nn.Module):
+    """As Llama 4 has them: every expert's rows in turn, zero where they are not for it."""
+
+    def __init__(self, dim: int, inner: int, experts: int) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Parameter(torch.randn(experts, dim, 2 * inner) / 4)
+        self.down_proj = nn.Parameter(torch.randn(experts, inner, dim) / 4)
+        self.act_fn = nn.SiLU()
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        each = hidden.view(len(self.down_proj), -1, hidden.shape[-1])
+        gate, up = torch.bmm(each, self.gate_up_proj).chunk(2, dim=-1)
+        return torch.bmm(up * self.act_fn(gate), self.down_proj).view(hidden.shape)
+
+
 # --- by hand -----------------------------------------------------------------------------
 
 
@@ -153,6 +168,23 @@ def expert_rows(layer: Any, inputs: Inputs, output: Tensor) -> Rows:
     return {name: torch.stack(rows)[None] for name, rows in found.items()}
 
 
+def sorted_rows(layer: Any, inputs: Inputs, output: Tensor) -> Rows:
+    """One row after the other; those that are zero are nobody's."""
+    (hidden,) = inputs.args
+    found: dict[str, list[Tensor]] = {}
+    total = torch.zeros_like(hidden)
+    for n, row in enumerate(hidden):
+        i = n * len(layer.down_proj) // len(hidden)
+        if row.norm() > 0:
+            gate, up = (layer.gate_up_proj[i].mT @ row).chunk(2)
+            inner = functional.silu(gate) * up
+            total[n] = layer.down_proj[i].mT @ inner
+            found.setdefault(f"gate_up_proj.{i}", []).append(row)
+            found.setdefault(f"down_proj.{i}", []).append(inner)
+    torch.testing.assert_close(total, output)
+    return {name: torch.stack(rows)[None] for name, rows in found.items()}
+
+
 # --- cases -------------------------------------------------------------------------------
 
 
@@ -169,6 +201,11 @@ def recognised_cases() -> list[Case]:
         chosen = torch.stack([n % 3, (n + 1) % 3], -1)
         return only(draw.normal(len(n), 9), chosen, draw.normal(len(n), 2).softmax(-1))
 
+    def in_turn(draw: Draw) -> Inputs:
+        """Rows of three experts, of which every third is zero."""
+        n = 3 * draw.batch
+        return only(draw.normal(3 * n, 9) * (torch.arange(3 * n) % 3 > 0)[:, None])
+
     def product(name: str, make: Callable[[], nn.Module], feed: Feed, **more: Any) -> Case:
         return Case(name, make, feed, linear_rows, more.pop("outputs", _same), **more)
 
@@ -184,6 +221,7 @@ def recognised_cases() -> list[Case]:
         product("like-linear", lambda: Kernel(9, 5), shaped(2, 9)),
         product("router", lambda: Router(9, 3), shaped(2, 9), outputs=_logits),
         Case("experts", lambda: Experts(9, 7, 3), sent, expert_rows),
+        Case("experts-sorted", lambda: SortedExperts(9, 7, 3), in_turn, sorted_rows),
         Case("experts-transposed", lambda: TransposedExperts(9, 7, 3), sent, expert_rows),
     ]
 

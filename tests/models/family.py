@@ -25,6 +25,7 @@ class Family:
     old: Callable[[], Batch]
     new: Callable[[], Batch]
     needs: str = "transformers"
+    refused: str = ""  # why `Shield(model)` refuses it, unless unsupported="freeze"
 
     def build(self) -> Any:
         """The model in evaluation mode, so that dropout hides no drift; the same at every call."""

@@ -13,7 +13,7 @@ from conceptors.layers.bare import is_bare
 from conceptors.shield.blocks import scan
 from models.family import Batch, Family
 
-HARD: dict[str, Any] = {"aperture": 1e4, "hard": True}  # all that old rows reach is claimed
+HARD: dict[str, Any] = {"hard": True}  # and nothing else
 STEPS, RATE = 40, 3e-3
 
 
@@ -56,6 +56,15 @@ def standing(model: nn.Module) -> Standing:
     )
 
 
+def standing_of(family: Family) -> Standing:
+    """The same, of a family; counts also what is refused only when `remember` runs the model."""
+    model = family.build()
+    scanned = standing(model)
+    shield = Shield(model, unsupported="freeze", warn_at_quota=1.0).remember([family.old()])
+    fixed = {row.layer for row in shield.explain() if row.done == "held fixed after the first task"}
+    return Standing(scanned.protected - fixed, scanned.frozen - fixed, frozenset(fixed))
+
+
 def logits(model: Any, batch: Batch) -> Tensor:
     with torch.no_grad():
         found: Tensor = model(**batch).logits.clone()
@@ -84,7 +93,7 @@ def play(family: Family, shielded: dict[str, Any] | None) -> Outcome:
     model, old, new = family.build(), family.old(), family.new()
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
     if shielded is not None:
-        shield = Shield(model, **shielded)
+        shield = Shield(model, unsupported="freeze" if family.refused else "error", **shielded)
         optimizer = shield.guard(optimizer)
         shield.remember([old])
     before = logits(model, old)

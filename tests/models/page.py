@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from models.family import Family
-from models.measure import HARD, play, standing
+from models.measure import HARD, Outcome, play, standing_of
 from models.registry import FAMILIES
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
@@ -16,16 +16,23 @@ RULE = "|---|"  # what the line under the table's head begins with
 
 def row(family: Family) -> str:
     """A family's line of the table."""
-    counts = standing(family.build())
-    hard, auto, harder, plain = (play(family, how) for how in (HARD, {}, {"hard": True}, None))
+    counts = standing_of(family)
+    hard, soft, plain = (play(family, how) for how in (HARD, {}, None))
     cells = [
         family.name,
         *(str(len(names)) for names in (counts.protected, counts.frozen, counts.refused)),
         f"{hard.drift:.0e}",
-        *(f"{outcome.drift:.2g}" for outcome in (auto, harder, plain)),
-        f"{hard.first_loss:.2f} → {hard.last_loss:.2f}",
+        _loss(hard),
+        f"{soft.drift:.2g}",
+        _loss(soft),
+        f"{plain.drift:.2g}",
+        _loss(plain),
     ]
     return f"| {' | '.join(cells)} |\n"
+
+
+def _loss(outcome: Outcome) -> str:
+    return f"{outcome.first_loss:.2f} → {outcome.last_loss:.2f}"
 
 
 def read(text: str) -> list[list[str]]:

@@ -13,10 +13,15 @@ def test_the_page_has_all_families_in_order() -> None:
 
 
 def test_the_page_promises_what_the_tests_hold() -> None:
-    for name, protected, _frozen, refused, hard, *_ in read(PAGE.read_text("utf-8")):
+    text = PAGE.read_text("utf-8")
+    for name, protected, _frozen, refused, hard, learned, _soft, learned_too, *_ in read(text):
         assert int(protected) > 0, name
-        assert int(refused) == 0, name
+        assert bool(int(refused)) == bool(BY_NAME[name].refused), name
+        assert BY_NAME[name].refused in text, name
         assert float(hard) <= 1e-3, name
+        for losses in (learned, learned_too):
+            first, last = map(float, losses.split(" → "))
+            assert last < 0.7 * first, name
 
 
 def test_a_row_is_what_is_measured_now() -> None:

@@ -40,6 +40,10 @@ OPT = {
     "max_position_embeddings": 32,
 }
 
+MAMBA = {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8, "conv_kernel": 4}
+MAMBA2 = {**MAMBA, "num_heads": 4, "head_dim": 16, "n_groups": 1, "chunk_size": 8}
+INTO_KERNELS = "weights that go into fused kernels without a call of their layer"
+
 
 def sentences(seed: int, count: int, length: int, low: int, high: int) -> Batch:
     """Tokens from `low` to `high`, with random tokens as labels."""
@@ -69,12 +73,13 @@ def model(kind: str, config: str, **settings: Any) -> Callable[[], nn.Module]:
     return make
 
 
-def family(name: str, kind: str, config: str, **settings: Any) -> Family:
-    return Family(name, model(kind, config, **settings), old, new)
+def family(name: str, kind: str, config: str, refused: str = "", /, **settings: Any) -> Family:
+    return Family(name, model(kind, config, **settings), old, new, refused=refused)
 
 
 def text_families() -> list[Family]:
     experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    rotary = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
     return [
         family("GPT-2", "GPT2LMHeadModel", "GPT2Config", **GPT2),
         family("Llama", "LlamaForCausalLM", "LlamaConfig", **DECODER),
@@ -82,6 +87,15 @@ def text_families() -> list[Family]:
         family("Gemma", "GemmaForCausalLM", "GemmaConfig", **DECODER),
         family("OPT", "OPTForCausalLM", "OPTConfig", **OPT),
         family("Mixtral", "MixtralForCausalLM", "MixtralConfig", **DECODER, **experts),
+        family("GPT-OSS", "GptOssForCausalLM", "GptOssConfig", **DECODER, **experts, **rotary),
+        family(
+            "Llama 4",
+            "Llama4ForCausalLM",
+            "Llama4TextConfig",
+            intermediate_size_mlp=48,
+            num_local_experts=4,
+            **DECODER,
+        ),
         family("T5", "T5ForConditionalGeneration", "T5Config", decoder_start_token_id=0, **T5),
         family(
             "BART",
@@ -99,4 +113,6 @@ def text_families() -> list[Family]:
             sep_token_id=2,
             **SIZE,
         ),
+        family("Mamba", "MambaForCausalLM", "MambaConfig", INTO_KERNELS, **MAMBA),
+        family("Mamba 2", "Mamba2ForCausalLM", "Mamba2Config", INTO_KERNELS, **MAMBA2),
     ]

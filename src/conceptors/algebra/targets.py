@@ -10,6 +10,9 @@ from torch import Tensor
 
 from conceptors._internal import checks
 
+_ROUNDING = 1e-12  # share of the energy that float32 may add by itself, after some layers
+_SHARE = 0.9  # of the energy that a soft shield claims by itself
+
 
 @dataclass(frozen=True)
 class Auto:
@@ -20,24 +23,34 @@ class Auto:
     gradient of pull/2 · E|ΔW x|² / E|W x|², summed over the tasks: pull/2 is what it costs to
     change all that a layer gave out on a task's data. The loss is taken to be of the usual size,
     about one when a task begins.
+
+    A hard shield lets nothing move that it claims, so that nothing is pulled. It is asked to keep
+    what was learned: if no share is named, it claims all that is more than rounding, `Energy(1)`.
+
+    Attributes:
+        share: of the energy; None for 0.9, or all if hard.
+        pull: see above.
     """
 
-    share: float = 0.9
+    share: float | None = None
     pull: float = 20.0
 
     def __post_init__(self) -> None:
-        checks.number(self.share, "Auto share", 0.0, 1.0, open_low=True)
+        if self.share is not None:
+            checks.number(self.share, "Auto share", 0.0, 1.0, open_low=True)
         checks.number(self.pull, "Auto pull", 0.0, float("inf"))
         if self.share == 1.0:
             raise ValueError("Auto share must be less than 1: all energy is never claimed softly")
 
-    def aperture(self, sigma: Tensor, dim: int, hard: bool) -> Tensor:
+    def aperture(self, sigma: Tensor, dim: int, hard: bool, rounding: float = _ROUNDING) -> Tensor:
         """α `[g]` for the largest eigenvalues `[g, <= d]`, descending, of R `[g, d, d]`."""
         if hard:
-            return Energy(self.share).aperture(sigma, dim, hard)
+            wanted = Energy(1.0 if self.share is None else self.share)
+            return wanted.aperture(sigma, dim, hard, rounding)
         total = sigma.sum(-1, keepdim=True).clamp_min(torch.finfo(sigma.dtype).tiny)
         share = (sigma / total).cpu()
-        return _solve(sigma, lambda s: (s * share).sum(-1), self.share)
+        goal = _SHARE if self.share is None else self.share
+        return _solve(sigma, lambda s: (s * share).sum(-1), goal)
 
 
 @dataclass(frozen=True)
@@ -49,7 +62,7 @@ class Quota:
     def __post_init__(self) -> None:
         checks.number(self.share, "Quota", 0.0, 1.0, open_low=True)
 
-    def aperture(self, sigma: Tensor, dim: int, hard: bool) -> Tensor:
+    def aperture(self, sigma: Tensor, dim: int, hard: bool, rounding: float = _ROUNDING) -> Tensor:
         """α `[g]` for the largest eigenvalues `[g, <= d]`, descending, of R `[g, d, d]`."""
         if hard:
             count = max(1, round(self.share * dim))
@@ -59,19 +72,23 @@ class Quota:
 
 @dataclass(frozen=True)
 class Energy:
-    """Every task's conceptor retains this share of the energy of its rows, E|C x|² / E|x|²."""
+    """Every task's conceptor retains this share of the energy of its rows, E|C x|² / E|x|².
+
+    A hard one may retain all of it, `Energy(1)`: every direction that is more than rounding.
+    """
 
     share: float
 
     def __post_init__(self) -> None:
         checks.number(self.share, "Energy", 0.0, 1.0, open_low=True)
 
-    def aperture(self, sigma: Tensor, dim: int, hard: bool) -> Tensor:
+    def aperture(self, sigma: Tensor, dim: int, hard: bool, rounding: float = _ROUNDING) -> Tensor:
         """α `[g]` for the largest eigenvalues `[g, <= d]`, descending, of R `[g, d, d]`."""
         total = sigma.sum(-1, keepdim=True).clamp_min(torch.finfo(sigma.dtype).tiny)
         if hard:
             reached = sigma.cumsum(-1) / total
-            return _between(sigma, (reached < self.share * (1 - 1e-12)).sum(-1) + 1)
+            enough = min(self.share * (1 - _ROUNDING), 1 - rounding)
+            return _between(sigma, (reached < enough).sum(-1) + 1)
         share = (sigma / total).cpu()
         return _solve(sigma, lambda s: (s.square() * share).sum(-1), self.share)
 

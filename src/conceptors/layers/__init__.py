@@ -10,6 +10,7 @@ from conceptors.layers import (
     product,
     recurrent,
     scale,
+    sorted_experts,
     weight_norm,
 )
 from conceptors.layers.base import (
@@ -51,5 +52,6 @@ __all__ = [
     "register",
     "registered",
     "scale",
+    "sorted_experts",
     "weight_norm",
 ]

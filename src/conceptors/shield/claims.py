@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -13,7 +14,7 @@ from conceptors.algebra.conceptor import Conceptor
 from conceptors.algebra.novelty import join_novel
 from conceptors.shield.blocks import WeightBlock
 from conceptors.shield.options import Protection
-from conceptors.shield.remember.moments import Moments, SketchedMoments
+from conceptors.shield.remember.moments import Moments, SketchedMoments, rounding
 from conceptors.shield.step.context import Claim
 
 _LEAST = 0.02  # singular values up to this count as free under an automatic aperture
@@ -162,7 +163,8 @@ def _conceptor(
         _check_precision(name, moments, choice, limited)
         conceptor = moments.conceptor(choice)
     else:
-        conceptor = moments.conceptor(choice.aperture(moments.eigenvalues(), moments.dim, hard))
+        sigma, noise = moments.eigenvalues(), _rounding(moments)
+        conceptor = moments.conceptor(choice.aperture(sigma, moments.dim, hard, noise))
     if not hard:
         return conceptor
     limit = protection.rank_of(conceptor.dim)
@@ -184,6 +186,18 @@ def _weight_of_drift(site: WeightBlock, moments: Moments | SketchedMoments) -> T
     out, dim = matrix.shape[1:]
     least = 1e-4 * inputs.sum() * (out / (3 * dim))
     return inputs / torch.maximum(outputs, least).clamp_min(1e-300)
+
+
+def _rounding(moments: Moments | SketchedMoments) -> float:
+    """The share of rows' energy that may be nothing but rounding: of rows and those before them.
+
+    Rounding in the sums is spread over all directions, and its negative half is cut off. Rows of
+    half precision are summed up in float32.
+    """
+    half = moments.coarsest > rounding(torch.zeros(0, dtype=torch.float32))
+    sums = torch.float32 if half else moments.energy().dtype
+    in_sums = math.sqrt(moments.dim) * torch.finfo(sums).eps / 2
+    return max(1e-12, 4 * moments.coarsest, in_sums)
 
 
 def _check_precision(

@@ -62,7 +62,9 @@ class Shield(Inspection, Persistence):
             task's own data (see `Auto`). A number is α of the paper, larger protects more; with
             plain SGD this is Algorithm 2. Also `Quota(share)` or `Energy(share)`, or a mapping
             from layer name patterns to any of these (the first that fits counts).
-        hard: use hard projectors (singular values >= 1/2 become 1, the others 0).
+        hard: use hard projectors (singular values >= 1/2 become 1, the others 0). With "auto"
+            all that a task uses is claimed, up to rounding: its outputs stay, and later tasks
+            learn in what it left. `Energy(0.9)` leaves more.
         increment_decay: λ of Algorithm 2: pulls the weights towards where the last task left
             them, W ← W - η 2 λ (W - W_previous), apart from the projection.
         project: "gradients" (and steps), or "inputs": less work for plain and momentum SGD on
