@@ -6,13 +6,15 @@ as many batches as the others in `remember` (as in training).
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from conceptors import Shield
+from conceptors import Shield, UnprotectedWarning
+from helpers import Products
 from processes import Pair
 from shield.common import train
 from shield.parted import APERTURES, OPTIMIZERS, Rank, largest_difference, matrices, part, weights
@@ -169,3 +171,52 @@ def test_fsdp_attention_and_recurrent_layers(pair: Pair) -> None:
     first, _ = pair(attention_task)
     assert largest_difference(first["conceptors"], alone["conceptors"]) < 1e-8
     assert largest_difference(first["weights"], alone["weights"]) < 1e-8
+
+
+# --- notes of the weights, kept from step to step ---------------------------------------------
+
+
+def step_work(rank: Rank, optimizer_name: str) -> list[int]:
+    """Operations of the products in each of six steps, and how often weights were gathered."""
+    from torch.distributed.tensor import DTensor
+
+    model = sharded(TokenNet(), rank)
+    shield = Shield(model, 20.0, warn_at_quota=1.0)
+    optimizer = shield.guard(OPTIMIZERS[optimizer_name](model.parameters()))
+    x = part(tokens(1, 0, 8), rank)
+    shield.remember([x])
+    gathers = 0
+    gather = DTensor.full_tensor
+
+    def counted(tensor: Any) -> Tensor:
+        nonlocal gathers
+        gathers += 1
+        return gather(tensor)
+
+    flops, total = [], []
+    DTensor.full_tensor = counted  # type: ignore[assignment, method-assign]
+    try:
+        for _ in range(6):
+            optimizer.zero_grad()
+            (model(x) - 1).square().mean().backward()
+            gathers = 0
+            with Products() as seen:
+                optimizer.step()
+            flops.append(seen.flops)
+            total.append(gathers)
+    finally:
+        DTensor.full_tensor = gather  # type: ignore[method-assign]
+    return [*flops[-2:], *total]
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
+def test_fsdp_notes_nothing_anew_after_the_first_step(pair: Pair, optimizer: str) -> None:
+    """Two processes together multiply as much as one does; all have to gather is less."""
+    alone = step_work(None, optimizer)
+    both = pair(step_work, optimizer)
+    assert alone[0] == alone[1] > 0
+    for step in range(2):
+        assert sum(work[step] for work in both) == alone[step]
+    for work in both:
+        first, *later = work[2:]
+        assert first > max(later)
