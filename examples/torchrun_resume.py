@@ -146,7 +146,7 @@ def main(arguments: list[str] | None = None) -> None:
     except (Exception, SystemExit) as error:
         print(
             f"rank {run.rank} stops in task {run.task} after step {run.step}: {error}\n"
-            f"Start the same command again: it resumes from {run.file}",
+            f"Start the same command again: it resumes from what is saved in {given.folder}",
             file=sys.stderr,
             flush=True,
         )

@@ -13,11 +13,11 @@ import runpy
 import signal
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from torch import distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.nn.modules.module import register_module_forward_hook
@@ -74,7 +74,9 @@ def work(folder: Path, options: list[str], kind: str, count: int, victim: int) -
     PROGRAM["main"]([str(folder), "--steps", str(STEPS), *options])
 
 
-def launch(folder: Path, options: list[str], kind: str = "", count: int = 0, victim: int = 0) -> None:
+def launch(
+    folder: Path, options: list[str], kind: str = "", count: int = 0, victim: int = 0
+) -> None:
     """Two processes; says how long the run took to end after the kill, and what torchrun says."""
     folder.mkdir(exist_ok=True)
     config = LaunchConfig(
@@ -91,23 +93,19 @@ def launch(folder: Path, options: list[str], kind: str = "", count: int = 0, vic
     try:
         elastic_launch(config, work)(folder, options, kind, count, victim)
     except ChildFailedError as error:
-        rank, when = (folder / "killed").read_text().split()
-        print(f"rank {rank} was killed; the run ended {time.time() - float(when):.1f} s later")
+        rank, moment = (folder / "killed").read_text().split()
+        print(f"rank {rank} was killed; the run ended {time.time() - float(moment):.1f} s later")
         print(error, flush=True)
 
 
 def main(folder: Path, seed: int, *options: str) -> None:
+    import_module("torch._dynamo")  # once for all that are forked from here
+    import_module("torch.distributed.checkpoint.state_dict")
     draw = random.Random(seed)
-    if options:  # once for all that are forked from here
-        import torch._dynamo
-        import torch.distributed.fsdp
-    import torch.distributed.checkpoint.state_dict
-
-    assert dist.is_available()
     print("--- whole", flush=True)
     launch(folder / "whole", list(options))
     moments = {
-        "step": (draw.randint(1, 2 * STEPS), draw.randint(0, 1)),
+        "step": (draw.randint(PROGRAM["EVERY"] + 1, 2 * STEPS), draw.randint(0, 1)),
         "remember": (draw.randint(1, 8), draw.randint(0, 1)),
         "saving": (draw.randint(1, 8), 0),  # by the first process
     }

@@ -233,9 +233,7 @@ def middle_of_a_task(rank: Rank, aperture: Any) -> tuple[Any, dict[str, Any]]:
     shield.remember([old])
     train(model, optimizer, new, 3)
     state = {"weights": weights_sharded(model), "shield": shield.state_dict()}
-    velocity = {
-        name: optimizer.state[p]["momentum_buffer"] for name, p in model.named_parameters()
-    }
+    velocity = {name: optimizer.state[p]["momentum_buffer"] for name, p in model.named_parameters()}
     state["momentum"] = {n: getattr(v, "full_tensor", v.clone)() for n, v in velocity.items()}
     train(model, optimizer, new, 3)
     return weights_sharded(model), state
