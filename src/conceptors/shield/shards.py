@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from conceptors._internal.host import to_host
@@ -40,7 +41,7 @@ def gather_rows(rows: Tensor, like: Any) -> Tensor:
     """All rows `[1, out, k]` from each process's own, of a parameter cut by rows."""
     from torch.distributed.tensor import DTensor
 
-    shape = (like.shape[0], rows.shape[-1])
+    shape = torch.Size((like.shape[0], rows.shape[-1]))
     whole: Any = DTensor.from_local(
         rows[0], like.device_mesh, like.placements, shape=shape, stride=(shape[1], 1)
     )
