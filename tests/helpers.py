@@ -177,3 +177,17 @@ def largest_tensor(work: Callable[[], object]) -> int:
     with seen:
         work()
     return seen.elements
+
+
+class Products(TorchDispatchMode):
+    """Counts the operations of products of matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm_):
+            left, right = args[-2:]
+            self.flops += 2 * left.numel() * right.shape[-1]
+        return func(*args, **(kwargs or {}))

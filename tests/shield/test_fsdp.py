@@ -6,13 +6,16 @@ as many batches as the others in `remember` (as in training).
 
 from __future__ import annotations
 
+import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from conceptors import Shield
+from conceptors import Shield, UnprotectedWarning
+from helpers import Products
 from processes import Pair
 from shield.common import train
 from shield.parted import APERTURES, OPTIMIZERS, Rank, largest_difference, matrices, part, weights
@@ -169,3 +172,158 @@ def test_fsdp_attention_and_recurrent_layers(pair: Pair) -> None:
     first, _ = pair(attention_task)
     assert largest_difference(first["conceptors"], alone["conceptors"]) < 1e-8
     assert largest_difference(first["weights"], alone["weights"]) < 1e-8
+
+
+# --- notes of the weights, kept from step to step ---------------------------------------------
+
+
+def step_work(rank: Rank, optimizer_name: str) -> list[int]:
+    """Operations of the products in each of six steps, and how often weights were gathered."""
+    from torch.distributed.tensor import DTensor
+
+    model = sharded(TokenNet(), rank)
+    shield = Shield(model, 20.0, warn_at_quota=1.0)
+    optimizer = shield.guard(OPTIMIZERS[optimizer_name](model.parameters()))
+    x = part(tokens(1, 0, 8), rank)
+    shield.remember([x])
+    gathers = 0
+    gather = DTensor.full_tensor
+
+    def counted(tensor: Any) -> Tensor:
+        nonlocal gathers
+        gathers += 1
+        return gather(tensor)
+
+    flops, total = [], []
+    DTensor.full_tensor = counted  # type: ignore[assignment, method-assign]
+    try:
+        for _ in range(6):
+            optimizer.zero_grad()
+            (model(x) - 1).square().mean().backward()
+            gathers = 0
+            with Products() as seen:
+                optimizer.step()
+            flops.append(seen.flops)
+            total.append(gathers)
+    finally:
+        DTensor.full_tensor = gather  # type: ignore[method-assign]
+    return [*flops[-2:], *total]
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
+def test_fsdp_notes_nothing_anew_after_the_first_step(pair: Pair, optimizer: str) -> None:
+    """Two processes together multiply as much as one does; all have to gather is less."""
+    alone = step_work(None, optimizer)
+    both = pair(step_work, optimizer)
+    assert alone[0] == alone[1] > 0
+    for step in range(2):
+        assert sum(work[step] for work in both) == alone[step]
+    for work in both:
+        first, *later = work[2:]
+        assert first > max(later)
+
+
+def middle_of_a_task(rank: Rank, aperture: Any) -> tuple[Any, dict[str, Any]]:
+    """A model and what must be known of it three steps into its second task."""
+    model = sharded(TokenNet(), rank)
+    shield = Shield(model, aperture, rows=None, warn_at_quota=1.0)
+    optimizer = shield.guard(OPTIMIZERS["momentum"](model.parameters()))
+    old, new = part(tokens(1, 0, 8), rank), part(tokens(2, 4, 12), rank)
+    train(model, optimizer, old, 3)
+    shield.remember([old])
+    train(model, optimizer, new, 3)
+    state = {"weights": weights_sharded(model), "shield": shield.state_dict()}
+    velocity = {name: optimizer.state[p]["momentum_buffer"] for name, p in model.named_parameters()}
+    state["momentum"] = {n: getattr(v, "full_tensor", v.clone)() for n, v in velocity.items()}
+    train(model, optimizer, new, 3)
+    return weights_sharded(model), state
+
+
+def taken_up(rank: Rank, aperture: Any, file: Path) -> tuple[Any, Any]:
+    """The same weights by a model that is given the state, and the shield's state once more."""
+    from conceptors.shield.shards import cut_like
+
+    state = torch.load(file)
+    model = sharded(TokenNet(), rank)
+    shield = Shield(model, aperture, rows=None, warn_at_quota=1.0)
+    optimizer = shield.guard(OPTIMIZERS["momentum"](model.parameters()))
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.copy_(cut_like(state["weights"][name], p.data))
+            velocity = cut_like(state["momentum"][name], p.data)
+            optimizer.state[p]["momentum_buffer"] = velocity
+    assert shield.load_state_dict(state["shield"]).fits
+    again = shield.state_dict()
+    train(model, optimizer, part(tokens(2, 4, 12), rank), 3)
+    return weights_sharded(model), again
+
+
+@pytest.mark.parametrize("aperture", APERTURES.values(), ids=APERTURES)
+def test_fsdp_state_is_whole_and_resumes_on_any_number_of_processes(
+    pair: Pair, aperture: Any, tmp_path: Path
+) -> None:
+    one, two = tmp_path / "one.pt", tmp_path / "two.pt"
+    alone, from_one = middle_of_a_task(None, aperture)
+    (first, from_two), (_, from_second) = pair(middle_of_a_task, aperture)
+    torch.save(from_one, one)
+    torch.save(from_two, two)
+    for kind in ("notes", "anchors"):
+        found = from_two["shield"][kind]
+        assert {n: t.shape for n, t in found.items()} == {
+            n: t.shape for n, t in from_one["shield"][kind].items()
+        }
+        assert bool(found) == (kind == "notes" or aperture == "auto")
+        assert not found or largest_difference(found, from_second["shield"][kind]) == 0
+    for resumed, again in pair(taken_up, aperture, two):
+        assert largest_difference(resumed, first) == 0  # bit for bit
+        assert largest_difference(again["notes"], from_two["shield"]["notes"]) == 0
+    for resumed, _ in pair(taken_up, aperture, one):
+        assert largest_difference(resumed, alone) < 1e-8
+    assert largest_difference(taken_up(None, aperture, two)[0], alone) < 1e-8
+
+
+def moved_by_others(rank: int, how: str) -> tuple[float, list[str]]:
+    """How far outputs of a remembered task are off one step after a change, and what was said."""
+    model: Any = sharded(TokenNet(), rank)
+    shield = Shield(model, aperture=1e5, hard=True)
+    optimizer = shield.guard(OPTIMIZERS["adamw"](model.parameters()))
+    old, new = tokens(1, 0, 3, 4), tokens(2, 0, 12)
+    shield.remember([part(old, rank)])
+    train(model, optimizer, part(new, rank), 2)
+    before = model(old).detach().clone()
+    weights_sharded(model)  # cut again
+    weight = model.hidden.weight
+    with warnings.catch_warnings(record=True) as said, torch.no_grad():
+        warnings.simplefilter("always")
+        if how == "by its data":
+            weight.data.add_(0.3)
+        elif how == "in place":
+            weight.mul_(1.5)
+        elif how == "on one process" and rank == 0:
+            weight.to_local().mul_(1.5)
+        elif how == "elsewhere in memory":
+            model.float().double()
+        with torch.enable_grad():
+            train(model, optimizer, part(new, rank), 2)
+        messages = [str(w.message) for w in said if w.category is UnprotectedWarning]
+    return float((model(old).detach() - before).norm() / before.norm()), messages
+
+
+@pytest.mark.parametrize(
+    ("how", "least", "most", "told"),
+    [
+        ("not at all", 0.0, 1e-9, []),
+        ("by its data", 0.0, 1e-9, []),  # taken back, as it is of whole weights
+        ("in place", 1e-2, 10.0, [0, 1]),
+        ("on one process", 1e-3, 10.0, [0]),
+        ("elsewhere in memory", 1e-9, 1e-5, [0, 1]),  # rounded on the way
+    ],
+)
+def test_fsdp_weights_changed_by_someone_else(
+    pair: Pair, how: str, least: float, most: float, told: list[int]
+) -> None:
+    found = pair(moved_by_others, how)
+    for rank, (drift, messages) in enumerate(found):
+        assert least <= drift < most
+        assert bool(messages) == (rank in told), messages
+        assert all("moved within claimed space" in m and "hidden" in m for m in messages)

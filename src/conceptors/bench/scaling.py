@@ -132,8 +132,7 @@ def needs(
     Args:
         rank: directions that are protected, at most, in every layer.
         tokens: rows that one GPU trains on in a step.
-        gpus: over which the weights are cut; 1 for whole weights. What is cut is noted anew before
-            every step, which is 2 out d r more.
+        gpus: over which the weights are cut; 1 for whole weights.
         once: only steps are projected, as for SGD with momentum where nothing is pulled: 4 out d r
             instead of 8.
         pulled: as with `aperture="auto"`.
@@ -183,14 +182,13 @@ def _of_steps(layer: LayerShape, rank: int, gpus: int, once: bool, pulled: bool)
         return held + Needs(note_bytes=notes * _SINGLE * own, step_bytes=moved * _SINGLE * own)
     thin = _SINGLE * layer.copies * layer.inputs * rank
     note = _SINGLE * layer.outputs * layer.copies * rank / gpus
-    again = gpus > 1  # W U is made anew
-    steps = (2 + again) * thin + (3 + again) * _SINGLE * own + (2 + again) * note
+    steps = 2 * thin + 3 * _SINGLE * own + 2 * note
     gradients = 0.0 if once else 2 * thin + 5.0 * _SINGLE * own + 2 * pulled * note
     return held + Needs(
         factor_bytes=FACTORS * thin,
         least_factor_bytes=thin,
         note_bytes=notes * note,
-        sharp_flops=2.0 * (1 + again) * own * rank,
+        sharp_flops=2.0 * own * rank,
         rough_flops=2.0 * (1 if once else 3) * own * rank,
         step_bytes=steps + gradients,
     )

@@ -44,7 +44,7 @@ class Fingerprint(NamedTuple):
         """|ΔW Z| / |W Z|, also where rows were added at the end; infinite for other shapes."""
         matrix = _matrix(site)
         groups, out, dim = matrix.shape
-        if (groups, dim) != self.inputs.shape[:2] or out <= int(self.rows[-1]):
+        if (groups, dim) != self.inputs.shape[:2] or out <= max(self.rows.tolist(), default=-1):
             return float("inf")
         now = matrix[:, self.rows.to(matrix.device)] @ self.inputs.to(matrix)
         before = self.value.to(matrix)
@@ -99,14 +99,14 @@ class Baseline:
         self._prints = {
             name: Fingerprint.of(site, claimed[name], seed)
             for name, site in sites.items()
-            if name in claimed and _is_readable(site)
+            if name in claimed and _has_rows(site)
         }
 
     @exactly()
     def drifts(self, sites: Mapping[str, WeightBlock]) -> dict[str, float]:
         """How far blocks have moved since then, relative to what they do."""
         known = {name: self._prints[name] for name in sites if name in self._prints}
-        return {n: p.drift(sites[n]) for n, p in known.items() if _is_readable(sites[n])}
+        return {n: p.drift(sites[n]) for n, p in known.items() if _has_rows(sites[n])}
 
 
 def tolerance(site: WeightBlock, hard: bool) -> float:
@@ -145,6 +145,13 @@ def _like_remembered(claimed: Conceptor, seed: int) -> Tensor:
 def _matrix(site: WeightBlock) -> Tensor:
     """[W | b ...] `[g, out, d]`, in float32 at least."""
     return full(site.matrix(site.parameters))
+
+
+def _has_rows(site: WeightBlock) -> bool:
+    """Whether this process has all that it needs to see rows of a block move."""
+    return _is_readable(site) or (
+        site.block.rows_first and not any(p.is_meta for p in site.parameters)
+    )
 
 
 def _is_readable(site: WeightBlock) -> bool:

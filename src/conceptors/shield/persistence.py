@@ -18,6 +18,8 @@ class Persistence:
         """Everything remembered, as plain dictionaries, tensors and numbers.
 
         Warns of weights that moved beside guarded steps: who loads the state trusts those of then.
+        Of sharded models it is whole, so that any number of processes can load it: all processes
+        have to call this together, and one of them may write it.
         """
         self._guards.settle()
         if self._attached:
@@ -34,7 +36,7 @@ class Persistence:
     ) -> LoadReport:
         """Take over what another shield has remembered, on any device and dtype.
 
-        If anything is wrong, nothing changes.
+        If anything is wrong, nothing changes. All processes of a sharded model call it together.
 
         Args:
             strict: refuse a state that does not fit in every layer; else load what fits. The

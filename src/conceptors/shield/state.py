@@ -16,7 +16,9 @@ from conceptors._internal import checks, storage
 from conceptors.algebra.conceptor import Conceptor
 from conceptors.algebra.forms import OddsForm, SpectrumForm
 from conceptors.algebra.spectrum import Spectrum
+from conceptors.shield.blocks import WeightBlock, is_sharded
 from conceptors.shield.claims import Claims, Remembered
+from conceptors.shield.shards import cut_like, cut_rows, gathered
 
 if TYPE_CHECKING:
     from conceptors.shield.shield import Shield
@@ -64,7 +66,7 @@ def pack(shield: Shield) -> dict[str, Any]:
             {name: _pack(c, task.stiffness.get(name)) for name, c in task.conceptors.items()}
             for task in remembered.tasks
         ],
-        "anchors": {name: anchor.clone() for name, anchor in shield._anchors.values.items()},
+        "anchors": {name: gathered(anchor) for name, anchor in shield._anchors.values.items()},
         "stiffness": {name: value.clone() for name, value in remembered.claimed.stiffness.items()},
         "notes": _notes(shield),
     }
@@ -124,15 +126,21 @@ def read(
     parameters = dict(shield.model.named_parameters())
     return Loaded(
         Remembered(_placed(claimed, where), [_placed(task, where) for task in tasks], n_tasks),
-        {name: note for name, note in notes.items() if name in where},
+        {n: _own_part(sites[n], note) for n, note in notes.items() if n in where},
         {
-            name: anchor.clone()
+            name: cut_like(anchor, parameters[name].data)
             for name, anchor in anchors.items()
             if name in parameters and parameters[name].shape == anchor.shape
         },
         resting,
         report,
     )
+
+
+def _own_part(site: WeightBlock, note: Tensor) -> Tensor:
+    """What this process needs of a note."""
+    first = site.parameters[0]
+    return cut_rows(note, first) if site.block.rows_first and is_sharded(first.data) else note
 
 
 def _placed(claims: Claims, where: Mapping[str, torch.device]) -> Claims:

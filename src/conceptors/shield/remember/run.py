@@ -105,8 +105,9 @@ def collect(
             "iterator); nothing was remembered"
         )
     if reduced:
-        for m in moments.values():
-            m.all_reduce()
+        with _reaching_all():
+            for m in moments.values():
+                m.all_reduce()
     moments = {name: m for name, m in moments.items() if m.weight > 0}
     if not moments:
         listed = ", ".join(list(sites)[:5]) + (", ..." if len(sites) > 5 else "")
@@ -135,11 +136,25 @@ def _together(model: nn.Module, reduced: bool) -> Iterator[None]:
     except Exception as error:
         failure = error
     flag = torch.tensor(float(failure is not None), device=next(model.parameters()).device)
-    dist.all_reduce(flag, dist.ReduceOp.MAX)
+    with _reaching_all(failure):
+        dist.all_reduce(flag, dist.ReduceOp.MAX)
     if failure is not None:
         raise failure
     if bool(flag):
         raise ValueError("remember failed on another process; nothing was remembered")
+
+
+@contextmanager
+def _reaching_all(before: Exception | None = None) -> Iterator[None]:
+    """Say what it means when others do not answer; `before` is what has failed already."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"remember on rank {dist.get_rank()} lost another process, which was killed or has "
+            f"failed; nothing was remembered. Start all processes again from the last checkpoint, "
+            f"and call remember again"
+        ) from before or error
 
 
 def _empty(

@@ -18,6 +18,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from conceptors._internal.precision import exactly
+from conceptors.shield.shards import local
 from conceptors.shield.step.context import Context
 from conceptors.shield.step.plan import StepPlan, make_plan
 
@@ -187,7 +188,7 @@ def _key(optimizer: Optimizer) -> object:
         (
             bool(group.get("weight_decay", 0)),
             bool(group.get("momentum", 0)),
-            [p.data_ptr() for p in group["params"]],
+            [local(p).data_ptr() for p in group["params"]],
             [p.requires_grad for p in group["params"]],
         )
         for group in optimizer.param_groups

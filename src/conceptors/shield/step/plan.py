@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from conceptors._internal.precision import exactly
 from conceptors.shield.blocks import WeightBlock, is_sharded
+from conceptors.shield.shards import gather_rows, versions
 from conceptors.shield.step.batched import in_turn, recorded, together
 from conceptors.shield.step.choose import choose, rate
 from conceptors.shield.step.context import Context
@@ -38,6 +39,8 @@ class SteppedBlock:
     snapshot_survives_step: bool = (
         True  # its note may follow from step to step, and its memory is its own
     )
+    cut_by_rows: bool = False  # sharded: this process has some rows of it, and of its note
+    gathered: bool = False  # sharded in another way: all processes read it, together
 
     @property
     def is_stepped(self) -> bool:
@@ -55,11 +58,12 @@ class Work:
     """What is called around a step, for several blocks at once where they are alike."""
 
     followed: list[Strategy] = field(default_factory=list)  # noted when weights have changed
+    gathered: list[Strategy] = field(default_factory=list)  # the same, by all processes together
     noted: list[Strategy] = field(default_factory=list)  # before every step
     project: Callable[[], None] = lambda: None
     correct: Callable[[], None] = lambda: None
     scales: list[Tensor] = field(default_factory=list)  # of the pulls, one per device
-    versions: list[int] | None = None  # of all parameters after the last step
+    versions: list[tuple[int, int]] | None = None  # of all parameters after the last step
 
 
 @dataclass
@@ -94,12 +98,20 @@ class StepPlan:
 
     def is_known(self) -> bool:
         """Whether weights are as the last step left them, as far as their version counters tell."""
-        return self.work.versions == [p._version for p in self.parameters()]
+        return self.work.versions == self._versions()
+
+    def _versions(self) -> list[tuple[int, int]]:
+        return [versions(p) for p in self.parameters()]
 
     def note(self) -> None:
         """Know the weights before a step."""
-        work = self.work
-        stale = work.noted if self.is_known() else [*work.followed, *work.noted]
+        work, now, before = self.work, self._versions(), self.work.versions or []
+        stale = list(work.noted)
+        if now != before:
+            stale += work.followed
+        # not for a change of one process's part: the others would not come to gather
+        if [whole for whole, _ in now] != [whole for whole, _ in before]:
+            stale += work.gathered
         if stale:
             with exactly():
                 for strategy in stale:
@@ -113,7 +125,7 @@ class StepPlan:
         sizes = {
             b.name: b.strategy.moved(b.way.once)
             for b in self.blocks
-            if b.strategy is not None and b.is_followed
+            if b.strategy is not None and b.is_followed and not b.gathered
         }
         found = {name: size.tolist() for name, size in sizes.items()}
         return {n: math.sqrt(max(0.0, d) / max(w, 1e-30)) for n, (d, w) in found.items()}
@@ -160,7 +172,7 @@ class StepPlan:
     def correct(self) -> None:
         """Project the step that was made."""
         self.work.correct()
-        self.work.versions = [p._version for p in self.parameters()]
+        self.work.versions = self._versions()
         self.rest.frozen.put_back()
 
     def notes(self) -> dict[str, Tensor]:
@@ -168,9 +180,11 @@ class StepPlan:
         if self.work.versions is None:
             return {}
         return {
-            block.name: block.strategy.noted.clone()
-            for block in self.blocks
-            if block.is_followed and isinstance(block.strategy, Factored)
+            b.name: gather_rows(b.strategy.noted, b.active[0])
+            if b.cut_by_rows
+            else b.strategy.noted.clone()
+            for b in self.blocks
+            if b.is_followed and isinstance(b.strategy, Factored)
         }
 
     def close(self) -> None:
@@ -214,7 +228,9 @@ def make_plan(
         anchor = _anchor(part, weights, context.protected.anchors)
         block.strategy = part.way.make(part.free, weights, gradients, anchor, scale, part.way)
         sharded = any(is_sharded(p.data) for p in part.own)
-        block.snapshot_survives_step = not (part.crossed or sharded or context.increment_decay)
+        block.cut_by_rows = sharded and part.site.block.rows_first
+        block.gathered = sharded and not block.cut_by_rows
+        block.snapshot_survives_step = not (part.crossed or context.increment_decay)
         if block.is_followed and isinstance(block.strategy, Factored) and part.name in resumed:
             block.strategy.resume(resumed[part.name])
     plan.work = _arrange(plan.blocks)
@@ -222,7 +238,7 @@ def make_plan(
     if any(part.free.stiffness is not None and part.way.stiffest < math.inf for part in parts):
         plan.rest.fastest = 2 * max(map(rate, optimizer.param_groups))
     if resumed and all(b.name in resumed for b in plan.blocks if isinstance(b.strategy, Factored)):
-        plan.work.versions = [p._version for p in plan.parameters()]
+        plan.work.versions = plan._versions()
     return plan
 
 
@@ -277,15 +293,18 @@ def _arrange(blocks: list[SteppedBlock]) -> Work:
     work = Work()
     projects: dict[torch.device, list[Callable[[], None]]] = {}
     corrects: dict[torch.device, list[Callable[[], None]]] = {}
-    alike: dict[tuple[torch.device, bool, bool, bool], list[Strategy]] = {}
+    static = not any(is_sharded(p.data) for b in blocks for p in b.active)
+    alike: dict[tuple[torch.device, bool, bool, bool, bool], list[Strategy]] = {}
     for b in blocks:
         if b.strategy is not None:
-            kind = (b.active[0].device, b.snapshot_survives_step, b.way.corrects, b.way.projects)
+            does = (b.way.corrects, b.way.projects)
+            kind = (b.active[0].device, b.snapshot_survives_step, b.gathered, *does)
             alike.setdefault(kind, []).append(b.strategy)
-    for (device, lasting, steps, projects_too), own in alike.items():
-        merged = together(own) if device.type == "cuda" and lasting else own
+    for (device, lasting, gathered, steps, projects_too), own in alike.items():
+        merged = together(own) if device.type == "cuda" and lasting and static else own
         if steps:
-            (work.followed if lasting else work.noted).extend(merged)
+            follow = work.gathered if gathered else work.followed
+            (follow if lasting else work.noted).extend(merged)
         # without corrections a note serves the pull alone, which is of the weights of now
         project = [
             s.project if steps or s.pull is None else in_turn([s.note, s.project])
@@ -296,7 +315,6 @@ def _arrange(blocks: list[SteppedBlock]) -> Work:
         # pieces are recorded side by side, but what crosses shares memory: one after the other
         projects.setdefault(device, []).extend(project if lasting else _as_one(project))
         corrects.setdefault(device, []).extend(correct if lasting else _as_one(correct))
-    static = not any(is_sharded(p.data) for b in blocks for p in b.active)
     work.project = in_turn([recorded(p, d, static) for d, p in projects.items() if p])
     work.correct = in_turn([recorded(c, d, static) for d, c in corrects.items() if c])
     return work

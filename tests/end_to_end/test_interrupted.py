@@ -1,0 +1,117 @@
+"""A process that is killed ends the run at once, with a message; a restart loses nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+HERE = Path(__file__).parent
+EXAMPLE = HERE.parents[1] / "examples" / "torchrun_resume.py"
+
+pytestmark = [
+    pytest.mark.skipif(not EXAMPLE.exists(), reason="the examples are in the checkout"),
+    pytest.mark.skipif(sys.platform != "linux", reason="processes are forked and found in /proc"),
+    pytest.mark.skipif(
+        not (dist.is_available() and dist.is_gloo_available()), reason="torch without gloo"
+    ),
+]
+PROMPT = 30.0  # seconds; it takes less than one where the machine is free
+
+
+def start(*command: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, *map(str, command)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+    )
+
+
+def tensors(state: Any, path: str = "") -> dict[str, Tensor]:
+    """All tensors and numbers of a nested state."""
+    if isinstance(state, (dict, list, tuple)):
+        pairs = state.items() if isinstance(state, dict) else enumerate(state)
+        return {n: t for key, part in pairs for n, t in tensors(part, f"{path}/{key}").items()}
+    return {path: torch.as_tensor(state)} if isinstance(state, (Tensor, int, float)) else {}
+
+
+def check_resumed(folder: Path, seed: int, *options: str) -> None:
+    """Killed in a step, in `remember` and in saving, then resumed: as if nothing had happened."""
+    running = start(HERE / "interrupted.py", folder, seed, *options)
+    text, _ = running.communicate(timeout=600)
+    assert running.returncode == 0, text
+    whole, *killed = text.split("--- ")[1:]
+    accuracies = re.findall(r"task \d: [\d.]+ % right", whole)
+    assert len(accuracies) == 2
+    expected = tensors(torch.load(folder / "whole" / "run.pt"))
+    assert len(killed) == 3
+    for section in killed:
+        kind, count = section.split()[:2]
+        before, after = section.split("... resumed")
+        rank, seconds = re.findall(r"rank (\d) was killed; the run ended ([\d.]+) s", before)[0]
+        assert float(seconds) < PROMPT
+        assert re.search(rf"rank +: {rank} .*\n.*SIGKILL", before), before  # torchrun's report
+        other = 1 - int(rank)
+        assert f"rank {other} stops in task" in before
+        assert "Start the same command again: it resumes" in before
+        assert ("remember on rank" in before) <= (kind == "remember")
+        saved = re.findall(r"saved: task (\d), step (\d+)", before)
+        assert re.findall(r"resumed: task (\d), step (\d+)", after) == saved[-1:]
+        if kind == "remember":
+            assert saved[-1] == (str((int(count) - 1) // 4), "24")  # the task is learned
+        assert re.findall(r"task \d: [\d.]+ % right", after) == accuracies
+        found = tensors(torch.load(folder / kind / "run.pt"))
+        assert found.keys() == expected.keys()
+        apart = [name for name in found if not torch.equal(found[name], expected[name])]
+        assert not apart  # weights, moments of the optimizer, and all that the shield holds
+    assert any(name.startswith("/shield/claimed/0") for name in expected)
+
+
+def test_a_run_that_was_killed_resumes_bit_for_bit(tmp_path: Path) -> None:
+    check_resumed(tmp_path, 5)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("options", [[], ["--shard"]], ids=["DDP", "FSDP2"])
+def test_more_runs_that_were_killed(tmp_path: Path, options: list[str], seed: int) -> None:
+    check_resumed(tmp_path, seed, *options)
+
+
+def process_of(rank: int, agent: int) -> int:
+    """The process of a rank, among the children of torchrun's agent."""
+    for child in Path(f"/proc/{agent}/task/{agent}/children").read_text().split():
+        variables = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+        if f"RANK={rank}".encode() in variables:
+            return int(child)
+    pytest.fail(f"rank {rank} is not there")
+
+
+def test_torchrun_ends_promptly_and_says_how_to_resume(tmp_path: Path) -> None:
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)
+    running = start(*launcher, EXAMPLE, tmp_path, "--steps", 5000)
+    assert running.stdout is not None
+    for line in running.stdout:
+        if line.startswith("saved:"):
+            break
+    os.kill(process_of(1, running.pid), signal.SIGKILL)
+    since = time.monotonic()
+    text, _ = running.communicate(timeout=100)
+    assert time.monotonic() - since < PROMPT
+    assert running.returncode == 1
+    assert re.search(r"rank +: 1 .*\n +exitcode +: -9 .*SIGKILL", text), text
+    assert "rank 0 stops in task 0 after step" in text
+    assert f"Start the same command again: it resumes from what is saved in {tmp_path}" in text
+    assert torch.load(tmp_path / "run.pt")["step"] >= 10
