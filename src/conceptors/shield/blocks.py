@@ -109,7 +109,15 @@ class WeightBlock:
         """The same of any tensor of a parameter's shape."""
         if not is_sharded(tensor):
             return tensor  # type: ignore[no-any-return]
-        local: Tensor = tensor.to_local() if self.block.rows_first else tensor.full_tensor()
+        if not self.block.rows_first:
+            return self.whole(tensor)
+        if any(not (cut.is_replicate() or cut.is_shard(0)) for cut in tensor.placements):
+            raise ValueError(
+                f"{self.name} has weights {list(tensor.shape)} that are placed as "
+                f"{tuple(tensor.placements)}; a shield takes weights that are whole or cut by "
+                f"rows, Shard(0), as FSDP2 cuts them: shard the layer so, or exclude it"
+            )
+        local: Tensor = tensor.to_local()
         return local
 
     def whole(self, tensor: Any) -> Tensor:
