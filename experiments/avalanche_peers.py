@@ -17,7 +17,7 @@ import json
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from itertools import product
 from pathlib import Path
@@ -64,9 +64,6 @@ class Samples(NamedTuple):
 
     def where(self, chosen: Tensor) -> Samples:
         return Samples(self.x[chosen], self.y[chosen])
-
-
-# --- streams -------------------------------------------------------------------------------
 
 
 def digits() -> tuple[Samples, Samples]:
@@ -155,6 +152,11 @@ def avalanches(plugin: Callable[..., Any]) -> Plugins:
     return lambda model, **settings: [plugin(**settings)]
 
 
+def gem(samples: int) -> Plugins:
+    """How many samples may be stored is no strength to choose: more is always better."""
+    return lambda model, **settings: [GEMWithoutQuadprog(samples, **settings)]
+
+
 def shielded(model: Any) -> list[Any]:
     """Ours: nothing is chosen."""
     return [ShieldPlugin(Shield(model))]
@@ -175,13 +177,14 @@ class Method(NamedTuple):
 _EWC = {"ewc_lambda": [1, 1e2, 1e4, 1e6, 1e8]}
 _SI = {"si_lambda": [1, 1e2, 1e4, 1e6, 1e8]}
 _LWF = {"alpha": [0.3, 1, 3, 10], "temperature": [1, 2]}
-_GEM = {"patterns_per_experience": [32, 128], "memory_strength": [0, 0.5]}
+_GEM = {"memory_strength": [0, 0.5, 1]}
 METHODS = {
     "naive": Method("Naive"),
     "ewc": Method("EWC", avalanches(EWCPlugin), _EWC),
     "si": Method("SynapticIntelligence", avalanches(SynapticIntelligencePlugin), _SI),
     "lwf": Method("LwF", avalanches(LwFPlugin), _LWF),
-    "gem": Method("GEM", avalanches(GEMWithoutQuadprog), _GEM),
+    "gem-32": Method("GEM, 32 per task", gem(32), _GEM),
+    "gem-128": Method("GEM, 128 per task", gem(128), _GEM),
     "replay": Method("Replay", avalanches(ReplayPlugin), {"mem_size": [200]}),
     "shield": Method("ShieldPlugin", shielded),
     "shield-readout": Method(
@@ -207,9 +210,6 @@ def stored_samples(plugin: Any) -> int:
     if isinstance(plugin, GEMPlugin):
         return sum(map(len, plugin.memory_x.values()))
     return len(plugin.storage_policy.buffer) if isinstance(plugin, ReplayPlugin) else 0
-
-
-# --- one run -------------------------------------------------------------------------------
 
 
 def learn(
@@ -283,9 +283,6 @@ def forgetting(accuracy: list[list[float]]) -> float:
     return statistics.mean(max(row[t] for row in accuracy) - accuracy[-1][t] for t in before)
 
 
-# --- all runs ------------------------------------------------------------------------------
-
-
 class Ledger:
     """What was found so far, in one file that is whole after every run."""
 
@@ -302,7 +299,7 @@ class Ledger:
 
     def find(self, kind: str, **key: Any) -> dict[str, Any] | None:
         """The trial or run of this key."""
-        rows = (row for row in self.held[kind] if all(row[name] == key[name] for name in key))
+        rows = (row for row in self.held[kind] if row | key == row)
         return next(rows, None)
 
     def add(self, kind: str, row: dict[str, Any]) -> None:
@@ -315,15 +312,12 @@ class Ledger:
         write_atomically(self.path, f"{text}\n".encode())
 
 
-def combinations(grid: Mapping[str, Sequence[float]]) -> Iterator[dict[str, float]]:
-    yield from (dict(zip(grid, values)) for values in product(*grid.values()))
-
-
 def choose(
     ledger: Ledger, stream: str, method: str, optimizer: str, train: Samples, epochs: int
 ) -> dict[str, float]:
     """The settings with the highest accuracy on validation images; test images are not seen."""
-    tried = list(combinations(METHODS[method].grid))
+    grid = METHODS[method].grid
+    tried = [dict(zip(grid, values)) for values in product(*grid.values())]
     if len(tried) == 1:
         return tried[0]
     held_out = torch.arange(len(train.x)) % 5 == 0

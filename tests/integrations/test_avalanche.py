@@ -141,16 +141,14 @@ class Evaluated(SupervisedPlugin):  # type: ignore[misc]
         self.losses.append(float(strategy.loss))
 
 
-class Wide(nn.Sequential):
+def wide() -> nn.Sequential:
     """One head for the classes of both tasks."""
-
-    def __init__(self) -> None:
-        torch.manual_seed(0)
-        super().__init__(nn.Linear(DIM, 32), nn.Linear(32, 2 * CLASSES))
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(DIM, 32), nn.Linear(32, 2 * CLASSES))
 
 
 def test_a_readout_answers_for_all_classes() -> None:
-    model, seen = Wide(), Evaluated()
+    model, seen = wide(), Evaluated()
     shield = Shield(model, aperture=1e4, hard=True)
     readout = Readout(32)
     plugins = [ShieldPlugin(shield), ReadoutPlugin(readout, model[:-1], shield=shield), seen]
@@ -177,7 +175,7 @@ def test_a_readout_answers_for_all_classes() -> None:
 
 
 def test_only_the_classes_of_an_experience_compete() -> None:
-    model = Wide()
+    model = wide()
     stream = two_tasks(CLASSES).train_stream
     before = model[1].weight.detach().clone()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -31,7 +31,10 @@ with stand_ins():
     runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
-pytestmark = pytest.mark.skipif(not SCRIPTS.is_dir(), reason="the scripts are in the checkout")
+pytestmark = [
+    pytest.mark.skipif(not SCRIPTS.is_dir(), reason="the scripts are in the checkout"),
+    pytest.mark.filterwarnings("ignore:No loggers specified"),
+]
 
 
 def script(name: str) -> Any:
@@ -68,9 +71,9 @@ def run(peers: Any, out: Path, *more: str) -> dict[str, Any]:
 def killed_after(runs: int, out: Path, *more: str) -> list[dict[str, Any]]:
     """The runs that a process had finished when it was killed."""
     paths = [str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    program = [sys.executable, "-c", ALONE, str(SCRIPTS / "avalanche_peers.py")]
     process = subprocess.Popen(
-        [sys.executable, "-c", ALONE, str(SCRIPTS / "avalanche_peers.py"), *TINY]
-        + ["--out", str(out), *more],
+        [*program, *TINY, "--out", str(out), *more],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -121,6 +124,7 @@ def test_settings_of_the_others_are_chosen_on_validation_images(peers: Any, tmp_
         )
 
 
+@pytest.mark.filterwarnings("ignore:__array_wrap__")  # Avalanche's own
 def test_synaptic_intelligence_is_awake(peers: Any) -> None:
     train, _ = peers.digits()
     train = peers.first_of_each_class(train, 10)

@@ -18,7 +18,7 @@ except ImportError:
     raise ImportError("ShieldPlugin needs Avalanche: pip install 'conceptors[avalanche]'") from None
 
 
-def feed_experience(model: nn.Module, batch: Any) -> object:
+def feed_experience(model: nn.Module, batch: Any) -> Any:
     """Inputs and, where the model takes them, task labels of a batch (inputs, ..., task labels)."""
     device = next(model.parameters()).device
     return avalanche_forward(model, moved(batch[0], device), moved(batch[-1], device))
@@ -89,7 +89,7 @@ class ReadoutPlugin(SupervisedPlugin):  # type: ignore[misc]
         if not self.readout.n_samples:
             return
         outputs: Tensor = strategy.mb_output
-        scores = self.readout(avalanche_forward(self.body, strategy.mb_x, strategy.mb_task_id))
+        scores = self.readout(feed_experience(self.body, strategy.mbatch))
         seen = torch.nonzero(self.readout.counts)[:, 0].to(scores.device)
         least = scores[:, seen].amin(1, keepdim=True).to(outputs.dtype)  # finite, as a loss needs
         found = least.repeat(1, max(outputs.shape[1], scores.shape[1]))
