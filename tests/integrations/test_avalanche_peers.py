@@ -22,6 +22,7 @@ from integrations.absent import stand_ins
 ROOT = Path(__file__).parents[2]
 SCRIPTS, COMMITTED = ROOT / "experiments", ROOT / "results" / "avalanche" / "results.json"
 PAGE = ROOT / "docs" / "integrations.md"
+ONLY_DIGITS = {"gem-128", "ewc-readout"}  # as the page says
 TINY = ["--stream", "digits", "--limit", "10", "--epochs", "1"]
 ALONE = """
 import sys, runpy, torchmetrics
@@ -105,15 +106,15 @@ def test_a_killed_comparison_goes_on(peers: Any, tmp_path: Path) -> None:
 
 
 def test_settings_of_the_others_are_chosen_on_validation_images(peers: Any, tmp_path: Path) -> None:
-    methods = ("naive", "gem", "replay", "shield-readout", "first-readout", "joint")
+    methods = ("naive", "gem-32", "replay", "shield-readout", "first-readout", "joint")
     asked = [word for name in methods for word in ("--method", name)]
     found = run(peers, tmp_path, *asked, "--seeds", "1")
     best = max(found["trials"], key=lambda trial: trial["validation"])
-    assert len(found["trials"]) == 4
+    assert len(found["trials"]) == 3
     rows = {one["method"]: one for one in found["runs"]}
     assert set(rows) == set(methods)
-    assert rows["gem"]["settings"] == best["settings"]
-    assert rows["gem"]["stored_samples"] == 5 * min(20, best["settings"]["patterns_per_experience"])
+    assert rows["gem-32"]["settings"] == best["settings"]
+    assert rows["gem-32"]["stored_samples"] == 100
     assert rows["replay"]["stored_samples"] == 100  # all there were
     assert rows["shield-readout"]["stored_samples"] == 0
     assert rows["shield-readout"]["settings"] == {}
@@ -159,11 +160,11 @@ def test_the_page_says_what_was_found() -> None:
     results = json.loads(COMMITTED.read_text("utf-8"))
     held = PAGE.read_text("utf-8")
     assert page.between(held, page.body(results), PAGE) == held
-    for stream in ("digits", "cifar"):
+    every = {*results["titles"]} - {"digits", "cifar"}
+    for stream, methods in {"digits": every, "cifar": every - ONLY_DIGITS}.items():
         runs = [one for one in results["runs"] if one["stream"] == stream]
-        assert {one["method"] for one in runs} == {*results["titles"]} - {"digits", "cifar"}
-        for method in {one["method"] for one in runs}:
-            assert sorted(one["seed"] for one in runs if one["method"] == method) == [0, 1, 2, 3, 4]
+        cells = [(one["method"], one["seed"]) for one in runs]
+        assert sorted(cells) == sorted((method, seed) for method in methods for seed in range(5))
 
 
 def test_a_page_without_markers_is_left_alone() -> None:
