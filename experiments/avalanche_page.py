@@ -56,7 +56,7 @@ def table(runs: list[dict[str, Any]], titles: dict[str, str], ours: list[str]) -
                 f"**{titles[method]}**" if method in ours else titles[method],
                 spread(scores),
                 spread(lost) if lost else "–",
-                f"{max(run['stored_samples'] for run in found):,}",
+                "all" if method == BOUND else f"{max(r['stored_samples'] for r in found):,}",
                 f"{statistics.median(times):.1f} ×" if times else "–",
                 ", ".join(f"{k} {v:g}" for k, v in found[0]["settings"].items()) or "–",
                 *(

@@ -79,16 +79,17 @@ def killed_after(runs: int, out: Path, *more: str) -> list[dict[str, Any]]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    path, until, found = out / "results.json", time.monotonic() + 300, []
-    while len(found) < runs and process.poll() is None and time.monotonic() < until:
+    path, until = out / "results.json", time.monotonic() + 300
+
+    def finished() -> list[dict[str, Any]]:
+        return list(json.loads(path.read_text("utf-8"))["runs"]) if path.exists() else []
+
+    while len(finished()) < runs and process.poll() is None and time.monotonic() < until:
         time.sleep(0.05)
-        if path.exists():
-            found = json.loads(path.read_text("utf-8"))["runs"]
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert len(found) >= runs
-    rows: list[dict[str, Any]] = json.loads(path.read_text("utf-8"))["runs"]
-    return rows
+    assert len(finished()) >= runs
+    return finished()
 
 
 def test_a_killed_comparison_goes_on(peers: Any, tmp_path: Path) -> None:
