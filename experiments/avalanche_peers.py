@@ -37,7 +37,7 @@ from avalanche.training.plugins import (
     SynapticIntelligencePlugin,
 )
 from avalanche.training.supervised import JointTraining, Naive
-from scipy.optimize import nnls
+from scipy.optimize import nnls  # type: ignore[import-untyped]
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
@@ -176,7 +176,7 @@ class Method(NamedTuple):
 
 _EWC = {"ewc_lambda": [1, 1e2, 1e4, 1e6, 1e8]}
 _SI = {"si_lambda": [1, 1e2, 1e4, 1e6, 1e8]}
-_LWF = {"alpha": [0.3, 1, 3, 10], "temperature": [1, 2]}
+_LWF = {"alpha": [0.3, 1.0, 3.0, 10.0], "temperature": [1.0, 2.0]}
 _GEM = {"memory_strength": [0, 0.5, 1]}
 METHODS = {
     "naive": Method("Naive"),
