@@ -168,6 +168,16 @@ def test_the_page_says_what_was_found() -> None:
         assert sorted(cells) == sorted((method, seed) for method in methods for seed in range(5))
 
 
+def test_committed_runs_have_the_settings_that_did_best() -> None:
+    results = json.loads(COMMITTED.read_text("utf-8"))
+    for one in results["runs"]:
+        key = one["stream"], one["method"]
+        trials = [row for row in results["trials"] if (row["stream"], row["method"]) == key]
+        if trials:
+            best = max(trials, key=lambda row: float(row["validation"]))
+            assert one["settings"] == best["settings"], key
+
+
 def test_a_page_without_markers_is_left_alone() -> None:
     page = script("avalanche_page")
     with pytest.raises(ValueError, match="must have these two lines once"):
