@@ -1,4 +1,4 @@
-"""Two digits at a time with Avalanche's strategies: none, its EWC, and the shield as a plugin.
+"""Two digits at a time with Avalanche: no plugin, its EWC, the shield, the shield and a readout.
 
 One head of ten outputs, no task label, no stored images. EWC's strength is not tuned: this shows
 how plugins are used, and compares nothing.
@@ -18,8 +18,8 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from conceptors import Shield
-from conceptors.integrations.avalanche import ShieldPlugin
+from conceptors import Readout, Shield
+from conceptors.integrations.avalanche import ReadoutPlugin, ShieldPlugin
 
 X, y = (torch.as_tensor(part) for part in load_digits(return_X_y=True))
 X = X.float() / 16  # [1797, 64]
@@ -36,10 +36,12 @@ def experience(first: int) -> Any:
 def learn(plugin: str) -> float:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 10))
-    plugins: dict[str, Any] = {
-        "none": list,
-        "EWC": lambda: [EWCPlugin(ewc_lambda=100.0)],
-        "shield": lambda: [ShieldPlugin(Shield(model))],
+    shield, body, readout = Shield(model), model[:-1], Readout(512)  # body: gives 512 features
+    plugins: dict[str, list[Any]] = {
+        "none": [],
+        "EWC": [EWCPlugin(ewc_lambda=100.0)],
+        "shield": [ShieldPlugin(shield)],
+        "readout": [ShieldPlugin(shield), ReadoutPlugin(readout, body, shield=shield)],
     }
     strategy = Naive(
         model=model,
@@ -47,15 +49,16 @@ def learn(plugin: str) -> float:
         criterion=nn.CrossEntropyLoss(),
         train_mb_size=32,
         train_epochs=10,
-        plugins=plugins[plugin](),
+        plugins=plugins[plugin],
         evaluator=EvaluationPlugin(loggers=[]),
     )
     benchmark = benchmark_from_datasets(train=[experience(first) for first in range(0, 10, 2)])
     for one in benchmark.train_stream:
         strategy.train(one)
-    return 100 * float((model(X[test]).argmax(1) == y[test]).float().mean())
+    answer = readout(body(X[test])) if plugin == "readout" else model(X[test])
+    return 100 * float((answer.argmax(1) == y[test]).float().mean())
 
 
 print("plugin    test accuracy in % on all ten digits")
-for name in ("none", "EWC", "shield"):
+for name in ("none", "EWC", "shield", "readout"):
     print(f"{name:10s}{learn(name):10.1f}")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from conceptors import Shield
+from conceptors import Readout, Shield
 from integrations.absent import stand_ins
 from integrations.common import CLASSES, DIM, Net, accuracy, drift, task
 
@@ -25,10 +25,10 @@ with warnings.catch_warnings(), stand_ins():
     )
     from avalanche.benchmarks.utils import as_classification_dataset
     from avalanche.models import IncrementalClassifier, MultiHeadClassifier, MultiTaskModule
-    from avalanche.training.plugins import EvaluationPlugin
+    from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
     from avalanche.training.supervised import Naive
 
-    from conceptors.integrations.avalanche import ShieldPlugin
+    from conceptors.integrations.avalanche import ReadoutPlugin, ShieldPlugin
 
 pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
 
@@ -41,9 +41,8 @@ def experience(number: int, first_class: int = 0) -> Any:
     return as_classification_dataset(data)
 
 
-def learn(model: nn.Module, stream: Any, *plugins: Any, **more: Any) -> list[Tensor]:
-    """Outputs for the first task after each experience."""
-    strategy = Naive(
+def strategy_of(model: nn.Module, *plugins: Any) -> Any:
+    return Naive(
         model=model,
         optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2),
         criterion=nn.CrossEntropyLoss(),
@@ -53,6 +52,11 @@ def learn(model: nn.Module, stream: Any, *plugins: Any, **more: Any) -> list[Ten
         plugins=list(plugins),
         evaluator=EvaluationPlugin(loggers=[]),
     )
+
+
+def learn(model: nn.Module, stream: Any, *plugins: Any, **more: Any) -> list[Tensor]:
+    """Outputs for the first task after each experience."""
+    strategy = strategy_of(model, *plugins)
     found = []
     for one in stream:
         strategy.train(one)
@@ -122,3 +126,64 @@ def test_models_that_take_task_labels() -> None:
     assert shield.n_tasks == 2
     assert len(shield.quota()) == 3
     assert min(shield.quota().values()) > 0  # both heads were remembered
+
+
+class Evaluated(SupervisedPlugin):  # type: ignore[misc]
+    """What a strategy takes for the outputs when it evaluates, and its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outputs: list[Tensor] = []
+        self.losses: list[float] = []
+
+    def after_eval_iteration(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
+        self.outputs.append(strategy.mb_output)
+        self.losses.append(float(strategy.loss))
+
+
+def wide() -> nn.Sequential:
+    """One head for the classes of both tasks."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(DIM, 32), nn.Linear(32, 2 * CLASSES))
+
+
+def test_a_readout_answers_for_all_classes() -> None:
+    model, seen = wide(), Evaluated()
+    shield = Shield(model, aperture=1e4, hard=True)
+    readout = Readout(32)
+    plugins = [ShieldPlugin(shield), ReadoutPlugin(readout, model[:-1], shield=shield), seen]
+    strategy = strategy_of(model, *plugins)
+    stream = two_tasks(CLASSES).train_stream
+    strategy.eval(stream[0])  # nothing learned yet: the network's own outputs
+    strategy.train(stream[0])
+    seen.outputs.clear()
+    strategy.eval(stream[1])  # classes that the readout does not know
+    outputs = torch.cat(seen.outputs)
+    assert outputs.shape == (48, 2 * CLASSES)
+    assert int(outputs.argmax(1).max()) < CLASSES
+    assert torch.tensor(seen.losses).isfinite().all()
+    strategy.train(stream[1])
+    assert readout.n_samples == 96
+    assert max(readout.out_of_date(shield).values()) < 1e-3
+    for number, first in ((1, 0), (2, CLASSES)):
+        x, labels = task(number)
+        right = readout.predict(model[:-1](x)) == labels + first
+        assert float(right.float().mean()) > 0.7
+    seen.outputs.clear()
+    strategy.eval(stream[1])
+    assert torch.cat(seen.outputs).argmax(1).unique().tolist()[-1] >= CLASSES
+
+
+def test_only_the_classes_of_an_experience_compete() -> None:
+    model = wide()
+    head = model.get_submodule("1")
+    assert isinstance(head, nn.Linear)
+    stream = two_tasks(CLASSES).train_stream
+    before = head.weight.detach().clone()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    strategy = strategy_of(model, ReadoutPlugin(Readout(32), model[:-1]))
+    strategy.optimizer = optimizer
+    strategy.train(stream[0])
+    moved = (head.weight.detach() - before).norm(dim=1)
+    assert float(moved[:CLASSES].min()) > 0.01
+    assert torch.equal(head.weight[CLASSES:], before[CLASSES:])  # outputs of no class here

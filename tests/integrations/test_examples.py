@@ -49,6 +49,7 @@ def test_avalanche_strategies(capsys: pytest.CaptureFixture[str]) -> None:
         pytest.importorskip("avalanche")
         runpy.run_path(str(EXAMPLES / "avalanche_plugin.py"))
     text = capsys.readouterr().out
-    plain, shield = (numbers_of(text, name)[0] for name in ("none", "shield"))
+    plain, shield, readout = (numbers_of(text, name)[0] for name in ("none", "shield", "readout"))
     assert plain < 30
     assert shield > 85
+    assert readout > 90
