@@ -1,0 +1,104 @@
+"""Many cells: side by side on a GPU, one after the other else; what is done is kept at once."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from conceptors._internal.files import write_atomically
+from conceptors.bench.pretrained.cells import Cell, run
+
+Results = dict[str, Any]
+
+
+def load(path: Path) -> Results:
+    """What was measured so far.
+
+    Raises:
+        ValueError: the file is not one of ours; says what to do.
+    """
+    empty: Results = {"schema": 1, "trials": [], "chosen": {}, "runs": [], "timing": {}}
+    if not path.exists():
+        return empty
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error!s:.80}); move it away to start anew") from None
+    if not isinstance(found, dict) or found.get("schema") != 1:
+        raise ValueError(f"{path} is not of this script (no schema 1); name another folder")
+    return {**empty, **found}
+
+
+def save(path: Path, results: Results) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, (json.dumps(results, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def find(runs: list[Results], cell: Cell) -> Results | None:
+    """The run of a cell, if it is there."""
+    key = cell.key()
+    return next((one for one in runs if all(one[name] == key[name] for name in key)), None)
+
+
+def work(
+    cells: list[Cell],
+    runs: list[Results],
+    keep: Callable[[], None],
+    *,
+    jobs: int,
+    until: float,
+    say: Callable[[str], None],
+) -> None:
+    """Run the cells that `runs` does not have; each is added and kept as soon as it is there.
+
+    None is begun after `until` (of `time.monotonic`); those that run by then are finished.
+    """
+    left = [cell for cell in _once(cells) if find(runs, cell) is None]
+    begun = time.monotonic()
+    for number, found in enumerate(_results(left, jobs, until), 1):
+        runs.append(found)
+        keep()
+        say(f"{number} of {len(left)}, {time.monotonic() - begun:.0f} s: {tell(found)}")
+
+
+def _results(cells: list[Cell], jobs: int, until: float) -> Iterator[Results]:
+    if jobs == 1:
+        for cell in cells:
+            if time.monotonic() >= until:
+                return
+            yield run(cell)
+        return
+    context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+    with context.Pool(min(jobs, max(1, len(cells)))) as pool:
+        waiting = iter(cells)
+        under_way = [pool.apply_async(run, (cell,)) for cell, _ in zip(waiting, range(jobs))]
+        while under_way:
+            ready = [one for one in under_way if one.ready()]
+            under_way = [one for one in under_way if one not in ready]
+            for one in ready:
+                if time.monotonic() < until and (cell := next(waiting, None)) is not None:
+                    under_way.append(pool.apply_async(run, (cell,)))
+                yield one.get()
+            time.sleep(0.05)
+
+
+def _once(cells: list[Cell]) -> list[Cell]:
+    kept: list[Cell] = []
+    for cell in cells:
+        if cell not in kept:
+            kept.append(cell)
+    return kept
+
+
+def tell(found: Results) -> str:
+    """A run in one line."""
+    from conceptors.bench.pretrained.cells import COLUMNS, final
+
+    scores = ", ".join(f"{column} {final(found[column]):.2f}" for column in COLUMNS)
+    chosen = ", ".join(f"{key} {value}" for key, value in found["settings"].items())
+    where = f"seed {found['seed']}, {found['part']}, {found['seconds']} s"
+    return f"{found['method']} ({chosen}): {scores} ({where})"
