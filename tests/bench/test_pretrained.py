@@ -138,7 +138,9 @@ def test_the_page_is_made_of_the_results(tmp_path: Path) -> None:
     target.write_text(f"# A page\n\n{page.BEGIN}\nold\n{page.END}\nend\n", "utf-8")
     page.write(results, target)
     text = target.read_text("utf-8")
-    line = next(line for line in text.splitlines() if line.startswith(f"| {METHODS['plain'].about}"))
+    line = next(
+        line for line in text.splitlines() if line.startswith(f"| {METHODS['plain'].about}")
+    )
     cells = [cell.strip() for cell in line.strip("|").split("|")][1:]
     assert cells[:4] == ["70.25 ± 0.35", "40.00 ± 0.00", "96.50 ± 0.00", "2.00 ± 0.00"]
     assert cells[4:] == [page.NOT_RUN] * 3 + ["0"]

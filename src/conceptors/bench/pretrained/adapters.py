@@ -57,7 +57,7 @@ class Osf(Method):
         plain = self.model.body
         self.model.body = get_peft_model(plain, config)
         part = self.stream.parts["train"][domain]
-        train(self.model, part, domain, self.settings)
+        train(self.model, part, domain, self.lesson(domain))
         self.model.body = self.model.body.merge_and_unload()
 
     def _frozen(self, domain: int) -> float | int | None:

@@ -18,7 +18,7 @@ COLUMNS = ("one", "known")  # one head for all intents; the domain is known
 
 
 class Cell(NamedTuple):
-    """`part` says which sentences it is scored on; without `stages`, after the last domain alone."""
+    """Scored on the sentences of `part`, after every domain or, without `stages`, the last one."""
 
     method: str
     seed: int

@@ -17,12 +17,12 @@ from conceptors.bench.pretrained.stream import Stream
 
 
 class Frozen(Method):
-    """Means over tokens of all hidden layers, each of length 1, lifted; several lifts are averaged."""
+    """On all hidden layers, lifted; the scores of several lifts (`members`) are averaged."""
 
     name = "readout"
     about = "`Readout` behind the frozen encoder"
     defaults: ClassVar[Settings] = {"lift": 10_000, "members": 1}
-    grid: ClassVar[list[Settings]] = [{}]
+    grid: ClassVar[list[Settings]] = [{"members": members} for members in (1, 3)]
 
     def __init__(self, stream: Stream, settings: Settings, seed: int, device: str) -> None:
         super().__init__(stream, settings, seed, device)
@@ -58,13 +58,20 @@ class Frozen(Method):
 
 
 class ShieldedBody(Frozen):
-    """The encoder learns each domain under a shield, with a head of its own, then the readout does."""
+    """The encoder learns a domain under a shield, with a head; then the readout learns it."""
 
     name = "shield + readout"
     about = "`Readout` behind an encoder that learns under a shield"
-    defaults: ClassVar[Settings] = {"rate": 3e-5, "lift": 10_000, "members": 1}
+    defaults: ClassVar[Settings] = {"rate": 3e-5, "lift": 10_000, "members": 1, "mix": 0.0}
     grid: ClassVar[list[Settings]] = [
-        {"rate": rate, "members": members} for rate in (1e-5, 3e-5, 1e-4) for members in (1, 3)
+        {},
+        {"members": 3, "mix": 0.3},
+        {"rate": 1e-4, "members": 3, "mix": 0.3},
+        {"rate": 1e-4, "later": 0.3, "members": 3, "mix": 0.3},
+        {"members": 3},
+        {"members": 3, "mix": 0.1},
+        {"rate": 1e-4},
+        {"rate": 1e-5},
     ]
 
     def __init__(self, stream: Stream, settings: Settings, seed: int, device: str) -> None:
@@ -73,9 +80,22 @@ class ShieldedBody(Frozen):
 
     def learn(self, domain: int) -> None:
         part = self.stream.parts["train"][domain]
-        train(self.model, part, domain, self.settings, prepare=self.shield.guard)
+        train(self.model, part, domain, self.lesson(domain), prepare=self.shield.guard)
         remember(self.shield, part.batches(256), domain)
-        self.read(domain)
+        self.read(domain, self.shield)
+
+    def scores(self, ids: Tensor) -> Tensor:
+        """Readout, plus `mix` times what each head says among its own domain's intents.
+
+        A head's answers add up to 1 within its domain, so that they say which intent of a domain
+        it is, and nothing of which domain.
+        """
+        found = super().scores(ids)
+        if not self.settings["mix"]:
+            return found
+        heads = self.model(ids)
+        own = [heads[:, self.stream.outputs(k)].softmax(1) for k in range(self.stream.domains)]
+        return found + self.settings["mix"] * torch.cat(own, 1)
 
     def stored(self) -> int:
         return super().stored() + numbers_in(self.shield.state_dict())

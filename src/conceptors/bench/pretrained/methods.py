@@ -38,7 +38,12 @@ class Method:
         self.model = Classifier(new_encoder(), stream.first, heads).to(device)
 
     def learn(self, domain: int) -> None:
-        train(self.model, self.stream.parts["train"][domain], domain, self.settings)
+        train(self.model, self.stream.parts["train"][domain], domain, self.lesson(domain))
+
+    def lesson(self, domain: int) -> Settings:
+        """The settings for one domain: from the second on, the rate may be another."""
+        later = self.settings.get("later", 1.0) if domain else 1.0
+        return {**self.settings, "rate": later * self.settings["rate"]}
 
     def scores(self, ids: Tensor) -> Tensor:
         """Of all intents `[n, classes]`; called without gradients, in evaluation mode."""
@@ -74,7 +79,9 @@ class Ewc(Method):
     about = "elastic weight consolidation"
     defaults: ClassVar[Settings] = {"rate": 1e-4, "strength": 1e3, "fisher_sentences": 150}
     grid: ClassVar[list[Settings]] = [
-        {"rate": rate, "strength": strength} for rate in (3e-5, 1e-4) for strength in (1e2, 1e3, 1e4)
+        {"rate": rate, "strength": strength}
+        for rate in (3e-5, 1e-4)
+        for strength in (1e2, 1e3, 1e4)
     ]
 
     def __init__(self, stream: Stream, settings: Settings, seed: int, device: str) -> None:
@@ -86,11 +93,13 @@ class Ewc(Method):
     def learn(self, domain: int) -> None:
         part = self.stream.parts["train"][domain]
         penalty = self._add_penalty if domain else None
-        train(self.model, part, domain, self.settings, before_step=penalty)
+        train(self.model, part, domain, self.lesson(domain), before_step=penalty)
         self._consolidate(domain)
 
     def _add_penalty(self) -> None:
-        pairs = [(p.grad, p.detach(), f, s) for p, f, s in zip(self.weights, self.fisher, self.pulls)]
+        pairs = [
+            (p.grad, p.detach(), f, s) for p, f, s in zip(self.weights, self.fisher, self.pulls)
+        ]
         grads, weights, fisher, pulls = zip(*[pair for pair in pairs if pair[0] is not None])
         away = torch._foreach_mul(fisher, weights)
         torch._foreach_sub_(away, pulls)

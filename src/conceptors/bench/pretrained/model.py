@@ -26,6 +26,8 @@ class Classifier(nn.Module):
         width = int(body.config.hidden_size)
         sizes = [b - a for a, b in pairwise(first)] if heads == "own" else [first[-1]]
         self.heads = nn.ModuleList([nn.Linear(width, size) for size in sizes])
+        for parameter in self.heads.parameters():
+            nn.init.zeros_(parameter)  # an intent that is not learned yet answers to nothing
 
     def forward(self, ids: Tensor, domain: int | None = None) -> Tensor:
         mean = self.means(ids, hidden=False)[-1]

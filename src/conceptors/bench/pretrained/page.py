@@ -12,7 +12,7 @@ from conceptors.bench.pretrained.registry import METHODS, ROWS
 from conceptors.bench.pretrained.stream import Size
 from conceptors.bench.pretrained.work import Results
 
-BEGIN = "<!-- made by `experiments/pretrained.py`: what is between these two lines is written anew -->"
+BEGIN = "<!-- made by `experiments/pretrained.py`: written anew up to the next such line -->"
 END = "<!-- end of what is made -->"
 NOT_RUN = "not run"
 _TARGETS = {"one": 96.5, "known": 97.0}  # percent

@@ -9,7 +9,17 @@ from conceptors.bench.pretrained.closed import Frozen, ShieldedBody
 from conceptors.bench.pretrained.methods import Ewc, Joint, Method
 from conceptors.bench.pretrained.shielded import ChosenShield, Shielded
 
-ROWS: list[type[Method]] = [Method, Ewc, Lora, Osf, Shielded, ChosenShield, Frozen, ShieldedBody, Joint]
+ROWS: list[type[Method]] = [
+    Method,
+    Ewc,
+    Lora,
+    Osf,
+    Shielded,
+    ChosenShield,
+    Frozen,
+    ShieldedBody,
+    Joint,
+]
 METHODS = {row.name: row for row in ROWS}
 
 

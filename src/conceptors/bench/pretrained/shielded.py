@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from conceptors import Auto, Shield
@@ -18,8 +17,10 @@ class Shielded(Method):
 
     name = "shield"
     about = "`Shield(model)`, nothing chosen but the rate"
-    defaults: ClassVar[Settings] = {"rate": 1e-4}
-    grid: ClassVar[list[Settings]] = [{"rate": rate} for rate in (3e-5, 1e-4, 3e-4)]
+    defaults: ClassVar[Settings] = {"rate": 1e-4, "heads": "own"}
+    grid: ClassVar[list[Settings]] = [
+        {"rate": rate, "heads": heads} for rate in (1e-4, 3e-5, 3e-4) for heads in ("own", "one")
+    ]
 
     def __init__(self, stream: Stream, settings: Settings, seed: int, device: str) -> None:
         super().__init__(stream, settings, seed, device)
@@ -27,7 +28,7 @@ class Shielded(Method):
 
     def learn(self, domain: int) -> None:
         part = self.stream.parts["train"][domain]
-        train(self.model, part, domain, self.settings, prepare=self.shield.guard)
+        train(self.model, part, domain, self.lesson(domain), prepare=self.shield.guard)
         remember(self.shield, part.batches(256), domain)
 
     def stored(self) -> int:
@@ -39,11 +40,16 @@ class ChosenShield(Shielded):
 
     name = "shield, chosen"
     about = "`Shield(model)` with settings chosen on validation sentences"
-    defaults: ClassVar[Settings] = {"rate": 1e-4, "share": 0.9, "pull": 20.0}
+    defaults: ClassVar[Settings] = {"rate": 1e-4, "heads": "own", "share": 0.9, "pull": 20.0}
     grid: ClassVar[list[Settings]] = [
-        {"rate": 1e-4, "share": 0.95},
-        {"rate": 1e-4, "pull": 60.0},
-        {"rate": 3e-4, "share": 0.95, "pull": 60.0},
+        {"share": 0.95},
+        {"heads": "one", "share": 0.95},
+        {"pull": 100.0},
+        {"heads": "one", "pull": 100.0},
+        {"rate": 3e-4, "share": 0.95, "pull": 100.0},
+        {"heads": "one", "rate": 3e-4, "share": 0.95, "pull": 100.0},
+        {"share": 0.8},
+        {"rate": 3e-4, "later": 0.3},
     ]
 
 
