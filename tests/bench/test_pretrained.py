@@ -19,7 +19,7 @@ from conceptors.bench.pretrained.stream import Size, read
 HOME = Path(__file__).parents[2]
 PAGE, RESULTS = HOME / "docs" / "pretrained.md", HOME / "results" / "pretrained" / "results.json"
 SMALL = Size(2, 50)
-QUICK = {"rate": 1e-2, "head_rate": 3e-2, "epochs": 4, "lift": 100, "fisher_sentences": 20}
+QUICK = {"rate": 1e-2, "head_rate": 3e-2, "epochs": 3, "lift": 100, "fisher_sentences": 10}
 OWN = [row.name for row in ROWS if row.needs is None]
 
 
@@ -38,16 +38,16 @@ def test_every_method_learns(name: str) -> None:
     found = run(Cell(name, 0, QUICK, "val", True, SMALL, "cpu"))
     stages = 1 if METHODS[name].at_once else 2
     assert [len(found[column]) for column in ("one", "known")] == [stages, stages]
-    assert final(found["known"]) > 80
+    assert final(found["known"]) > 70
     assert final(found["one"]) <= final(found["known"])
     assert (found["stored"] > 0) == (name not in ("plain", "joint"))
 
 
 def test_readouts_keep_what_plain_training_loses() -> None:
-    found = {name: run(Cell(name, 0, QUICK, "val", True, SMALL, "cpu")) for name in OWN}
-    plain = final(found["plain"]["one"])
-    for name in ("readout", "shield + readout"):
-        assert final(found[name]["one"]) > plain + 5, name
+    names = ("plain", "readout", "shield + readout")
+    runs = [run(Cell(name, 0, QUICK, "val", False, SMALL, "cpu")) for name in names]
+    plain, *ours = [final(one["one"]) for one in runs]
+    assert min(ours) > plain + 5
 
 
 def test_batches_are_cut_to_their_longest_sentence() -> None:

@@ -45,9 +45,11 @@ class Osf(Method):
     needs = "peft"
     defaults: ClassVar[Settings] = {"rate": 3e-5, "budget": "growing"}
     grid: ClassVar[list[Settings]] = [
-        {"rate": rate, "budget": budget}
-        for budget in ("growing", "half")
-        for rate in (1e-5, 3e-5, 1e-4)
+        {"rate": 1e-4, "budget": "growing"},
+        {"rate": 3e-5, "budget": "growing"},
+        {"rate": 1e-4, "budget": "half"},
+        {"rate": 3e-4, "budget": "growing"},
+        {"rate": 3e-5, "budget": "half"},
     ]
 
     def learn(self, domain: int) -> None:

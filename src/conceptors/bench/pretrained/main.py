@@ -28,14 +28,15 @@ def main(arguments: list[str] | None = None) -> None:
     steps = options.step or list(STEPS)
     begun, budget = time.monotonic(), 60 * (options.minutes or math.inf)
     path = options.out / "results.json"
-    results = load(path)
+    results, failed = load(path), 0
     methods = []
     for name in options.method or list(METHODS):
         if needs := missing(name):
             _say(f"{name} is skipped: {needs} is not installed")
         else:
             methods.append(name)
-    common: Settings = {} if options.epochs is None else {"epochs": options.epochs}
+    given = {"epochs": options.epochs, "batch": options.batch}
+    common: Settings = {key: value for key, value in given.items() if value is not None}
 
     def keep() -> None:
         save(path, results)
@@ -45,12 +46,13 @@ def main(arguments: list[str] | None = None) -> None:
     if "tune" in steps:
         cells = choice.trials(methods, common, size, where, options.trial_seeds)
         until = begun + _TUNING * budget
-        work(cells, results["trials"], keep, jobs=jobs, until=until, say=_say)
+        failed += work(cells, results["trials"], keep, jobs=jobs, until=until, say=_say)
         results["chosen"] |= choice.choose(results["trials"], methods, size)
         keep()
     if "test" in steps:
         cells = _tests(methods, results, common, size, where, options.seeds)
-        work(cells, results["runs"], keep, jobs=jobs, until=begun + budget, say=_say)
+        until = begun + budget
+        failed += work(cells, results["runs"], keep, jobs=jobs, until=until, say=_say)
     if "time" in steps:
         own = {name: _settings(results, name, common)["known"] for name in methods}
         results["timing"] |= timing.measure(own, size, where, _say)
@@ -58,6 +60,8 @@ def main(arguments: list[str] | None = None) -> None:
     if "page" in steps and options.page is not None:
         page.write(results, options.page)
     _say(page.tables(results))
+    if failed:
+        raise SystemExit(f"{failed} runs failed: see above; start again to try them again")
 
 
 def _tests(
@@ -108,6 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--domains", type=int, default=Size().domains)
     add("--sentences", type=int, default=Size().sentences, help="of each intent, at most")
     add("--epochs", type=int, help="of each domain, for all methods")
+    add("--batch", type=int, help="sentences of a step, for all methods")
     add("--out", type=Path, default=Path("results/pretrained"))
     add("--page", type=Path, help="the page whose tables are written")
     return parser

@@ -79,9 +79,10 @@ class Ewc(Method):
     about = "elastic weight consolidation"
     defaults: ClassVar[Settings] = {"rate": 1e-4, "strength": 1e3, "fisher_sentences": 150}
     grid: ClassVar[list[Settings]] = [
-        {"rate": rate, "strength": strength}
-        for rate in (3e-5, 1e-4)
-        for strength in (1e2, 1e3, 1e4)
+        {"rate": 1e-4, "strength": 1e3},
+        {"rate": 1e-4, "strength": 1e4},
+        {"rate": 3e-5, "strength": 1e3},
+        {"rate": 1e-4, "strength": 1e2},
     ]
 
     def __init__(self, stream: Stream, settings: Settings, seed: int, device: str) -> None:

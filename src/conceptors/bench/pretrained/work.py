@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import multiprocessing
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from conceptors._internal.files import write_atomically
-from conceptors.bench.pretrained.cells import Cell, run
+from conceptors.bench.pretrained.cells import COLUMNS, Cell, final, run
 
 Results = dict[str, Any]
 
@@ -52,17 +53,30 @@ def work(
     jobs: int,
     until: float,
     say: Callable[[str], None],
-) -> None:
+) -> int:
     """Run the cells that `runs` does not have; each is added and kept as soon as it is there.
 
-    None is begun after `until` (of `time.monotonic`); those that run by then are finished.
+    None is begun after `until` (of `time.monotonic`); those that run by then are finished. Returns
+    how many failed: one that fails is told of, and does not stop the others.
     """
+    failed = 0
     left = [cell for cell in _once(cells) if find(runs, cell) is None]
     begun = time.monotonic()
     for number, found in enumerate(_results(left, jobs, until), 1):
-        runs.append(found)
-        keep()
+        failed += "error" in found
+        if "error" not in found:
+            runs.append(found)
+            keep()
         say(f"{number} of {len(left)}, {time.monotonic() - begun:.0f} s: {tell(found)}")
+    return failed
+
+
+def attempt(cell: Cell) -> Results:
+    """What a cell gives, or its error."""
+    try:
+        return run(cell)
+    except Exception:  # whatever it is, hours of other runs must not be lost with it
+        return {**cell.key(), "error": traceback.format_exc()}
 
 
 def _results(cells: list[Cell], jobs: int, until: float) -> Iterator[Results]:
@@ -70,18 +84,18 @@ def _results(cells: list[Cell], jobs: int, until: float) -> Iterator[Results]:
         for cell in cells:
             if time.monotonic() >= until:
                 return
-            yield run(cell)
+            yield attempt(cell)
         return
     context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
     with context.Pool(min(jobs, max(1, len(cells)))) as pool:
         waiting = iter(cells)
-        under_way = [pool.apply_async(run, (cell,)) for cell, _ in zip(waiting, range(jobs))]
+        under_way = [pool.apply_async(attempt, (cell,)) for cell, _ in zip(waiting, range(jobs))]
         while under_way:
             ready = [one for one in under_way if one.ready()]
             under_way = [one for one in under_way if one not in ready]
             for one in ready:
                 if time.monotonic() < until and (cell := next(waiting, None)) is not None:
-                    under_way.append(pool.apply_async(run, (cell,)))
+                    under_way.append(pool.apply_async(attempt, (cell,)))
                 yield one.get()
             time.sleep(0.05)
 
@@ -96,8 +110,8 @@ def _once(cells: list[Cell]) -> list[Cell]:
 
 def tell(found: Results) -> str:
     """A run in one line."""
-    from conceptors.bench.pretrained.cells import COLUMNS, final
-
+    if "error" in found:
+        return f"{found['method']} FAILED with {found['settings']}\n{found['error']}"
     scores = ", ".join(f"{column} {final(found[column]):.2f}" for column in COLUMNS)
     chosen = ", ".join(f"{key} {value}" for key, value in found["settings"].items())
     where = f"seed {found['seed']}, {found['part']}, {found['seconds']} s"
