@@ -118,6 +118,29 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
         start(tmp_path)
 
 
+def test_sizes_are_not_mixed(tmp_path: Path) -> None:
+    work.save(tmp_path / "results.json", work.load(tmp_path / "results.json", Size()))
+    with pytest.raises(ValueError, match=r"\[10, 100\] domains and sentences, not \[2, 50\]"):
+        start(tmp_path)
+
+
+def test_a_run_that_fails_stops_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def some(cell: Cell) -> dict[str, Any]:
+        if cell.method == "plain":
+            raise RuntimeError("out of memory")
+        return run(cell)
+
+    monkeypatch.setattr(work, "run", some)
+    with pytest.raises(SystemExit, match="2 runs failed"):
+        start(tmp_path, *CHEAP, "--step", "tune")
+    assert [one["method"] for one in work.load(tmp_path / "results.json", SMALL)["trials"]] == [
+        "readout"
+    ]
+    assert "out of memory" in capsys.readouterr().out
+
+
 def test_the_page_is_made_of_the_results(tmp_path: Path) -> None:
     runs = [
         {
@@ -125,7 +148,6 @@ def test_the_page_is_made_of_the_results(tmp_path: Path) -> None:
             "seed": seed,
             "settings": {"rate": 1e-4},
             "part": "test",
-            "size": list(Size()),
             "one": [[90.0], [50.0, 90.0 + seed]],
             "known": [[98.0], [96.0, 97.0]],
             "stored": 0,
@@ -133,7 +155,7 @@ def test_the_page_is_made_of_the_results(tmp_path: Path) -> None:
         for seed in (0, 1)
     ]
     chosen = {"plain": {"one": {"rate": 1e-4}, "known": {"rate": 1e-4}}}
-    results = {**work.load(tmp_path / "none"), "runs": runs, "chosen": chosen}
+    results = {**work.load(tmp_path / "none", Size()), "runs": runs, "chosen": chosen}
     target = tmp_path / "page.md"
     target.write_text(f"# A page\n\n{page.BEGIN}\nold\n{page.END}\nend\n", "utf-8")
     page.write(results, target)
@@ -142,6 +164,7 @@ def test_the_page_is_made_of_the_results(tmp_path: Path) -> None:
         line for line in text.splitlines() if line.startswith(f"| {METHODS['plain'].about}")
     )
     cells = [cell.strip() for cell in line.strip("|").split("|")][1:]
+    assert cells.pop(0) == "2"  # seeds
     assert cells[:4] == ["70.25 ± 0.35", "40.00 ± 0.00", "96.50 ± 0.00", "2.00 ± 0.00"]
     assert cells[4:] == [page.NOT_RUN] * 3 + ["0"]
     assert "old" not in text
@@ -153,5 +176,5 @@ def test_the_page_is_made_of_the_results(tmp_path: Path) -> None:
 def test_the_committed_page_is_what_its_results_make(tmp_path: Path) -> None:
     copy = tmp_path / "page.md"
     copy.write_text(PAGE.read_text("utf-8"), "utf-8")
-    page.write(work.load(RESULTS), copy)
+    page.write(work.load(RESULTS, Size()), copy)
     assert copy.read_text("utf-8") == PAGE.read_text("utf-8")

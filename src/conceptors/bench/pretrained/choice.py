@@ -18,7 +18,7 @@ def trials(
 ) -> list[Cell]:
     """All grids, the first settings of every method first, in case time runs out."""
     found = []
-    longest = max(len(METHODS[name].grid) for name in methods)
+    longest = max((len(METHODS[name].grid) for name in methods), default=0)
     for place in range(longest):
         for name in methods:
             if place < len(METHODS[name].grid):
@@ -28,11 +28,11 @@ def trials(
     return found
 
 
-def choose(done: list[Results], methods: list[str], size: Size) -> dict[str, dict[str, Settings]]:
+def choose(done: list[Results], methods: list[str]) -> dict[str, dict[str, Settings]]:
     """For each method and column the settings of the highest validation accuracy."""
     chosen: dict[str, dict[str, Settings]] = {}
     for name in methods:
-        own = [one for one in done if one["method"] == name and one["size"] == list(size)]
+        own = [one for one in done if one["method"] == name]
         tried: list[Settings] = []
         for one in own:
             if one["settings"] not in tried:

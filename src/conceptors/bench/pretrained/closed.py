@@ -95,7 +95,8 @@ class ShieldedBody(Frozen):
             return found
         heads = self.model(ids)
         own = [heads[:, self.stream.outputs(k)].softmax(1) for k in range(self.stream.domains)]
-        return found + self.settings["mix"] * torch.cat(own, 1)
+        mix: float = self.settings["mix"]
+        return found + mix * torch.cat(own, 1)
 
     def stored(self) -> int:
         return super().stored() + numbers_in(self.shield.state_dict())

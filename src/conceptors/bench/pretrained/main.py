@@ -1,4 +1,7 @@
-"""The whole table by one command: settings chosen, tested, timed, and the page written."""
+"""The whole table by one command: settings chosen, timed, tested, and the page written.
+
+What is done is kept at once, so that a run may be stopped at any time and started again.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from conceptors.bench.pretrained.stream import Size
 from conceptors.bench.pretrained.work import Results, load, save, work
 from conceptors.experiments.machine import environment, find_device
 
-STEPS = ("tune", "test", "time", "page")
+STEPS = ("tune", "time", "test", "page")
 _TUNING = 0.5  # share of the time, at most
 
 
@@ -28,7 +31,7 @@ def main(arguments: list[str] | None = None) -> None:
     steps = options.step or list(STEPS)
     begun, budget = time.monotonic(), 60 * (options.minutes or math.inf)
     path = options.out / "results.json"
-    results, failed = load(path), 0
+    results, failed = load(path, size), 0
     methods = []
     for name in options.method or list(METHODS):
         if needs := missing(name):
@@ -44,19 +47,21 @@ def main(arguments: list[str] | None = None) -> None:
     if set(steps) - {"page"}:
         results["environment"] = {**environment(device), **_versions()}
     if "tune" in steps:
-        cells = choice.trials(methods, common, size, where, options.trial_seeds)
+        tested = {one["method"] for one in results["runs"]}
+        new = [name for name in methods if name not in tested]  # test sentences are used once
+        cells = choice.trials(new, common, size, where, options.trial_seeds)
         until = begun + _TUNING * budget
         failed += work(cells, results["trials"], keep, jobs=jobs, until=until, say=_say)
-        results["chosen"] |= choice.choose(results["trials"], methods, size)
+        results["chosen"] |= choice.choose(results["trials"], new)
+        keep()
+    if "time" in steps:
+        own = {name: _settings(results, name, common)["known"] for name in methods}
+        results["timing"] |= timing.measure(own, size, where, _say)
         keep()
     if "test" in steps:
         cells = _tests(methods, results, common, size, where, options.seeds)
         until = begun + budget
         failed += work(cells, results["runs"], keep, jobs=jobs, until=until, say=_say)
-    if "time" in steps:
-        own = {name: _settings(results, name, common)["known"] for name in methods}
-        results["timing"] |= timing.measure(own, size, where, _say)
-        keep()
     if "page" in steps and options.page is not None:
         page.write(results, options.page)
     _say(page.tables(results))

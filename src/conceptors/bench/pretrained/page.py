@@ -9,7 +9,6 @@ from typing import Any
 from conceptors._internal.files import write_atomically
 from conceptors.bench.pretrained.cells import COLUMNS, final, forgetting
 from conceptors.bench.pretrained.registry import METHODS, ROWS
-from conceptors.bench.pretrained.stream import Size
 from conceptors.bench.pretrained.work import Results
 
 BEGIN = "<!-- made by `experiments/pretrained.py`: written anew up to the next such line -->"
@@ -38,11 +37,11 @@ def tables(results: Results) -> str:
 
 
 def _main(results: Results) -> str:
-    head = ["method", "one head", "forgets", "domain known", "forgets"]
+    head = ["method", "seeds", "one head", "forgets", "domain known", "forgets"]
     head += ["s per domain", "× plain", "peak GPU, MiB", "stored numbers"]
     rows = []
     for row in ROWS:
-        cells = [row.about]
+        cells = [row.about, str(len(of_column(results, row.name, "one")))]
         for column in COLUMNS:
             cells += _accuracy(of_column(results, row.name, column))
         timing = results["timing"].get(row.name, {})
@@ -53,21 +52,19 @@ def _main(results: Results) -> str:
             _number(_stored(results, row.name), ",.0f"),
         ]
         if row.at_once:
-            cells[2] = cells[4] = cells[5] = cells[6] = cells[7] = "–"
+            for place in (3, 5, 6, 7, 8):
+                cells[place] = "–"  # it knows no domains
         rows.append(cells)
     return _table(head, rows)
 
 
 def of_column(results: Results, method: str, column: str) -> list[Any]:
-    """The runs on test sentences at full size, with the settings chosen for this column."""
+    """The runs on test sentences with the settings chosen for this column."""
     settings = results["chosen"].get(method, {}).get(column)
     return [
         {**one, "rows": one[column]}
         for one in results["runs"]
-        if one["method"] == method
-        and one["part"] == "test"
-        and one["settings"] == settings
-        and one["size"] == list(Size())
+        if one["method"] == method and one["settings"] == settings
     ]
 
 
@@ -140,7 +137,8 @@ def _made_on(results: Results) -> str:
     versions = ", ".join(
         f"{name} {about[name]}" for name in ("torch", "transformers", "peft") if about.get(name)
     )
-    return f"Made on {about['device_name']} with {versions}, commit {about['commit']}.\n"
+    commit = f", commit {about['commit']}" if about["commit"] else ""
+    return f"Made on {about['device_name']} with {versions}{commit}.\n"
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:

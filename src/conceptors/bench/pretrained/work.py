@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import time
@@ -12,26 +13,33 @@ from typing import Any
 
 from conceptors._internal.files import write_atomically
 from conceptors.bench.pretrained.cells import COLUMNS, Cell, final, run
+from conceptors.bench.pretrained.stream import Size
 
 Results = dict[str, Any]
 
 
-def load(path: Path) -> Results:
+def load(path: Path, size: Size) -> Results:
     """What was measured so far.
 
     Raises:
-        ValueError: the file is not one of ours; says what to do.
+        ValueError: the file is damaged, not one of ours, or of another size; says what to do.
     """
-    empty: Results = {"schema": 1, "trials": [], "chosen": {}, "runs": [], "timing": {}}
+    empty: Results = {"schema": 1, "size": list(size)}
+    empty |= {"trials": [], "chosen": {}, "runs": [], "timing": {}}
     if not path.exists():
         return empty
     try:
         found = json.loads(path.read_text("utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is damaged ({error!s:.80}); move it away to start anew") from None
-    if not isinstance(found, dict) or found.get("schema") != 1:
+    if not isinstance(found, dict) or found.get("schema") != 1 or not found.keys() >= empty.keys():
         raise ValueError(f"{path} is not of this script (no schema 1); name another folder")
-    return {**empty, **found}
+    if found["size"] != list(size):
+        raise ValueError(
+            f"{path} is about {found['size']} domains and sentences, not {list(size)}; name "
+            f"another folder"
+        )
+    return found
 
 
 def save(path: Path, results: Results) -> None:
@@ -89,13 +97,14 @@ def _results(cells: list[Cell], jobs: int, until: float) -> Iterator[Results]:
     context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
     with context.Pool(min(jobs, max(1, len(cells)))) as pool:
         waiting = iter(cells)
-        under_way = [pool.apply_async(attempt, (cell,)) for cell, _ in zip(waiting, range(jobs))]
+        first = itertools.islice(waiting, jobs)
+        under_way = [pool.apply_async(attempt, (cell,)) for cell in first]
         while under_way:
             ready = [one for one in under_way if one.ready()]
             under_way = [one for one in under_way if one not in ready]
             for one in ready:
-                if time.monotonic() < until and (cell := next(waiting, None)) is not None:
-                    under_way.append(pool.apply_async(attempt, (cell,)))
+                if time.monotonic() < until and (another := next(waiting, None)):
+                    under_way.append(pool.apply_async(attempt, (another,)))
                 yield one.get()
             time.sleep(0.05)
 
