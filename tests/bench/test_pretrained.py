@@ -112,6 +112,15 @@ def test_nothing_is_begun_when_time_is_up(tmp_path: Path) -> None:
     assert found["trials"] == found["runs"] == []
 
 
+def test_settings_for_all_reach_those_that_have_them(tmp_path: Path) -> None:
+    found = start(tmp_path, *CHEAP, "--step", "test", "--set", "epochs=1", "--set", "lift=50")
+    plain, readout = (found["chosen"][name]["one"] for name in ("plain", "readout"))
+    assert plain["epochs"] == readout["epochs"] == 1
+    assert readout["lift"] == 50
+    with pytest.raises(SystemExit):
+        start(tmp_path, "--set", "epoch=1")
+
+
 def test_another_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text("{}", "utf-8")
     with pytest.raises(ValueError, match="not of this script"):

@@ -22,7 +22,7 @@ def trials(
     for place in range(longest):
         for name in methods:
             if place < len(METHODS[name].grid):
-                settings = {**METHODS[name].defaults, **METHODS[name].grid[place], **common}
+                settings = METHODS[name].with_settings(common, METHODS[name].grid[place])
                 for seed in range(SEED, SEED + seeds):
                     found.append(Cell(name, seed, settings, "val", False, size, device))
     return found

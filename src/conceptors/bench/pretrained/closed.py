@@ -22,7 +22,7 @@ class Frozen(Method):
     name = "readout"
     about = "`Readout` behind the frozen encoder"
     defaults: ClassVar[Settings] = {"lift": 10_000, "members": 1}
-    grid: ClassVar[list[Settings]] = [{"members": members} for members in (1, 3)]
+    grid: ClassVar[list[Settings]] = [{"members": 3}, {"lift": 20_000}, {}]
 
     def __init__(self, stream: Stream, settings: Settings, seed: int, device: str) -> None:
         super().__init__(stream, settings, seed, device)
@@ -64,14 +64,14 @@ class ShieldedBody(Frozen):
     about = "`Readout` behind an encoder that learns under a shield"
     defaults: ClassVar[Settings] = {"rate": 3e-5, "lift": 10_000, "members": 1, "mix": 0.0}
     grid: ClassVar[list[Settings]] = [
-        {},
         {"members": 3, "mix": 0.3},
         {"rate": 1e-4, "members": 3, "mix": 0.3},
-        {"rate": 1e-4, "later": 0.3, "members": 3, "mix": 0.3},
         {"members": 3},
+        {"rate": 1e-4, "later": 0.3, "members": 3, "mix": 0.3},
+        {"lift": 20_000, "mix": 0.3},
         {"members": 3, "mix": 0.1},
-        {"rate": 1e-4},
-        {"rate": 1e-5},
+        {"rate": 1e-5, "members": 3, "mix": 0.3},
+        {},
     ]
 
     def __init__(self, stream: Stream, settings: Settings, seed: int, device: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from conceptors.bench.pretrained import choice, page, timing
 from conceptors.bench.pretrained.cells import COLUMNS, Cell
-from conceptors.bench.pretrained.methods import Settings
+from conceptors.bench.pretrained.methods import COMMON, Settings
 from conceptors.bench.pretrained.registry import METHODS, missing
 from conceptors.bench.pretrained.stream import Size
 from conceptors.bench.pretrained.work import Results, load, save, work
@@ -38,8 +38,7 @@ def main(arguments: list[str] | None = None) -> None:
             _say(f"{name} is skipped: {needs} is not installed")
         else:
             methods.append(name)
-    given = {"epochs": options.epochs, "batch": options.batch}
-    common: Settings = {key: value for key, value in given.items() if value is not None}
+    common: Settings = dict(options.set)
 
     def keep() -> None:
         save(path, results)
@@ -85,7 +84,7 @@ def _tests(
 
 def _settings(results: Results, name: str, common: Settings) -> dict[str, Settings]:
     """What was chosen; the defaults if nothing was."""
-    default: Settings = {**METHODS[name].defaults, **common}
+    default = METHODS[name].with_settings(common)
     found: dict[str, Settings] = results["chosen"].get(name, {})
     return {column: found.get(column, default) for column in COLUMNS}
 
@@ -98,6 +97,20 @@ def _versions() -> dict[str, str | None]:
         except importlib.metadata.PackageNotFoundError:
             found[name] = None
     return found
+
+
+def _setting(text: str) -> tuple[str, float]:
+    key, _, value = text.partition("=")
+    known = {name for row in METHODS.values() for name in row.with_settings({})} | set(COMMON)
+    if key not in known:
+        raise argparse.ArgumentTypeError(
+            f"no setting {key!r}; there are {', '.join(sorted(known))}"
+        )
+    try:
+        number = float(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{key} needs a number, got {value!r}") from None
+    return key, int(number) if number.is_integer() else number
 
 
 def _say(line: str) -> None:
@@ -116,8 +129,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--minutes", type=float, help="begin no run after so many; half of them for tuning")
     add("--domains", type=int, default=Size().domains)
     add("--sentences", type=int, default=Size().sentences, help="of each intent, at most")
-    add("--epochs", type=int, help="of each domain, for all methods")
-    add("--batch", type=int, help="sentences of a step, for all methods")
+    add(
+        "--set",
+        action="append",
+        type=_setting,
+        default=[],
+        metavar="KEY=NUMBER",
+        help="for all methods that have it: epochs, batch, head_rate, lift, ...",
+    )
     add("--out", type=Path, default=Path("results/pretrained"))
     add("--page", type=Path, help="the page whose tables are written")
     return parser

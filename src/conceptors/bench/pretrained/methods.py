@@ -37,6 +37,12 @@ class Method:
         heads = self.settings.get("heads", "own")
         self.model = Classifier(new_encoder(), stream.first, heads).to(device)
 
+    @classmethod
+    def with_settings(cls, common: Settings, own: Settings | None = None) -> Settings:
+        """The defaults, with its own settings, and with those of `common` that it has."""
+        known = {**COMMON, **cls.defaults}
+        return {**cls.defaults, **(own or {})} | {k: v for k, v in common.items() if k in known}
+
     def learn(self, domain: int) -> None:
         train(self.model, self.stream.parts["train"][domain], domain, self.lesson(domain))
 
