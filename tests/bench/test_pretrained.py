@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,15 @@ def test_it_resumes_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.Mon
     before = len(seen)
     assert start(tmp_path, *CHEAP, *steps) == whole
     assert len(seen) == before
+
+
+def test_rows_are_skipped_without_what_they_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    found = start(tmp_path, "--method", "osf", "--method", "plain", "--step", "tune")
+    assert {one["method"] for one in found["trials"]} == {"plain"}
+    assert "osf is skipped: peft cannot be imported" in capsys.readouterr().out
 
 
 def test_nothing_is_begun_when_time_is_up(tmp_path: Path) -> None:

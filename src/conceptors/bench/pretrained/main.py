@@ -6,7 +6,7 @@ What is done is kept at once, so that a run may be stopped at any time and start
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
+import importlib
 import math
 import time
 from pathlib import Path
@@ -15,7 +15,7 @@ from conceptors.bench.pretrained import choice, page, timing
 from conceptors.bench.pretrained.cells import COLUMNS, Cell
 from conceptors.bench.pretrained.methods import COMMON, Settings
 from conceptors.bench.pretrained.registry import METHODS, missing
-from conceptors.bench.pretrained.stream import Size
+from conceptors.bench.pretrained.stream import Size, stored_in
 from conceptors.bench.pretrained.work import Results, load, save, work
 from conceptors.experiments.machine import environment, find_device
 
@@ -34,8 +34,8 @@ def main(arguments: list[str] | None = None) -> None:
     results, failed = load(path, size), 0
     methods = []
     for name in options.method or list(METHODS):
-        if needs := missing(name):
-            _say(f"{name} is skipped: {needs} is not installed")
+        if why := missing(name):
+            _say(f"{name} is skipped: {why}")
         else:
             methods.append(name)
     common: Settings = dict(options.set)
@@ -92,10 +92,11 @@ def _settings(results: Results, name: str, common: Settings) -> dict[str, Settin
 def _versions() -> dict[str, str | None]:
     found: dict[str, str | None] = {}
     for name in ("transformers", "peft"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
+        try:  # its own word: where it is a folder on the path, it has no metadata
+            found[name] = importlib.import_module(name).__version__
+        except ImportError:
             found[name] = None
+    found["encoder"] = stored_in()
     return found
 
 

@@ -137,6 +137,8 @@ def _made_on(results: Results) -> str:
     versions = ", ".join(
         f"{name} {about[name]}" for name in ("torch", "transformers", "peft") if about.get(name)
     )
+    if about.get("encoder"):
+        versions += f", the encoder's file in {about['encoder']}"
     commit = f", commit {about['commit']}" if about["commit"] else ""
     return f"Made on {about['device_name']} with {versions}{commit}.\n"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 
 from conceptors.bench.pretrained.adapters import Lora, Osf
 from conceptors.bench.pretrained.closed import Frozen, ShieldedBody
@@ -24,6 +24,11 @@ METHODS = {row.name: row for row in ROWS}
 
 
 def missing(name: str) -> str | None:
-    """The package that a method needs and that is not here."""
+    """Why a method cannot be run here: what it needs cannot be imported."""
     needs = METHODS[name].needs
-    return needs if needs and importlib.util.find_spec(needs) is None else None
+    try:
+        if needs is not None:
+            importlib.import_module(needs)
+    except ImportError as error:  # it, or something that it needs itself
+        return f"{needs} cannot be imported ({error})"
+    return None
