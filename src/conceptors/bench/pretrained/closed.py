@@ -87,8 +87,8 @@ class ShieldedBody(Frozen):
     def scores(self, ids: Tensor) -> Tensor:
         """Readout, plus `mix` times what each head says among its own domain's intents.
 
-        A head's answers add up to 1 within its domain, so that they say which intent of a domain
-        it is, and nothing of which domain.
+        A head's answers add up to 1 within its domain: they say which intent of a domain it is,
+        and favour a domain only as far as its head is surer than others.
         """
         found = super().scores(ids)
         if not self.settings["mix"]:

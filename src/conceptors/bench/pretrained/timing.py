@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from typing import Any
@@ -29,10 +30,9 @@ def measure(
         with quiet():
             found[name] = _one(name, own, size, device)
         say(f"{name}: {found[name]}")
-    for name, own_time in found.items():
-        if "plain" in found:
-            own_time["ratio"] = round(own_time["seconds"] / found["plain"]["seconds"], 3)
-        found[name] = own_time
+    for own_time in found.values():
+        plain = found["plain"]["seconds"] if "plain" in found else None
+        own_time["ratio"] = None if plain is None else round(own_time["seconds"] / plain, 3)
     return found
 
 
@@ -40,6 +40,7 @@ def _one(name: str, settings: Settings, size: Size, device: str) -> dict[str, An
     torch.manual_seed(0)
     cuda = torch.device(device).type == "cuda"
     if cuda:
+        gc.collect()  # what the last method held is not this one's
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
