@@ -41,7 +41,7 @@ class Osf(Method):
     """
 
     name = "osf"
-    about = "OSF (peft), its documentation's budget, merged after each domain"
+    about = "OSF (peft), merged after each domain"
     needs = "peft"
     defaults: ClassVar[Settings] = {"rate": 3e-5, "budget": "growing"}
     grid: ClassVar[list[Settings]] = [
