@@ -33,6 +33,8 @@ def write(results: Results, page: Path) -> None:
 
 
 def tables(results: Results) -> str:
+    if not results["runs"] and not results["trials"]:
+        return "Not run yet; the command below makes the tables.\n"
     return "\n".join([_main(results), _targets(results), _settings(results), _made_on(results)])
 
 
@@ -133,7 +135,7 @@ def _settings(results: Results) -> str:
 def _made_on(results: Results) -> str:
     about = results.get("environment")
     if not about:
-        return "Nothing has been run yet.\n"
+        return ""
     versions = ", ".join(
         f"{name} {about[name]}" for name in ("torch", "transformers", "peft") if about.get(name)
     )
