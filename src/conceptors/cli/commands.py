@@ -37,6 +37,8 @@ def act(options: argparse.Namespace) -> int:
         for file in getattr(options, "imports", []):
             import_methods(file)
         return _ACTIONS[options.command](options)
+    except BrokenPipeError:
+        raise  # no fault of the request: the reader of the output is gone
     except (DataUnavailableError, ValueError, ImportError, OSError) as error:
         print(f"conceptors: {error}", file=sys.stderr)
         return 2
