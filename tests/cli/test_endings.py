@@ -17,12 +17,12 @@ from experiments.runs import read
 def cut_short(*words: str, errors: bool = False) -> tuple[int, str]:
     """Exit code and complaints of a command whose output nobody reads."""
     reading, writing = os.pipe()
+    os.close(reading)
     command = [sys.executable, "-m", "conceptors", *words]
     with subprocess.Popen(
         command, stdout=writing, stderr=writing if errors else subprocess.PIPE, text=True
     ) as process:
         os.close(writing)
-        os.close(reading)
         _, told = process.communicate(timeout=120)
     return process.returncode, told or ""
 
