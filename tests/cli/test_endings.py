@@ -28,15 +28,21 @@ def cut_short(*words: str, errors: bool = False) -> tuple[int, str]:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes end otherwise there")
-@pytest.mark.parametrize("words", [["list"], ["--help"]])
-def test_a_closed_pipe_ends_a_command_quietly(words: list[str]) -> None:
-    """As in `conceptors list | head -1`."""
-    assert cut_short(*words) == (141, "")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_closed_pipe_ends_a_command_quietly(
+    unbuffered: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in `conceptors list | head -1`: found at the first line, or when Python ends."""
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    assert cut_short("list") == (141, "")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes end otherwise there")
-def test_also_where_errors_go_the_same_way() -> None:
+def test_also_where_errors_go_the_same_way_and_for_help() -> None:
     assert cut_short("list", errors=True) == (141, "")
+    code, told = cut_short("--help")
+    assert code in (0, 141)  # argparse forgives what it sees at once
+    assert not told
 
 
 def test_another_broken_pipe_is_told(
