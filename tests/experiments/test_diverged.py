@@ -32,7 +32,9 @@ STACK = replace(TWO, methods=["sgd"], seeds=[0, 1, 2], stacked=3)
 def spoil(monkeypatch: pytest.MonkeyPatch, method: str, task: int, seed: int = 1) -> None:
     """From here on, a seed's gradients are far too long in one task."""
 
-    class Spoilt(METHODS[method]):  # type: ignore[misc]
+    kind: Any = METHODS[method]
+
+    class Spoilt(kind):  # type: ignore[misc]
         def gradients(self, number: int) -> None:
             super().gradients(number)
             if number == task and seed in self.seeds:

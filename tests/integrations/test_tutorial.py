@@ -21,6 +21,7 @@ from integrations.launch import EXAMPLES, start
 
 pytestmark = pytest.mark.skipif(not EXAMPLES.is_dir(), reason="the examples are in the checkout")
 transformers = pytest.importorskip("transformers")
+tokenizers = pytest.importorskip("tokenizers")
 
 PROGRAM = EXAMPLES / "pretrained_classifier.py"
 DOMAINS = {
@@ -32,12 +33,10 @@ DOMAINS = {
 
 def small_encoder(folder: Path, texts: list[str]) -> None:
     """A BERT of two layers that knows the words of some texts, and nothing about them."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
     words = sorted({word for text in texts for word in text.replace(",", " ,").split()})
     numbers = {word: i for i, word in enumerate(["[PAD]", "[UNK]", *words])}
-    made = Tokenizer(models.WordLevel(numbers, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(numbers, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     transformers.PreTrainedTokenizerFast(
         tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]"
     ).save_pretrained(folder)

@@ -35,7 +35,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[list[Tensor]]:
 def test_images_are_shuffled_as_the_second_task_was(
     share: float | None, words: str, tmp_path: Path, drawn: list[list[Tensor]]
 ) -> None:
-    options = {} if share is None else {"shuffled": share}
+    options: dict[str, Any] = {} if share is None else {"shuffled": share}
     results = {
         "scenario": "permuted-mnist",
         "runs": [{"seed": 3}],
