@@ -255,7 +255,7 @@ def test_few_images_are_enough_for_many_tasks(tasks: int, limit: int, class_orde
     )
     for split in ("train", "validation", "test"):
         counts = [getattr(task, split).counts for task in made.tasks]
-        assert min(map(min, counts)) >= 1
+        assert min(map(min, counts)) >= (1 if tasks == 100 else 2)  # norms need more than one
     total = sum(task.train.counts[0] + task.validation.counts[0] for task in made.tasks)
     assert total == limit + limit // 10  # each image once
     assert sum(task.test.counts[0] for task in made.tasks) == limit

@@ -163,12 +163,13 @@ def _parted(arrays: Arrays, groups: tuple[Tensor, ...]) -> tuple[Samples, Sample
     held = _held_out(arrays)
     x, y = arrays.train_x, arrays.train_y.long()
     test = (arrays.test_x, arrays.test_y.long())
-    bare = [own for own in torch.cat(groups) if not bool(torch.isin(y[:held], own).any())]
+    bare = [own for own in torch.cat(groups) if int(torch.isin(y[:held], own).sum()) < 2]
     if not bare:
         return (x[held:], y[held:]), (x[:held], y[:held]), test
-    chosen = torch.arange(len(y)) < held  # few images: tasks without validation get one each
-    for classes in bare:
-        chosen[torch.isin(y, classes).nonzero()[:1, 0]] = True
+    chosen = torch.arange(len(y)) < held
+    for classes in bare:  # few images: tasks get two for validation, as norms need more than one
+        own = torch.isin(y, classes).nonzero()[:, 0]
+        chosen[own[: max(1, min(2, len(own) // 2))]] = True
     return (x[~chosen], y[~chosen]), (x[chosen], y[chosen]), test
 
 
