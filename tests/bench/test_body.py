@@ -48,7 +48,7 @@ def _made_up(monkeypatch: pytest.MonkeyPatch) -> None:
         return [texts[k] for k in order], [labels[k] for k in order]
 
     parts = {"train": part(2400), "val": part(800), "test": part(800)}
-    found = Sentences(parts, {"one": [0, 1], "two": [2, 3]})
+    found = Sentences(parts, {"one": [0, 1], "two": [2, 3]}, ["a", "b", "c", "d"])
     monkeypatch.setattr(body, "sentences", lambda: found)
     monkeypatch.setattr(body, "encoder_folder", Path)
     monkeypatch.setattr(body, "encoder", lambda _: Encoder())

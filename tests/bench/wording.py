@@ -47,7 +47,9 @@ def use_made_up(monkeypatch: pytest.MonkeyPatch, encoder: Callable[[], Any]) -> 
         return texts, labels
 
     found = Sentences(
-        {"train": part(400), "val": part(120), "test": part(120)}, {"one": [0, 1], "two": [2, 3]}
+        {"train": part(400), "val": part(120), "test": part(120)},
+        {"one": [0, 1], "two": [2, 3]},
+        ["a", "b", "c", "d"],
     )
     made = encoder()
     monkeypatch.setattr(stream, "sentences", lambda: found)

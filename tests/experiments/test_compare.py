@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pytest
 
 from conceptors.experiments.benchmarks import BENCHMARKS, METHODS_COMPARED
-from conceptors.experiments.compare import How, experiment, plan, run_all, seeds_left, why_not
+from conceptors.experiments.compare import How, experiment, plan, run_all, standing, why_not
 from conceptors.experiments.events import Event, quiet
 from conceptors.experiments.experiment import ExperimentError
 from conceptors.experiments.methods import METHODS, Learner
@@ -189,7 +189,7 @@ def test_results_of_other_settings_are_told_and_kept(tmp_path: Path) -> None:
     compared(tmp_path, ROWS[:1], ["sgd"])
     before = (tmp_path / ROWS[0] / "results.json").read_bytes()
     (cell,) = plan(ROWS[:1], ["sgd"], 1).cells
-    assert seeds_left(experiment(cell, How("cpu")), tmp_path / ROWS[0]) == [0]
+    assert standing(experiment(cell, How("cpu")), tmp_path / ROWS[0]).left == [0]
     failed, _ = compared(tmp_path, ROWS[:1], ["sgd"], how=How("cpu", arrays=blobs()))
     assert "holds results of other settings" in failed["disjoint-mnist-2, sgd"]
     assert (tmp_path / ROWS[0] / "results.json").read_bytes() == before

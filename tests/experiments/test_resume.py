@@ -38,7 +38,8 @@ images.load = blobs
 print("ready", flush=True)
 run(KILLED, Path(sys.argv[2]), progress=lambda event: print(event, flush=True))
 """
-KILLED = replace(TWO, seeds=[0, 1, 2], settings={"*": {**FAST, "steps": 60, "check_every": 2}})
+SLOW = {"*": {**FAST, "steps": 60, "check_every": 2}, "ewc": {"strength": 1.0}}  # 15 diverges
+KILLED = replace(TWO, seeds=[0, 1, 2], settings=SLOW)
 
 
 def test_a_killed_run_resumes_to_the_same_results(tmp_path: Path) -> None:
@@ -173,7 +174,11 @@ def test_a_newer_file_is_left_to_a_newer_version(tmp_path: Path) -> None:
         Results.read(tmp_path / "results.json")
 
 
-@pytest.mark.parametrize("path", sorted(COMMITTED.glob("*/results.json")), ids=str)
+OTHERS = {"avalanche", "pretrained"}  # scripts of experiments/ that have a form of their own
+WRITTEN = [path for path in COMMITTED.glob("*/results.json") if path.parent.name not in OTHERS]
+
+
+@pytest.mark.parametrize("path", sorted(WRITTEN), ids=lambda path: path.parent.name)
 def test_committed_results_are_read_and_written_as_they_are(path: Path, tmp_path: Path) -> None:
     Results.read(path).write(tmp_path / "results.json")
     assert read(tmp_path) == read(path.parent)

@@ -216,7 +216,7 @@ def test_bad_requests_are_refused() -> None:
     with pytest.raises(ValueError, match="class_order must be"):
         build("disjoint-mnist", [0], class_order="random")
     with pytest.raises(ValueError, match="has no training, validation or test samples"):
-        build("disjoint-mnist", [0], tasks=10, limit=20)
+        build("disjoint-mnist", [0], tasks=10, limit=9)
     with pytest.raises(ValueError, match="degrees=10 is for rotated-mnist and rotated-fashion"):
         build("permuted-mnist", [0], degrees=10)
     with pytest.raises(ValueError, match=r"shuffled=0.1 is for permuted-mnist"):
@@ -234,6 +234,39 @@ def test_a_limit_keeps_the_first_images() -> None:
     assert task.train.counts == (99,)  # a tenth more for validation
     assert task.validation.counts == (11,)
     assert task.test.counts == (100,)
+
+
+@pytest.mark.parametrize("class_order", ["fixed", "seed"])
+@pytest.mark.parametrize(("tasks", "limit"), [(10, 100), (20, 200), (100, 200)])
+def test_few_images_are_enough_for_many_tasks(tasks: int, limit: int, class_order: str) -> None:
+    """No task goes without: neither of classes that come late, nor of validation images."""
+    late = blobs("cifar100", train=4000, test=1000)
+    first, rest = late.train_y < 50, late.train_y >= 50
+    late = late._replace(
+        train_x=torch.cat([late.train_x[first], late.train_x[rest]]),
+        train_y=torch.cat([late.train_y[first], late.train_y[rest]]),
+    )
+    made = build(
+        *("split-cifar100", [0, 1]),
+        tasks=tasks,
+        limit=limit,
+        class_order=class_order,
+        arrays=late,
+    )
+    for split in ("train", "validation", "test"):
+        counts = [getattr(task, split).counts for task in made.tasks]
+        assert min(map(min, counts)) >= (1 if tasks == 100 else 2)  # norms need more than one
+    total = sum(task.train.counts[0] + task.validation.counts[0] for task in made.tasks)
+    assert total == limit + limit // 10  # each image once
+    assert sum(task.test.counts[0] for task in made.tasks) == limit
+
+
+def test_whole_data_sets_are_parted_as_ever() -> None:
+    task = build("disjoint-mnist", [0], tasks=1).tasks[0]
+    arrays = blobs("mnist", train=1100, test=200)
+    held = len(arrays.train_y) // 10
+    assert torch.equal(everything(task.validation)[1], arrays.train_y[:held].long())
+    assert torch.equal(everything(task.train)[1], arrays.train_y[held:].long())
 
 
 def test_scenarios_say_whether_seeds_can_be_stacked() -> None:

@@ -232,6 +232,13 @@ def test_the_same_results_make_the_same_page() -> None:
     assert render(sample.make(3, 2)) == render(sample.make(3, 2))
 
 
+def test_seeds_that_failed_are_named() -> None:
+    results: dict[str, Any] = sample.make(2, 2)
+    failed = {"method": "<cab>", "seed": 7, "reason": "diverged in task 1 of 2", "config": {}}
+    assert "&lt;cab&gt; seed 7" in render({**results, "failed": [failed]})
+    assert "Failed" not in render(results)
+
+
 def test_pictures_are_put_inside(tmp_path: Path) -> None:
     file = tmp_path / "a.png"
     file.write_bytes(b"\x89PNG")

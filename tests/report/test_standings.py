@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from conceptors.experiments.benchmarks import BENCHMARKS
+from conceptors.experiments.results import Failure
 from conceptors.report.shortfalls import shortfalls
 from conceptors.report.standings import Standing, Table, read_tables, table, verdict
 from report import compared
@@ -136,3 +137,12 @@ def test_results_of_another_preset_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="settings of the preset 'disjoint-mnist-5', not of 'disj"):
         read_tables(tmp_path)
     assert all(not found.reached for found in read_tables(tmp_path, ["permuted-mnist-10"]))
+
+
+def test_a_benchmark_whose_seeds_all_failed_has_no_results(tmp_path: Path) -> None:
+    name = "permuted-mnist-10"
+    none = compared.results(name, {})
+    none.failed = [Failure("sgd", 0, "diverged in task 1 of 10", {})]
+    compared.write(tmp_path, {name: none})
+    (found,) = read_tables(tmp_path, [name])
+    assert not found.reached

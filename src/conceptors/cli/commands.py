@@ -16,7 +16,7 @@ from conceptors.cli.progress import ProgressLine
 from conceptors.experiments.experiment import Experiment, ExperimentError
 from conceptors.experiments.methods import METHODS, explain_settings, import_methods
 from conceptors.experiments.presets import PRESETS, RENAMED, current_name
-from conceptors.experiments.results import Results
+from conceptors.experiments.results import Failure, Results
 from conceptors.experiments.runner import UnfinishedError, run
 from conceptors.experiments.scenarios import SCENARIOS
 from conceptors.experiments.scenarios.data import (
@@ -37,6 +37,8 @@ def act(options: argparse.Namespace) -> int:
         for file in getattr(options, "imports", []):
             import_methods(file)
         return _ACTIONS[options.command](options)
+    except BrokenPipeError:
+        raise  # no fault of the request: the reader of the output is gone
     except (DataUnavailableError, ValueError, ImportError, OSError) as error:
         print(f"conceptors: {error}", file=sys.stderr)
         return 2
@@ -51,19 +53,26 @@ def _run(options: argparse.Namespace) -> int:
     line = ProgressLine(options.quiet)
     log = _tensorboard(options.tensorboard)
     failures: dict[str, str] = {}
+    diverged: list[Failure] = []
+    engine = chosen_engine(options, folder)
     try:
         results = run(
-            experiment, folder, progress=line.show, log=log, engine=chosen_engine(options, folder)
+            experiment, folder, progress=line.show, log=log, engine=engine, retry=options.retry
         )
     except UnfinishedError as error:
-        results, failures = error.results, error.failures
+        results, failures, diverged = error.results, error.failures, error.diverged
     line.end()
-    if not results.runs:
-        return tell_failures(failures)
-    print(table(results))
-    print(f"\nresults: {folder / 'results.json'}")
-    print(f"page:    conceptors report {shlex.quote(str(folder))}")
-    return tell_failures(failures)
+    if results.runs:
+        print(table(results))
+        print(f"\nresults: {folder / 'results.json'}")
+        print(f"page:    conceptors report {shlex.quote(str(folder))}")
+    if diverged:
+        print(
+            f"failed: {'; '.join(map(str, diverged))}; set a lower rate, with another --out if "
+            f"other seeds are to be the same, or try the same again with --retry",
+            file=sys.stderr,
+        )
+    return tell_failures(failures) or (1 if diverged else 0)
 
 
 def _report(options: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from conceptors.cli.engine import chosen_engine
 from conceptors.cli.progress import ProgressLine
-from conceptors.experiments.compare import How, Plan, experiment, plan, run_all, seeds_left
+from conceptors.experiments.compare import How, Plan, experiment, plan, run_all, standing
 from conceptors.experiments.events import Event
 
 RESULTS = Path("results/comparison")
@@ -22,7 +22,9 @@ def act_on_all(options: argparse.Namespace) -> int:
     if options.page:
         return _page(folder, Path(options.page), options.rows)
     made = plan(options.rows, options.methods, options.seeds or (1 if options.check else None))
-    how = How(options.device, options.stacked, options.check, command=_command(options))
+    how = How(
+        options.device, options.stacked, options.check, options.retry, command=_command(options)
+    )
     if options.list:
         return _list(made, how, folder)
     if options.check and options.out is None:
@@ -67,8 +69,10 @@ def _list(made: Plan, how: How, folder: Path) -> int:
         if cell.benchmark.name != named:
             named = cell.benchmark.name
             print(f"{named}: {cell.benchmark}; goal: {cell.benchmark.goal}")
-        left = len(seeds_left(experiment(cell, how), folder / named))
-        state = f"{cell.seeds - left} of {cell.seeds} seeds done"
+        found = standing(experiment(cell, how), folder / named)
+        done = cell.seeds - len(found.left) - len(found.failed)
+        state = f"{done} of {cell.seeds} seeds done"
+        state += f", {len(found.failed)} failed" if found.failed else ""
         settings = "own settings" if cell.has_own_settings else "settings that all share"
         print(f"  {cell.method:<18} {state:<24} {settings}")
     for note in made.notes:

@@ -55,7 +55,8 @@ examples:
   conceptors all --page                                    the page, from the results
 
 Each benchmark has its folder with results.json. Killed and started again it resumes; what failed
-is told at the end, and tried again next time. The exit code is 1 if something failed.
+is told at the end, and tried again next time (seeds that diverged only with --retry). The exit code
+is 1 if something failed.
 """
 
 
@@ -80,6 +81,7 @@ def parser() -> argparse.ArgumentParser:
     )
     _experiment_words(command)
     command.add_argument("--tensorboard", metavar="DIR", help="also log accuracies there")
+    _retry_word(command)
 
     command = commands.add_parser("tune", help="choose settings on validation data")
     _experiment_words(command)
@@ -281,7 +283,16 @@ def _all_words(command: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="make the page from the results instead (default: docs/comparison.md)",
     )
+    _retry_word(command)
     _machine_words(command)
+
+
+def _retry_word(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--retry",
+        action="store_true",
+        help="try again what diverged with these settings",
+    )
 
 
 def _import_word(command: argparse.ArgumentParser) -> None:

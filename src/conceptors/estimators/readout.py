@@ -227,9 +227,9 @@ class Readout(KeepsSums):
         """How far layers answer otherwise, by now, to what was remembered when sums were made.
 
         One number a layer: |ΔW z| / |W z| over inputs z like those that the shield remembers,
-        added up from one `learn_from(..., shield=shield)` to the next. 0.1 means that old features
-        have changed by up to a tenth there, and that the sums do not know of it. Call it after
-        `shield.remember`. What hard conceptors left out is not seen.
+        added up from one `learn_from(..., shield=shield)` to the next: 0.1 says that old features
+        changed by up to a tenth, which the sums do not know. Call it after `shield.remember`. Not
+        saved: a loaded readout counts anew. 0 for hard conceptors: what they left out is not seen.
         """
         return self._age.since(shield)
 

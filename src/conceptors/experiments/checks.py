@@ -53,15 +53,20 @@ def _too_large(value: float) -> bool:
         return True
 
 
-def check_form(results: dict[str, Any]) -> None:
-    """ValueError saying where `results` do not have the form of a results file."""
+def check_form(results: dict[str, Any], *, finished: bool = True) -> None:
+    """ValueError saying where `results` do not have the form of a results file.
+
+    With `finished` they must have a run; without, failures will do.
+    """
     _kind(_part(results, "scenario", ""), str, "scenario")
     for name in ("title", "command", "preset"):
         if results.get(name) is not None:
             _kind(results[name], str, name)
     runs = _kind(_part(results, "runs", ""), list, "runs")
-    if not runs:
-        raise ValueError("runs is empty: no run has finished yet")
+    failed = _check_failed(results.get("failed"))
+    if not runs and (finished or not failed):
+        why = f"{' '.join(failed[0])}" if failed else "no run has finished yet"
+        raise ValueError(f"runs is empty: {why}")
     names = results.get("task_names")
     tasks = len(_texts(names, "task_names")) if names is not None else 0
     pairs: set[tuple[str, int]] = set()
@@ -88,6 +93,23 @@ def check_form(results: dict[str, Any]) -> None:
         _number(entry.get("std"), f"{where}.std", optional=True)
         _kind(entry.get("source", ""), str, f"{where}.source")
     _check_identity(results.get("identity"), {method for method, _ in pairs})
+
+
+def _check_failed(given: Any) -> list[tuple[str, str, str]]:
+    """Method, seed and reason of every seed that failed."""
+    found = []
+    for k, failure in enumerate(_kind([] if given is None else given, list, "failed")):
+        where = f"failed[{k}]"
+        if set(_kind(failure, dict, where)) != {"method", "seed", "reason", "config"}:
+            raise ValueError(
+                f"{where} must have method, seed, reason and config, got {shown(list(failure))}"
+            )
+        _check_seed(failure["seed"], f"{where}.seed")
+        for name in ("method", "reason"):
+            _kind(failure[name], str, f"{where}.{name}")
+        _kind(failure["config"], dict, f"{where}.config")
+        found.append((cut(failure["method"]), f"seed {failure['seed']}", cut(failure["reason"])))
+    return found
 
 
 def _check_identity(identity: Any, methods: set[str]) -> None:
@@ -121,11 +143,7 @@ def _check_run(run: Any, where: str) -> int:
     """One run; returns how many tasks it is of."""
     _kind(run, dict, where)
     _kind(_part(run, "method", where), str, f"{where}.method")
-    seed = _part(run, "seed", where)
-    if not isinstance(seed, int) or isinstance(seed, bool) or abs(seed) > _LARGEST_SEED:
-        raise ValueError(
-            f"{where}.seed must be a whole number of at most 64 bits, got {shown(seed)}"
-        )
+    _check_seed(_part(run, "seed", where), f"{where}.seed")
     found = _check_accuracy(_part(run, "accuracy", where), f"{where}.accuracy")
     _number(_part(run, "final_accuracy", where), f"{where}.final_accuracy", 0.0, 100.0)
     _number(_part(run, "seconds", where), f"{where}.seconds", 0.0)
@@ -138,6 +156,11 @@ def _check_run(run: Any, where: str) -> int:
         if any(len(row) != len(rows) for row in rows):
             raise ValueError(f"{where}.similarity must be square, one row and one column per task")
     return found
+
+
+def _check_seed(seed: Any, where: str) -> None:
+    if not isinstance(seed, int) or isinstance(seed, bool) or abs(seed) > _LARGEST_SEED:
+        raise ValueError(f"{where} must be a whole number of at most 64 bits, got {shown(seed)}")
 
 
 def _check_accuracy(given: Any, where: str) -> int:

@@ -26,7 +26,7 @@ from conceptors.experiments.experiment import Experiment, ExperimentError
 from conceptors.experiments.ledger import Ledger, difference, open_ledger
 from conceptors.experiments.methods import METHODS, Settings
 from conceptors.experiments.pieces import Piece
-from conceptors.experiments.results import Results
+from conceptors.experiments.results import Failure, Results
 from conceptors.experiments.runner import counted, placed, run
 from conceptors.experiments.scenarios import SCENARIOS
 from conceptors.experiments.scenarios.data import Arrays, load
@@ -79,6 +79,7 @@ class How:
     device: str = "auto"
     stacked: int = 0  # as in an experiment
     check: bool = False  # tiny sizes, only to see that everything runs
+    retry: bool = False  # also seeds that failed with the same settings
     command: str = ""  # each benchmark adds its name
     arrays: Arrays | None = field(default=None, compare=False, repr=False)  # instead of all data
 
@@ -163,17 +164,32 @@ def experiment(cell: Cell, how: How) -> Experiment:
     )
 
 
-def seeds_left(wanted: Experiment, folder: Path) -> list[int]:
-    """Seeds that a folder has no run of; all of them where its settings are others."""
+@dataclass(frozen=True)
+class Standing:
+    """What a folder has of a cell."""
+
+    left: list[int]  # seeds to run
+    failed: list[Failure]  # seeds that came to no end with the same settings
+
+
+def standing(wanted: Experiment, folder: Path) -> Standing:
+    """How far a cell is; nothing is done where the folder has other settings."""
     (method,) = wanted.methods
     try:
         held = Results.read(folder / "results.json")
     except (OSError, ValueError):
-        return wanted.seeds
+        return Standing(wanted.seeds, [])
     mine = json.loads(json.dumps(wanted.identity()))
-    if held.identity is None or difference(held.identity, mine):
-        return wanted.seeds
-    return [seed for seed in wanted.seeds if seed not in held.seeds_of(method)]
+    if held.identity is None or difference(held, mine):
+        return Standing(wanted.seeds, [])
+    failed = [
+        one
+        for one in held.failed
+        if one.method == method and one.seed in wanted.seeds
+        if one.config == mine["configs"][method]
+    ]
+    over = held.seeds_of(method) | {one.seed for one in failed}
+    return Standing([seed for seed in wanted.seeds if seed not in over], failed)
 
 
 def run_all(
@@ -196,26 +212,30 @@ def run_all(
     engine = engine or Local()
     engine.device(how.device)
     left: list[tuple[Cell, Experiment]] = []
+    failed: dict[str, str] = {}
     done = 0
     for cell in cells:
         wanted = experiment(cell, how)
-        if seeds_left(wanted, folder / cell.benchmark.name):
+        found = standing(wanted, folder / cell.benchmark.name)
+        if found.left or (found.failed and how.retry):
             left.append((cell, wanted))
+        elif found.failed:
+            failed[str(cell)] = _named(found.failed)
         else:
             done += 1
     if done:
-        tell(f"{done} of {done + len(left)} done already")
+        tell(f"{done} of {done + len(left) + len(failed)} done already")
     if not isinstance(engine, Local):
-        return _run_side_by_side(left, folder, how, progress, tell, engine)
-    failed: dict[str, str] = {}
+        return failed | _run_side_by_side(left, folder, how, progress, tell, engine)
     for number, (cell, planned) in enumerate(left, 1):
         wanted, own = planned, folder / cell.benchmark.name
         note = own / f"failed-{cell.method}.txt"
-        more = len(seeds_left(wanted, own))
+        found = standing(wanted, own)
+        more = len(found.left) + (len(found.failed) if how.retry else 0)
         tell(f"[{number}/{len(left)}] {cell}, {more} seed{'s' if more > 1 else ''}")
         try:
             wanted = _small(wanted, how)
-            row = run(wanted, own, progress=progress).summary[cell.method]
+            row = run(wanted, own, progress=progress, retry=how.retry).summary[cell.method]
             note.unlink(missing_ok=True)
             outcome = f"{row['mean']:.2f} ± {row['std']:.2f} %"
         except Exception as error:
@@ -245,6 +265,7 @@ def _run_side_by_side(
 
     pieces: list[Piece] = []
     owners: list[Cell] = []
+    asked: dict[str, Experiment] = {}
     with ExitStack() as held:
         ledgers: dict[str, Ledger] = {}
         for cell, planned in left:
@@ -257,7 +278,8 @@ def _run_side_by_side(
             except Exception as error:
                 give_up(cell, f"{type(error).__name__}: {error}", traceback.format_exc())
                 continue
-            more = ledgers[name].left(wanted)
+            asked[str(cell)] = wanted
+            more = ledgers[name].left(wanted, retry=how.retry)
             pieces += more
             owners += [cell] * len(more)
         over = 0
@@ -276,11 +298,20 @@ def _run_side_by_side(
                 continue
             ledger = ledgers[cell.benchmark.name]
             ledger.take(finished.value)
-            if not waiting[str(cell)] and str(cell) not in failed:
+            if waiting[str(cell)] or str(cell) in failed:
+                continue
+            if diverged := ledger.failed(asked[str(cell)]):
+                give_up(cell, _named(diverged), _named(diverged))
+            else:
                 (folder / cell.benchmark.name / f"failed-{cell.method}.txt").unlink(missing_ok=True)
                 row = ledger.results.summary[cell.method]
                 tell(f"[{over}/{len(pieces)}] {cell}: {row['mean']:.2f} ± {row['std']:.2f} %")
     return failed
+
+
+def _named(failures: list[Failure]) -> str:
+    """Seeds that failed, on one line."""
+    return "; ".join(map(str, failures))
 
 
 def _small(wanted: Experiment, how: How) -> Experiment:

@@ -17,7 +17,7 @@ from conceptors.experiments.experiment import Experiment, ExperimentError
 from conceptors.experiments.machine import environment
 from conceptors.experiments.methods import METHODS
 from conceptors.experiments.pieces import Piece
-from conceptors.experiments.results import Results, Run
+from conceptors.experiments.results import Failure, Results, Run
 
 
 class Ledger:
@@ -40,17 +40,29 @@ class Ledger:
         """Take an experiment in; earlier results must be of the same settings."""
         self._held = _resume(experiment, self._folder, self._held)
 
-    def left(self, experiment: Experiment) -> list[Piece]:
-        """What is not done yet of an experiment that has joined."""
+    def left(self, experiment: Experiment, *, retry: bool = False) -> list[Piece]:
+        """What is not done yet of an experiment that has joined.
+
+        Seeds that failed would fail again, so that they count as done unless `retry`.
+        """
         device = torch.device(experiment.device)
-        return [
-            Piece(experiment, method, group)
-            for method in experiment.methods
-            for group in experiment.groups(
-                method,
-                [s for s in experiment.seeds if s not in self.results.seeds_of(method)],
-                device,
+        pieces = []
+        for method in experiment.methods:
+            over = self.results.seeds_of(method)
+            if not retry:
+                over |= self.results.failed_seeds_of(method)
+            groups = experiment.groups(
+                method, [s for s in experiment.seeds if s not in over], device
             )
+            pieces += [Piece(experiment, method, group) for group in groups]
+        return pieces
+
+    def failed(self, experiment: Experiment) -> list[Failure]:
+        """Seeds of an experiment that failed."""
+        return [
+            failure
+            for failure in self.results.failed
+            if failure.method in experiment.methods and failure.seed in experiment.seeds
         ]
 
     def take(self, learned: dict[str, Any]) -> None:
@@ -61,6 +73,7 @@ class Ledger:
         results.task_names = learned["task_names"]
         results.environment = learned["environment"]
         results.add(new, list((results.identity or {})["configs"]))
+        results.give_up(Failure(**found) for found in learned.get("failed", []))
         self.write()
 
     def write(self) -> None:
@@ -108,30 +121,36 @@ def _resume(experiment: Experiment, folder: Path, held: Results | None) -> Resul
             raise ValueError(f"{path} does not say with which settings it was made")
     except ValueError as error:
         raise ExperimentError(f"{error}; move it away, or choose another --out") from error
-    if changed := difference(held.identity, wanted):
+    changed = difference(held, wanted)
+    if changed and not held.runs:
+        return fresh  # all there is are failures, and these are the settings to try instead
+    if changed:
         lines = "\n".join(f"  {line}" for line in changed)
         raise ExperimentError(
             f"{folder} holds results of other settings:\n{lines}\nchoose another --out, or run "
             f"with the settings it has"
         )
     merged = {**held.identity["configs"], **wanted["configs"]}
+    failed = [one for one in held.failed if one.config == merged.get(one.method)]
     return replace(
         fresh,
         identity={**wanted, "configs": merged},
         task_names=held.task_names,
         runs=held.runs,
+        failed=failed,
         summary=held.summary,
         environment=held.environment,
     )
 
 
-def difference(held: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
-    """What differs, a line each; methods that only one of the two has do not count."""
+def difference(results: Results, wanted: dict[str, Any]) -> list[str]:
+    """What differs, a line each; only methods that have runs and are wanted count."""
     lines = []
+    held: dict[str, Any] = results.identity or {}
     for key in ("scenario", "preset", "options"):
         if held.get(key) != wanted[key]:
             lines.append(f"{key}: {held.get(key)!r} there, {wanted[key]!r} now")
-    for method in sorted(set(held["configs"]) & set(wanted["configs"])):
+    for method in sorted({run.method for run in results.runs} & set(wanted["configs"])):
         old, new = held["configs"][method], wanted["configs"][method]
         old = {**asdict(METHODS[method].settings_type()), **old}  # settings that came later
         for name in sorted(set(old) | set(new)):

@@ -15,7 +15,7 @@ from conceptors.experiments.events import Event, Progress, name_seeds
 from conceptors.experiments.experiment import Experiment
 from conceptors.experiments.machine import environment
 from conceptors.experiments.methods import METHODS, parse_settings
-from conceptors.experiments.results import Run, measures
+from conceptors.experiments.results import Failure, Run, measures
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,10 @@ class Piece:
         return work_key(self.experiment, self.method, self.seeds)
 
     def __call__(self, progress: Progress) -> dict[str, Any]:
-        """Learn all tasks: their names, one run for each seed, and the machine it was done on."""
+        """Learn all tasks: their names, a run or a failure of each seed, and the machine it was on.
+
+        Seeds that diverge do not stop the others.
+        """
         device = self.experiment.check()
         kind = METHODS[self.method]
         config = self.experiment.config(self.method)
@@ -50,9 +53,12 @@ class Piece:
         for number in range(len(scenario.tasks)):
             for past, new in zip(history, learner.learn(number)):
                 past.append(new)
+            going = [i for i in range(count) if i not in learner.diverged]
+            if not going:
+                break
             for rows, row in zip(accuracy, learner.test().tolist()):
                 rows.append([round(value, 4) for value in row])
-            progress(self._task_done(number, [rows[-1] for rows in accuracy], sizes))
+            progress(self._task_done(number, going, [rows[-1] for rows in accuracy], sizes))
         seconds = (time.perf_counter() - started) / count
         runs = [
             Run(
@@ -65,29 +71,41 @@ class Piece:
                 extras={"history": history[i], **learner.extras[i]},
             )
             for i, seed in enumerate(self.seeds)
+            if i not in learner.diverged
+        ]
+        failed = [
+            Failure(self.method, self.seeds[i], f"diverged in {where}", config)
+            for i, where in sorted(learner.diverged.items())
         ]
         return {
             "task_names": [task.name for task in scenario.tasks],
             "runs": [run.to_json() for run in runs],
+            "failed": [failure.to_json() for failure in failed],
             "environment": environment(device),
         }
 
-    def _task_done(self, number: int, rows: list[list[float]], sizes: list[list[int]]) -> Event:
-        """The event after a task, from each seed's accuracies and numbers of test samples."""
+    def _task_done(
+        self, number: int, going: list[int], rows: list[list[float]], sizes: list[list[int]]
+    ) -> Event:
+        """The event after a task, from accuracies and numbers of test samples of all seeds.
+
+        It tells of seeds that are going.
+        """
         upto = number + 1
         so_far = [
-            sum(a * n for a, n in zip(row[:upto], own)) / sum(own[:upto])
-            for row, own in zip(rows, sizes)
+            sum(a * n for a, n in zip(rows[i][:upto], sizes[i])) / sum(sizes[i][:upto])
+            for i in going
         ]
+        told = tuple(rows[i] for i in going)
         return Event(
             "task",
             self.method,
-            tuple(self.seeds),
+            tuple(self.seeds[i] for i in going),
             upto,
             len(rows[0]),
-            accuracy=statistics.mean(row[number] for row in rows),
+            accuracy=statistics.mean(row[number] for row in told),
             accuracy_so_far=statistics.mean(so_far),
-            rows=tuple(rows),
+            rows=told,
         )
 
 

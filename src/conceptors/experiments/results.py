@@ -44,6 +44,26 @@ class Run:
 _OWN = [entry.name for entry in fields(Run) if entry.name != "extras"]
 
 
+@dataclass(frozen=True)
+class Failure:
+    """A seed that did not come to the end, and would not with these settings.
+
+    >>> print(Failure("cab", 3, "diverged in task 2 of 10", {}))
+    cab seed 3 diverged in task 2 of 10
+    """
+
+    method: str
+    seed: int
+    reason: str
+    config: dict[str, Any]  # the method's settings
+
+    def __str__(self) -> str:
+        return f"{self.method} seed {self.seed} {self.reason}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {entry.name: getattr(self, entry.name) for entry in fields(self)}
+
+
 @dataclass
 class Results:
     """All runs of an experiment, with what is needed to resume and to show them."""
@@ -57,24 +77,32 @@ class Results:
     deviations: list[str] = field(default_factory=list)
     reference: dict[str, dict[str, Any]] = field(default_factory=dict)
     runs: list[Run] = field(default_factory=list)
+    failed: list[Failure] = field(default_factory=list)
     summary: dict[str, dict[str, Any]] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, found: Any) -> Results:
-        """Checked results; ValueError saying where the form is wrong."""
-        given = {entry.name: check_results(found).get(entry.name) for entry in fields(cls)}
+        """Checked results, maybe of failures alone; ValueError saying where the form is wrong."""
+        checked = check_results(found, finished=False)
+        given = {entry.name: checked.get(entry.name) for entry in fields(cls)}
         kept = {name: value for name, value in given.items() if value is not None}
-        return cls(**{**kept, "runs": [Run.from_json(run) for run in kept["runs"]]})
+        kept["runs"] = [Run.from_json(run) for run in kept["runs"]]
+        kept["failed"] = [Failure(**failure) for failure in kept.get("failed", [])]
+        return cls(**kept)
 
     @classmethod
     def read(cls, path: Path) -> Results:
-        """As `read_results`."""
-        return cls.from_json(read_results(path))
+        """As `read_results`, but also where every seed has failed."""
+        return cls.from_json(read_results(path, finished=False))
 
     def to_json(self) -> dict[str, Any]:
         plain = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        return {"schema": SCHEMA, **plain, "runs": [run.to_json() for run in self.runs]}
+        plain["runs"] = [run.to_json() for run in self.runs]
+        plain["failed"] = [failure.to_json() for failure in self.failed]
+        if not self.failed:
+            del plain["failed"]
+        return {"schema": SCHEMA, **plain}
 
     def write(self, path: Path) -> None:
         """Write the file, whole or not at all."""
@@ -88,12 +116,22 @@ class Results:
         self.runs = sorted([*self.runs, *runs], key=lambda run: (order[run.method], run.seed))
         self.summary = summarise(self.runs)
 
+    def give_up(self, failures: Iterable[Failure]) -> None:
+        """Take failures in, each in place of an older one of the same seed."""
+        known = {(one.method, one.seed): one for one in [*self.failed, *failures]}
+        for run in self.runs:
+            known.pop((run.method, run.seed), None)
+        self.failed = [known[pair] for pair in sorted(known)]
+
     def seeds_of(self, method: str) -> set[int]:
         return {run.seed for run in self.runs if run.method == method}
 
+    def failed_seeds_of(self, method: str) -> set[int]:
+        return {failure.seed for failure in self.failed if failure.method == method}
 
-def read_results(path: Path | str) -> dict[str, Any]:
-    """The checked content of a `results.json`.
+
+def read_results(path: Path | str, *, finished: bool = True) -> dict[str, Any]:
+    """The checked content of a `results.json`, with at least one run if it is to be `finished`.
 
     Errors: ValueError for a damaged file or one of another kind, OSError where it cannot be read.
     """
@@ -114,7 +152,7 @@ def read_results(path: Path | str) -> dict[str, Any]:
         why = str(error) if own else "it has a number of more digits than Python reads"
         raise ValueError(f"{path} is not a results file of conceptors: {why}") from None
     try:
-        return _in_todays_words(check_results(found))
+        return _in_todays_words(check_results(found, finished=finished))
     except ValueError as error:
         raise ValueError(f"{path} is not a results file of conceptors: {error}") from None
 
@@ -128,7 +166,7 @@ def _no_constant(name: str) -> None:
     raise _ConstantError(f"{name} is not a number of JSON; what is undefined is null")
 
 
-def check_results(results: Any) -> dict[str, Any]:
+def check_results(results: Any, *, finished: bool = True) -> dict[str, Any]:
     """`results` itself if it has the form of a results file, else ValueError saying where not."""
     check_values(results)
     if not isinstance(results, dict):
@@ -140,7 +178,7 @@ def check_results(results: Any) -> dict[str, Any]:
             f"schema is {shown(found) if 'schema' in results else 'missing'}; this version "
             f"reads schema {SCHEMA}{': a newer conceptors wrote it, upgrade' if newer else ''}"
         )
-    check_form(results)
+    check_form(results, finished=finished)
     return results
 
 

@@ -7,7 +7,7 @@ and machines do the work, and only this one writes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from conceptors.experiments.engines import Engine, Local
 from conceptors.experiments.events import Event, Progress
 from conceptors.experiments.experiment import Experiment, ExperimentError
 from conceptors.experiments.ledger import open_ledger
-from conceptors.experiments.results import Results
+from conceptors.experiments.results import Failure, Results
 
 __all__ = ["Experiment", "ExperimentError", "UnfinishedError", "placed", "run"]
 
@@ -23,15 +23,20 @@ Log = Callable[[str, int, int, list[float]], None]  # method, seed, task from 0,
 
 
 class UnfinishedError(RuntimeError):
-    """Some of the work failed again and again; all the rest is done and written.
+    """Some of the work failed; all the rest is done and written.
 
-    `failures` has the last traceback of each by name, `results` what there is.
+    `failures` has the last traceback of each by name, `diverged` the seeds whose training came to
+    no numbers, and `results` what there is.
     """
 
-    def __init__(self, failures: dict[str, str], results: Results) -> None:
-        super().__init__("\n".join(f"{name} failed:\n{why}" for name, why in failures.items()))
+    def __init__(
+        self, failures: dict[str, str], results: Results, diverged: Sequence[Failure] = ()
+    ) -> None:
+        told = [f"{name} failed:\n{why}" for name, why in failures.items()]
+        super().__init__("\n".join([*told, *map(str, diverged)]))
         self.failures = failures
         self.results = results
+        self.diverged = list(diverged)
 
 
 def run(
@@ -41,22 +46,25 @@ def run(
     progress: Progress,
     log: Log | None = None,
     engine: Engine | None = None,
+    retry: bool = False,
 ) -> Results:
     """Run what is not done yet; the whole results.
 
     Args:
         engine: where; by default in this process.
+        retry: also seeds that failed before with these settings.
 
     Raises:
         ExperimentError: impossible request, another run in the folder, other settings in it, or a
             damaged results file. Nothing is overwritten.
-        UnfinishedError: something failed on another machine, and what did not is written.
+        UnfinishedError: something failed on another machine, or seeds diverged, now or earlier;
+            what did not is written.
     """
     engine = engine or Local()
     experiment = placed(experiment, engine)
     with open_ledger(folder) as ledger:
         ledger.join(experiment)
-        pieces = ledger.left(experiment)
+        pieces = ledger.left(experiment, retry=retry)
         over = 0
 
         def told(event: Event) -> None:
@@ -73,10 +81,11 @@ def run(
             else:
                 ledger.take(finished.value)
         results = ledger.results
-        if results.runs:  # a file without any would be none
+        if results.runs or results.failed:  # a file without any would be none
             ledger.write()
-    if failures:
-        raise UnfinishedError(failures, results)
+        diverged = ledger.failed(experiment)
+    if failures or diverged:
+        raise UnfinishedError(failures, results, diverged)
     return results
 
 

@@ -66,7 +66,10 @@ class TrialsError(RuntimeError):
 
 
 def validation_accuracies(experiment: Experiment, progress: Progress) -> list[float]:
-    """Accuracy on all tasks' validation samples after learning all tasks, for each seed."""
+    """Accuracy on all tasks' validation samples after learning all tasks, for each seed.
+
+    0 for seeds that diverged: no setting is worse.
+    """
     (method,) = experiment.methods
     device = experiment.check()
     scores: list[float] = []
@@ -78,10 +81,13 @@ def validation_accuracies(experiment: Experiment, progress: Progress) -> list[fl
         learner = kind(scenario, settings, device, progress)
         for number in range(len(scenario.tasks)):
             learner.learn(number)
+            if len(learner.diverged) == len(seeds):
+                break
         with learner.weights_for_test():
             rows = [learner.accuracy(task.validation, k) for k, task in enumerate(scenario.tasks)]
         sizes = torch.tensor([task.validation.sizes() for task in scenario.tasks])
         weighted = (torch.stack(rows) * sizes).sum(0) / sizes.sum(0)
+        weighted[list(learner.diverged)] = 0.0
         scores += weighted.tolist()
     return scores
 

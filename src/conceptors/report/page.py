@@ -136,6 +136,8 @@ def _facts(results: dict[str, Any]) -> list[tuple[str, str]]:
     ]
     if results.get("preset"):
         facts.append(("Preset", results["preset"]))
+    if failed := results.get("failed"):
+        facts.append(("Failed", ", ".join(f"{f['method']} seed {f['seed']}" for f in failed)))
     device = results["environment"].get("device")
     return [*facts, ("Device", str(device))] if device else facts
 

@@ -9,6 +9,7 @@ import torch
 
 from conceptors.algebra.conceptor import Conceptor
 from conceptors.experiments.scenarios.data import load
+from conceptors.experiments.scenarios.images import permutation
 from conceptors.report import projected_images
 
 _SHOWN = 4
@@ -27,8 +28,10 @@ def pictures(results: dict[str, Any], folder: Path) -> list[tuple[str, Path]]:
     if scenario == "disjoint-mnist":
         aperture, other, name = 9.0, images[labels >= 5], "C of digits 5 to 9"
     else:
-        order = torch.randperm(784, generator=torch.Generator().manual_seed(0))
-        aperture, other, name = 4.0, images[:, order], "C of shuffled images"
+        share = (results.get("identity") or {}).get("options", {}).get("shuffled")
+        order = permutation(results["runs"][0]["seed"], 1, share)  # what the second task saw
+        name = "C of shuffled images" if share is None else f"C of images shuffled by {share:.0%}"
+        aperture, other = 4.0, images[:, order]
     conceptor = Conceptor.from_states(other, aperture)
     claimed = conceptor @ shown
     files = projected_images(

@@ -140,7 +140,9 @@ def read_tables(folder: Path, rows: Sequence[str] = ()) -> list[Table]:
     tables = []
     for name in rows or BENCHMARKS:
         path = folder / name / "results.json"
-        results = read_results(path) if path.is_file() else None
+        results = read_results(path, finished=False) if path.is_file() else None
+        if results is not None and not results["runs"]:
+            results = None  # all seeds failed
         if results is not None and results.get("preset") != name:
             raise ValueError(
                 f"{path} has settings of the preset {results.get('preset')!r}, not of {name!r}; "

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from conceptors import Readout
+from conceptors import Readout, Shield
 from estimators.readout.common import CLASSES, DIM, assert_close, samples
 
 Batch = tuple[Tensor, Tensor]
@@ -179,6 +179,35 @@ def test_a_readout_tells_how_far_its_features_are_out_of_date() -> None:
         readout.learn_from(nn.Identity(), [(X, y)], shield=shield)
     shield.now = 0.75
     assert readout.out_of_date(shield) == {"0": 0.25}  # since the oldest sums
+
+
+def test_how_far_features_are_out_of_date_is_not_saved() -> None:
+    X, y = data()
+    shield = Watch()
+    saved = Readout(DIM).learn_from(nn.Identity(), [(X, y)], shield=shield).state_dict()
+    loaded = Readout(DIM)
+    loaded.load_state_dict(saved)
+    shield.now = 0.5
+    with pytest.raises(RuntimeError, match="not since this readout was loaded"):
+        loaded.out_of_date(shield)
+    loaded.learn_from(nn.Identity(), [(X, y)], shield=shield)
+    shield.now = 0.75
+    assert loaded.out_of_date(shield) == {"0": 0.25}  # the first half is not known any more
+
+
+def test_features_that_hard_conceptors_leave_out_are_not_seen_to_move() -> None:
+    body, (X, y) = nn.Linear(DIM, DIM), data()
+    shield = Shield(body, 0.5, hard=True, warn_at_quota=1.0)
+    optimizer = shield.guard(torch.optim.SGD(body.parameters(), lr=0.1))
+    shield.remember(X)
+    readout = Readout(DIM).learn_from(body, [(X, y)], shield=shield)
+    before = body(X).detach()
+    for _ in range(20):
+        optimizer.zero_grad()
+        body(X).square().mean().backward()
+        optimizer.step()
+    assert float((body(X).detach() - before).norm() / before.norm()) > 0.05  # what was not claimed
+    assert max(readout.out_of_date(shield).values()) < 1e-3
 
 
 @pytest.mark.parametrize("task", [None, "new"])

@@ -45,6 +45,7 @@ class Learner:
         self.model = self.network().to(device)
         self.extras: list[dict[str, Any]] = [{} for _ in self.seeds]  # into the results
         self.pace = torch.ones(len(self.seeds), device=device)  # 0: has come to its end
+        self.diverged: dict[int, str] = {}  # place of a seed -> where that was; the others go on
 
     # --- what methods change --------------------------------------------------------------
 
@@ -101,7 +102,7 @@ class Learner:
     # --- training -------------------------------------------------------------------------
 
     def learn(self, number: int) -> list[dict[str, Any]]:
-        """Learn a task; its history, one a seed."""
+        """Learn a task; its history, one a seed. Seeds that fail at it are in `diverged`."""
         with self.passes():
             return self._learn(number)
 
@@ -134,9 +135,11 @@ class Learner:
                 if not any(schedule.going()):
                     break
         lesson.finish()
-        self.end_task(number)
-        for extra, count in zip(self.extras, self.stored_numbers() or ()):
-            extra["stored_numbers"] = count
+        self._set_aside(lesson, number, loss)
+        if len(self.diverged) < len(self.seeds):
+            self.end_task(number)
+            for extra, count in zip(self.extras, self.stored_numbers() or ()):
+                extra["stored_numbers"] = count
         return [
             {
                 "task": number,
@@ -150,6 +153,18 @@ class Learner:
             }
             for i in range(len(self.seeds))
         ]
+
+    def _set_aside(self, lesson: Lesson, number: int, loss: Tensor) -> None:
+        """Seeds that diverged go back to where they began: no NaN enters what the others share."""
+        s = self.settings
+        if not bool(loss.square().isfinite().all()):  # the task may end with better weights
+            _, loss = self.evaluate(self.scenario.tasks[number].validation, number, s.validation)
+        lost = lesson.lost() | ~loss.square().isfinite()
+        if not bool(lost.any()):
+            return
+        lesson.take_back(lost)
+        for place in lost.nonzero().flatten().tolist():
+            self.diverged.setdefault(place, f"task {number + 1} of {len(self.scenario.tasks)}")
 
     def _steps_done(self, number: int, step: int, steps: int, validation: float) -> Event:
         tasks = len(self.scenario.tasks)

@@ -21,12 +21,17 @@ class Lesson:
     Attributes:
         schedule: how fast each seed learns.
         latest: loss of the last step `[seeds]`.
+
+    What a seed does to its own weights never reaches another's, also when they are no numbers
+    any more; `lost` and `take_back` keep that so for what comes after the steps.
     """
 
     def __init__(self, learner: Learner, number: int) -> None:
         s = learner.settings
         seeds, device = learner.seeds, learner.device
         split, parameters = learner.training_split(number), learner.trained()
+        self._parameters, self._seeds = parameters, len(seeds)
+        self._begun = [p.detach().clone() for p in parameters]
         self._stream = Stream(split.sizes(), seeds, number, s.batch, learner.steps(number), device)
         rate = s.later_rate if number and s.later_rate else s.rate
         optimizer = torch.optim.SGD(parameters, lr=rate, momentum=s.momentum, weight_decay=s.decay)
@@ -73,6 +78,19 @@ class Lesson:
         self.schedule.finish()
         if self._mean is not None:
             self._mean.use()
+
+    @torch.no_grad()
+    def lost(self) -> Tensor:
+        """Seeds `[seeds]` whose weights are NaN, or so large that their squares are not finite."""
+        squares = [p.reshape(self._seeds, -1).square().sum(1) for p in self._parameters]
+        return ~torch.stack(squares).sum(0).isfinite().cpu()
+
+    @torch.no_grad()
+    def take_back(self, seeds: Tensor) -> None:
+        """Give some seeds `[seeds]` the weights that they began the task with."""
+        for parameter, begun in zip(self._parameters, self._begun):
+            chosen = seeds.to(parameter.device).repeat_interleave(len(parameter) // self._seeds)
+            parameter.copy_(torch.where(like(chosen, parameter), begun, parameter))
 
 
 class RunningMean:

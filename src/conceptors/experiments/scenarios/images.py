@@ -121,7 +121,7 @@ def _disjoint(arrays: Arrays, seeds: list[int], options: dict[str, Any]) -> Scen
         raise ValueError(f"10 classes cannot be shared evenly by {count} tasks; use 1, 2, 5 or 10")
     groups = class_orders(classes, seeds, options).chunk(count, 1)
     flat = arrays._replace(train_x=arrays.train_x.flatten(1), test_x=arrays.test_x.flatten(1))
-    tasks = by_class(*_parted(flat), groups, _named(groups, "digits"))
+    tasks = by_class(*_parted(flat, groups), groups, _named(groups, "digits"))
     name, image = options["name"], (1, 28, 28)
     return Scenario(name, tasks, seeds, classes, (784,), False, options, image=image)
 
@@ -136,7 +136,7 @@ def _split_cifar(arrays: Arrays, seeds: list[int], options: dict[str, Any]) -> S
         train_x=(arrays.train_x / 255 - mean) / std, test_x=(arrays.test_x / 255 - mean) / std
     )
     groups = class_orders(classes, seeds, options).chunk(count, 1)
-    tasks = by_class(*_parted(scaled), groups, _named(groups, "classes"))
+    tasks = by_class(*_parted(scaled, groups), groups, _named(groups, "classes"))
     heads, image = options["heads"] is not False, (3, 32, 32)
     return Scenario(options["name"], tasks, seeds, classes, image, heads, options, image=image)
 
@@ -158,11 +158,19 @@ def by_class(
     return tasks
 
 
-def _parted(arrays: Arrays) -> tuple[Samples, Samples, Samples]:
-    """Training, validation and test images with labels."""
+def _parted(arrays: Arrays, groups: tuple[Tensor, ...]) -> tuple[Samples, Samples, Samples]:
+    """Training, validation and test images with labels, for a task of each group of classes."""
     held = _held_out(arrays)
     x, y = arrays.train_x, arrays.train_y.long()
-    return (x[held:], y[held:]), (x[:held], y[:held]), (arrays.test_x, arrays.test_y.long())
+    test = (arrays.test_x, arrays.test_y.long())
+    bare = [own for own in torch.cat(groups) if int(torch.isin(y[:held], own).sum()) < 2]
+    if not bare:
+        return (x[held:], y[held:]), (x[:held], y[:held]), test
+    chosen = torch.arange(len(y)) < held
+    for classes in bare:  # few images: tasks get two for validation, as norms need more than one
+        own = torch.isin(y, classes).nonzero()[:, 0]
+        chosen[own[: max(1, min(2, len(own) // 2))]] = True
+    return (x[~chosen], y[~chosen]), (x[chosen], y[chosen]), test
 
 
 def _named(groups: tuple[Tensor, ...], what: str) -> list[str]:
@@ -178,16 +186,24 @@ def class_orders(classes: int, seeds: list[int], options: dict[str, Any]) -> Ten
     return torch.stack([torch.randperm(classes, generator=_generator(s, 1)) for s in seeds])
 
 
+def permutation(seed: int, task: int, shuffled: float | None = None) -> Tensor:
+    """Where the pixels of a task, numbered from 0, come from `[784]`; `shuffled` as in `build`.
+
+    Task 0 is unpermuted, as in the paper.
+    """
+    if not task:
+        return torch.arange(784)
+    count = 784 if shuffled is None else _shuffled_pixels(shuffled)
+    return _order(_generator(seed, 100 + task), count)
+
+
 def _permuted(arrays: Arrays, seeds: list[int], options: dict[str, Any]) -> Scenario:
-    """Task 1 is unpermuted, as in the paper."""
     share = options.get("shuffled")
-    count = 784 if share is None else _shuffled_pixels(share)
+    if share is not None:
+        _shuffled_pixels(share)  # refused also where nothing is shuffled
     orders = torch.stack(
         [
-            torch.stack(
-                [torch.arange(784)]
-                + [_order(_generator(seed, 100 + k), count) for k in range(1, options["tasks"])]
-            )
+            torch.stack([permutation(seed, k, share) for k in range(options["tasks"])])
             for seed in seeds
         ]
     )  # [seeds, tasks, 784]

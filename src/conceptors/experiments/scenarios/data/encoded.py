@@ -16,6 +16,7 @@ from conceptors._internal import storage
 from conceptors._internal.batches import with_progress
 from conceptors._internal.precision import exactly
 from conceptors.experiments.scenarios.data.cache import cache_folder, writable
+from conceptors.experiments.scenarios.data.read import first_of
 from conceptors.experiments.scenarios.data.sentences import (
     PARTS,
     encoder,
@@ -42,7 +43,8 @@ class Encoded(NamedTuple):
 
     def first(self, count: int) -> Encoded:
         """So many samples of each set."""
-        train, held, test = ((x[:count], y[:count]) for x, y in self[:3])
+        chosen = [first_of(y, count) for _, y in self[:3]]
+        train, held, test = ((x[own], y[own]) for (x, y), own in zip(self[:3], chosen))
         return Encoded(train, held, test, self.groups)
 
 

@@ -23,10 +23,21 @@ class Arrays(NamedTuple):
 
     def first(self, count: int) -> Arrays:
         """So many images of each set, and a tenth more to train with: validation is taken of it."""
-        seen = count + count // 10
+        train, test = first_of(self.train_y, count + count // 10), first_of(self.test_y, count)
         return Arrays(
-            self.train_x[:seen], self.train_y[:seen], self.test_x[:count], self.test_y[:count]
+            self.train_x[train], self.train_y[train], self.test_x[test], self.test_y[test]
         )
+
+
+def first_of(labels: Tensor, count: int) -> slice | Tensor:
+    """Places of the first so many samples; where a class would be missing, the first of each."""
+    if len(labels[:count].unique()) == len(labels.unique()):
+        return slice(count)
+    rank = torch.zeros(len(labels), dtype=torch.long)  # of a sample within its class
+    for label in labels.unique():
+        own = labels == label
+        rank[own] = torch.arange(int(own.sum()))
+    return rank.argsort(stable=True)[:count].sort().values
 
 
 def load(name: str, *, progress: bool = True) -> Arrays:

@@ -29,6 +29,7 @@ class Sentences(NamedTuple):
 
     parts: dict[str, tuple[list[str], list[int]]]
     domains: dict[str, list[int]]  # name -> labels
+    intents: list[str]  # names of the labels
 
 
 def sentence_files() -> list[Path]:
@@ -65,7 +66,7 @@ def sentences() -> Sentences:
             parts[part] = (list(texts), [number[intent] for intent in told])
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"the files of CLINC150 are of another form ({error!r:.100})") from None
-    return Sentences(parts, domains)
+    return Sentences(parts, domains, intents)
 
 
 def _json(file: Path) -> Any:
