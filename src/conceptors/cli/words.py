@@ -191,6 +191,12 @@ def _experiment_words(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--layers", choices=("all", "last"), help="of the encoder that inputs come from (clinc150)"
     )
+    command.add_argument(
+        "--standardised",
+        action="store_true",
+        default=None,
+        help="pixels of mean 0 and variance 1 (disjoint and permuted)",
+    )
     _machine_words(command)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from conceptors.experiments.methods.base import Learner
 from conceptors.experiments.methods.relatives.layers import (
@@ -16,6 +16,7 @@ from conceptors.experiments.methods.relatives.layers import (
     watching,
 )
 from conceptors.experiments.methods.settings import Settings, setting
+from conceptors.experiments.stacked import StackedLinear
 from conceptors.layers import Call, Draws, Sample
 
 
@@ -29,6 +30,7 @@ class OwmSettings(Settings):
         "when gradients meet what P learned: at once, or from the next task on",
         choices=("step", "task"),
     )
+    shrink: float = setting(0.0, "λ of a penalty λ ‖W‖ for each layer; its gradient is projected")
 
     def check(self) -> None:
         super().check()
@@ -56,7 +58,8 @@ class Owm(Learner):
 
     With one α that is P = α (α I + Σ x xᵀ)⁻¹. α falls within each
     task from `alpha` to `alpha` times `alpha_decay`. The new P is used at once, as in the paper's
-    code; with update=task, gradients meet the P of the tasks before.
+    code; with update=task, gradients meet the P of the tasks before. As gradients of a layer are
+    sums over rows, g P = Σ e (x P)ᵀ with e the error of each row: with few rows that is less work.
 
     x has a 1 for the bias, and in convolutions it is the mean over patches too; the paper's code
     goes through the places of an image one by one. With one head per task the last layer is left
@@ -84,6 +87,7 @@ class Owm(Learner):
         self.alphas, self.decays = (self._per_layer(name) for name in ("alpha", "alpha_decay"))
         # how much of the task is done: on the device, as steps may be replayed
         self.progress_made = torch.zeros((), device=self.device)
+        self._errors: dict[str, tuple[Tensor, Tensor]] = {}  # e [g, n, out] and x [g, n, d]
         self._sample = Sample(lambda count, dim: None, Draws(0))  # all rows
 
     def _per_layer(self, name: str) -> list[float]:
@@ -102,18 +106,27 @@ class Owm(Learner):
             self.used = {name: P.clone() for name, P in self.projectors.items()}
 
     def learn(self, number: int) -> list[dict[str, Any]]:
-        with watching(self.layers, self._note_mean):
+        with watching(self.layers, self._note):
             return super().learn(number)
 
     @torch.no_grad()
-    def _note_mean(self, layer: MatrixLayer, call: Call) -> None:
-        if not self.model.training:
+    def _note(self, layer: MatrixLayer, call: Call) -> None:
+        """The mean row; also, where rows are few, all of them and in time their errors."""
+        if not self.model.training or not call.output.requires_grad:
             return
-        mean, count = self.means[layer.name].zero_(), 0
-        for part in layer.rows(call, self._sample):
+        mean, parts = self.means[layer.name].zero_(), list(layer.rows(call, self._sample))
+        count = sum(part.shape[1] for part in parts)
+        for part in parts:
             mean += part.sum(1)
-            count += part.shape[1]
         mean /= count
+        _, out, dim = layer.shape
+        if isinstance(layer.layer, (StackedLinear, nn.Linear)) and count * (out + dim) < out * dim:
+            x = torch.cat(parts, 1)
+
+            def errors(e: Tensor) -> None:
+                self._errors[layer.name] = e.reshape(len(x), count, out), x
+
+            call.output.register_hook(errors)
 
     @torch.no_grad()
     def gradients(self, number: int) -> None:
@@ -122,12 +135,23 @@ class Owm(Learner):
             self._update(P, self.means[layer.name], alpha * decay**self.progress_made)
             gradient = layer.gradient()
             if gradient is not None:
-                layer.set_gradient(gradient @ self.used[layer.name])
+                layer.set_gradient(self._projected(layer, gradient))
         for parameter in self.fixed if number else ():
             if parameter.grad is not None:
                 parameter.grad.zero_()
         self.progress_made += self._step
         self._clip()
+
+    def _projected(self, layer: MatrixLayer, gradient: Tensor) -> Tensor:
+        """g P, with that of the penalty."""
+        P = self.used[layer.name]
+        few = self._errors.pop(layer.name, None)
+        projected = gradient @ P if few is None else few[0].mT @ (few[1] @ P)
+        if self.settings.shrink:
+            W = layer.matrix()
+            length = W.square().sum((1, 2), keepdim=True).sqrt()
+            projected += self.settings.shrink * (W / length.clamp_min(1e-12)) @ P
+        return projected
 
     def _update(self, P: Tensor, x: Tensor, alpha: Tensor) -> None:
         """Recursive least squares, in place; seeds that stand still keep their P."""
