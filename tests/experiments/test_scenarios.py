@@ -42,7 +42,7 @@ def test_standardised_pixels(name: str) -> None:
             found, labels = everything(getattr(after, part))
             torch.testing.assert_close(found, (x - mean) / sd, rtol=1e-5, atol=1e-5)
             assert torch.equal(y, labels)
-    with pytest.raises(ValueError, match="standardised pixels are for .*, not for rotated-mnist"):
+    with pytest.raises(ValueError, match=r"standardised pixels are for .*, not for rotated-mnist"):
         build("rotated-mnist", [0], standardised=True)
 
 

@@ -87,15 +87,12 @@ def build(
         if key != kind.alikeness:
             some = [other for other, its in SCENARIOS.items() if its.alikeness == key]
             raise ValueError(f"{key}={value:g} is for {' and '.join(some)}, not for {name}")
-    if standardised and kind.make not in (_disjoint, _permuted):
-        some = [other for other, its in SCENARIOS.items() if its.make in (_disjoint, _permuted)]
-        raise ValueError(f"standardised pixels are for {', '.join(some)}, not for {name}")
     if arrays is None:
         arrays = (kind.encoded or load)(kind.data, progress=progress)
     if limit is not None:
         arrays = arrays.first(limit)
     if standardised:
-        arrays = _standardised(arrays)
+        arrays = _standardised(arrays, name)
     options: dict[str, Any] = {
         "tasks": count,
         "heads": heads,
@@ -119,8 +116,11 @@ def _generator(seed: int, purpose: int) -> torch.Generator:
     return torch.Generator().manual_seed(1_000_003 * (purpose + 1) + seed)
 
 
-def _standardised(arrays: Any) -> Arrays:
+def _standardised(arrays: Any, name: str) -> Arrays:
     """Bytes as floats of mean 0 and variance 1 over all pixels of the training images."""
+    able = [other for other, kind in SCENARIOS.items() if kind.make in (_disjoint, _permuted)]
+    if name not in able:
+        raise ValueError(f"standardised pixels are for {', '.join(able)}, not for {name}")
     counts = arrays.train_x.flatten().bincount(minlength=256).double()
     grey = torch.arange(256, dtype=torch.float64) / 255
     mean = (counts * grey).sum() / counts.sum()

@@ -22,8 +22,12 @@ from conceptors.layers import Call, Draws, Sample
 
 @dataclass(frozen=True)
 class OwmSettings(Settings):
-    alpha: str = setting("1", "α: smaller protects more; of all layers, or each its own: 0.9,1,0.6")
-    alpha_decay: str = setting("0.1", "by how much α falls from start to end of a task; as alpha")
+    alpha: str = setting(
+        "1", "α: smaller protects more; of all layers, or each its own: 0.9,1,0.6", each=True
+    )
+    alpha_decay: str = setting(
+        "0.1", "by how much α falls from start to end of a task; as alpha", each=True
+    )
     clip: float = setting(10.0, "longest gradient, of all layers together; 0 for any length")
     update: str = setting(
         "step",
@@ -90,14 +94,24 @@ class Owm(Learner):
         self._errors: dict[str, tuple[Tensor, Tensor]] = {}  # e [g, n, out] and x [g, n, d]
         self._sample = Sample(lambda count, dim: None, Draws(0))  # all rows
 
-    def _per_layer(self, name: str) -> list[float]:
-        found = numbers(name, getattr(self.settings, name))
-        if len(found) not in (1, len(self.layers)):
-            raise ValueError(
-                f"{name} has {len(found)} numbers for {len(self.layers)} layers; give one for all, "
-                f"or one for each"
-            )
-        return found * len(self.layers) if len(found) == 1 else found
+    def _per_layer(self, name: str) -> list[Tensor]:
+        """Numbers of a setting, those of each layer `[g, 1, 1]`."""
+        given = getattr(self.settings, name)
+        by_seed = []
+        for text in given if isinstance(given, tuple) else [given] * len(self.seeds):
+            found = numbers(name, text)
+            if len(found) not in (1, len(self.layers)):
+                raise ValueError(
+                    f"{name} has {len(found)} numbers for {len(self.layers)} layers; give one for "
+                    f"all, or one for each"
+                )
+            by_seed.append(found * len(self.layers) if len(found) == 1 else found)
+        made = []
+        for layer, values in zip(self.layers, zip(*by_seed)):
+            each = layer.shape[0] // len(self.seeds)  # groups of one seed
+            of_seeds = layer.weight.detach().new_tensor(values)
+            made.append(of_seeds.repeat_interleave(each)[:, None, None])
+        return made
 
     def start_task(self, number: int) -> None:
         self.progress_made.zero_()
