@@ -58,11 +58,10 @@ def test_names_are_checked() -> None:
     assert {cell.seeds for cell in found.cells} == {3}
 
 
-@pytest.mark.parametrize("data", ["mnist", "cifar100"])
-def test_all_run_at_tiny_sizes_and_resume(data: str, tmp_path: Path) -> None:
+def test_all_run_at_tiny_sizes_and_resume(tmp_path: Path) -> None:
     planned = plan_published(seeds=1).cells
-    cells = [cell for cell in planned if SCENARIOS[cell.benchmark.scenario].data == data]
-    how = How("cpu", check=True, arrays=blobs(data, train=1100, test=200))
+    cells = [cell for cell in planned if SCENARIOS[cell.benchmark.scenario].data == "mnist"]
+    how = How("cpu", check=True, arrays=blobs())
     said: list[str] = []
     assert not run_all(cells, tmp_path, how, progress=quiet, tell=said.append)
     for cell in cells:
