@@ -23,6 +23,7 @@ from conceptors.experiments.tune_rows import (
     run_searches,
     searches,
     stacks,
+    tried,
 )
 from experiments.tasks import blobs
 
@@ -58,6 +59,14 @@ def test_points_learn_together_as_they_do_alone(method: str) -> None:
     alone = [validation_accuracies(Trial(common, one, [100, 101]).tried, quiet) for one in asked]
     assert scores_of_points(common, asked, quiet) == [pytest.approx(one, abs=2.5) for one in alone]
     assert alone[0] != alone[1]
+
+
+def test_a_point_that_diverges_does_not_take_the_others_with_it() -> None:
+    common, asked = tiny("gpm"), [{"rate": 0.1}, {"rate": 0.2}, {"rate": 1e30}]
+    found = tried(common, asked, quiet)
+    assert found[2] == [0.0, 0.0]
+    assert found[:2] == [pytest.approx(one, abs=2.5) for one in tried(common, asked[:2], quiet)]
+    assert min(map(min, found[:2])) > 0
 
 
 def test_what_cannot_differ_is_named() -> None:

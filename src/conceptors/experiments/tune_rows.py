@@ -22,6 +22,7 @@ from conceptors.experiments.grid import Book, check_asked
 from conceptors.experiments.grids import FEWER_TASKS, GRIDS, QUICK, Grid
 from conceptors.experiments.ledger import open_ledger
 from conceptors.experiments.methods import METHODS
+from conceptors.experiments.methods.relatives.layers import DivergedError
 from conceptors.experiments.methods.settings import may_differ
 from conceptors.experiments.scenarios.data import Arrays
 from conceptors.experiments.trials import Trial, scores_of_points
@@ -113,10 +114,21 @@ def run_search(search: Search, folder: Path, how: How, progress: Progress) -> di
         wanted = points(search, common)
         left = [point for point in wanted if book.find(point) is None]
         for stack in stacks(search.method, left):
-            for point, scores in zip(stack, scores_of_points(common, stack, progress)):
+            for point, scores in zip(stack, tried(common, stack, progress)):
                 book.add(point, scores)
         lines = [line for point in wanted if (line := book.find(point)) is not None]
     return max(lines, key=lambda line: float(line["validation"]))
+
+
+def tried(common: Experiment, stack: list[dict[str, Any]], progress: Progress) -> list[list[float]]:
+    """Scores of every point; 0 for one that diverges, which must not take the others with it."""
+    try:
+        return scores_of_points(common, stack, progress)
+    except DivergedError:
+        if len(stack) == 1:
+            return [[0.0] * len(common.seeds)]
+    half = len(stack) // 2
+    return tried(common, stack[:half], progress) + tried(common, stack[half:], progress)
 
 
 def stacks(method: str, left: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:

@@ -19,6 +19,10 @@ from conceptors.layers import Block, Call, Draws, Rule, Sample, SecondMoment, fi
 from conceptors.shield.blocks import parameter_at
 
 
+class DivergedError(ValueError):
+    """Training ended with numbers that are none, for at least one member of a stack."""
+
+
 @dataclass(frozen=True, eq=False)
 class MatrixLayer:
     """One matrix of a model, and the layer that multiplies rows with it."""
@@ -222,7 +226,7 @@ def rows(
     joined = {name: torch.cat(parts, 1) for name, parts in found.items()}
     for name, values in joined.items():
         if not bool(values.isfinite().all()):
-            raise ValueError(
+            raise DivergedError(
                 f"NaN or infinite rows enter {name}: training diverged; lower the rate"
             )
     return joined
