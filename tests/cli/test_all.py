@@ -12,6 +12,7 @@ import pytest
 from conceptors.cli import main
 from conceptors.experiments.all import main as as_a_module
 from conceptors.experiments.benchmarks import BENCHMARKS
+from conceptors.report.papers_page import BEGIN, END
 from experiments.runs import read
 from experiments.tasks import blobs
 
@@ -54,6 +55,26 @@ def test_run_list_and_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "### permuted-mnist-10\n" in page.read_text("utf-8")
     assert "### disjoint-mnist-5\n" not in page.read_text("utf-8")
     assert (tmp_path / "assets" / "comparison" / "permuted-mnist-10.svg").exists()
+
+
+def test_protocols_of_papers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name, out = "gpm-permuted-mnist-10-deep", str(tmp_path / "out")
+    words = ["all", "--published", "--rows", name, "--device", "cpu", "--out", out]
+    assert main([*words, "--list"]) == 0
+    assert re.search(r"^  gpm +0 of 5 seeds done +own settings$", capsys.readouterr().out, re.M)
+    assert main([*words, "--check", "--quiet"]) == 0
+    assert capsys.readouterr().out == f"1 of 1 done\nresults: {out}\n"
+    command = read(tmp_path / "out" / name)["command"]
+    assert command == f"conceptors all --published --check --device cpu --rows {name}"
+
+    page = tmp_path / "page.md"
+    page.write_text(f"{BEGIN}\n{END}\n")
+    shown = ["all", "--published", "--page", str(page), "--out", str(tmp_path / "none")]
+    assert main(shown) == 0
+    assert capsys.readouterr().out == f"{page}\n"
+    assert "| gpm | permuted-mnist, 10 tasks |" in page.read_text("utf-8")
+    assert main([*shown, "--rows", name]) == 2
+    assert "leave --rows out" in capsys.readouterr().err
 
 
 def test_a_check_leaves_nothing(

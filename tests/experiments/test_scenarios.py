@@ -26,6 +26,26 @@ def everything(split: Split, seed: int = 0) -> tuple[Tensor, Tensor]:
     return x[seed], y[seed]
 
 
+# --- pixels ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["disjoint-mnist", "permuted-fashion"])
+def test_standardised_pixels(name: str) -> None:
+    plain, made = build(name, [0], tasks=2), build(name, [0], tasks=2, standardised=True)
+    assert "standardised" not in plain.options
+    assert made.options["standardised"]
+    images = blobs(SCENARIOS[name].data, train=1100, test=200).train_x.double() / 255
+    mean, sd = float(images.mean()), float(images.std(correction=0))
+    for before, after in zip(plain.tasks, made.tasks):
+        for part in ("train", "validation", "test"):
+            x, y = everything(getattr(before, part))
+            found, labels = everything(getattr(after, part))
+            torch.testing.assert_close(found, (x - mean) / sd, rtol=1e-5, atol=1e-5)
+            assert torch.equal(y, labels)
+    with pytest.raises(ValueError, match=r"standardised pixels are for .*, not for rotated-mnist"):
+        build("rotated-mnist", [0], standardised=True)
+
+
 # --- disjoint ----------------------------------------------------------------------------
 
 

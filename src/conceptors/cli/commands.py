@@ -307,7 +307,7 @@ def _experiment(options: argparse.Namespace) -> Experiment:
                 f"--set {text}: unknown method {method!r}{nearest(method, METHODS)}"
             )
         settings.setdefault(method if dot else "*", {})[rest] = value
-    names = ("tasks", "limit", "heads", "layers", "degrees", "shuffled")
+    names = ("tasks", "limit", "heads", "layers", "degrees", "shuffled", "standardised")
     chosen = {name: getattr(options, name) for name in names}
     scenario_options = {name: value for name, value in chosen.items() if value is not None}
     if options.class_order != "fixed":

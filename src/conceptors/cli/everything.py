@@ -1,4 +1,4 @@
-"""`conceptors all`: every method on every benchmark, and the page about it."""
+"""`conceptors all`: every method on every benchmark, or as its paper ran it, and the page."""
 
 from __future__ import annotations
 
@@ -12,16 +12,20 @@ from conceptors.cli.engine import chosen_engine
 from conceptors.cli.progress import ProgressLine
 from conceptors.experiments.compare import How, Plan, experiment, plan, run_all, standing
 from conceptors.experiments.events import Event
+from conceptors.experiments.experiment import ExperimentError
+from conceptors.experiments.protocols import plan_published
 
-RESULTS = Path("results/comparison")
+RESULTS, PUBLISHED = Path("results/comparison"), Path("results/published")
 
 
 def act_on_all(options: argparse.Namespace) -> int:
     """Do what was asked for; 0 if all went well, 1 if a cell failed."""
-    folder = RESULTS if options.out is None else Path(options.out)
+    usual = PUBLISHED if options.published else RESULTS
+    folder = usual if options.out is None else Path(options.out)
     if options.page:
-        return _page(folder, Path(options.page), options.rows)
-    made = plan(options.rows, options.methods, options.seeds or (1 if options.check else None))
+        return _page(folder, Path(options.page), options)
+    planned = plan_published if options.published else plan
+    made = planned(options.rows, options.methods, options.seeds or (1 if options.check else None))
     how = How(
         options.device, options.stacked, options.check, options.retry, command=_command(options)
     )
@@ -34,7 +38,8 @@ def act_on_all(options: argparse.Namespace) -> int:
     print(f"results: {folder}")
     if not options.check:
         where = "" if options.out is None else f" --out {shlex.quote(str(folder))}"
-        print(f"page:    conceptors all --page{where}")
+        which = " --published" if options.published else ""
+        print(f"page:    conceptors all{which} --page{where}")
     return code
 
 
@@ -80,19 +85,25 @@ def _list(made: Plan, how: How, folder: Path) -> int:
     return 0
 
 
-def _page(folder: Path, page: Path, rows: list[str]) -> int:
+def _page(folder: Path, page: Path, options: argparse.Namespace) -> int:
     from conceptors.report import need_charts
 
     need_charts()
-    from conceptors.report.standings_page import write
+    from conceptors.report import papers_page, standings_page
 
-    for file in write(folder, page, rows):
+    if options.published:
+        if options.rows:
+            raise ExperimentError("--published --page shows all protocols; leave --rows out")
+        print(papers_page.write(folder, page))
+        return 0
+    for file in standings_page.write(folder, page, options.rows):
         print(file)
     return 0
 
 
 def _command(options: argparse.Namespace) -> str:
     """The command for the results: without the folder, which means nothing elsewhere."""
-    words = ["conceptors", "all", *(["--check"] if options.check else [])]
+    words = ["conceptors", "all", *(["--published"] if options.published else [])]
+    words += ["--check"] if options.check else []
     words += ["--seeds", str(options.seeds)] if options.seeds else []
     return shlex.join([*words, "--device", options.device])

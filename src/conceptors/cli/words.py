@@ -53,6 +53,7 @@ examples:
   conceptors all --device cuda                             everything that is not done yet
   conceptors all --rows disjoint-mnist-2 --methods sgd cab --seeds 3 --out out/few
   conceptors all --page                                    the page, from the results
+  conceptors all --published --device cuda                 relatives held to their papers
 
 Each benchmark has its folder with results.json. Killed and started again it resumes; what failed
 is told at the end, and tried again next time (seeds that diverged only with --retry). The exit code
@@ -193,6 +194,12 @@ def _experiment_words(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--layers", choices=("all", "last"), help="of the encoder that inputs come from (clinc150)"
     )
+    command.add_argument(
+        "--standardised",
+        action="store_true",
+        default=None,
+        help="pixels of mean 0 and variance 1 (disjoint and permuted)",
+    )
     _machine_words(command)
 
 
@@ -260,14 +267,23 @@ def _all_words(command: argparse.ArgumentParser) -> None:
         "--rows", nargs="+", default=[], metavar="NAME", help="benchmarks (default: all)"
     )
     command.add_argument(
+        "--published",
+        action="store_true",
+        help="instead: each relative as its own paper ran it, held to the figure published there",
+    )
+    command.add_argument(
         "--methods", nargs="+", default=[], metavar="NAME", help="(default: all that apply)"
     )
     _import_word(command)
     command.add_argument(
-        "--seeds", type=_positive, help="how many (default: 10, on CIFAR-100 5; with --check 1)"
+        "--seeds",
+        type=_positive,
+        help="how many (default: 10; on CIFAR-100 and with --published 5; with --check 1)",
     )
     command.add_argument(
-        "--out", metavar="DIR", help="folder of the results (default: results/comparison)"
+        "--out",
+        metavar="DIR",
+        help="folder of the results (default: results/comparison, or results/published)",
     )
     does = command.add_mutually_exclusive_group()
     does.add_argument("--list", action="store_true", help="show what there is to run, and stop")

@@ -81,6 +81,7 @@ class Benchmark:
     seeds: int = 10
     heads: bool | None = None  # one head per task; None where there is no choice
     told: bool = False  # methods that are told the task when tested may take part
+    standardised: bool = False  # pixels of mean 0 and variance 1
 
     @property
     def hidden(self) -> str | None:
@@ -90,7 +91,8 @@ class Benchmark:
     def options(self) -> dict[str, Any]:
         """Of the scenario."""
         heads = {} if self.heads is None else {"heads": self.heads}
-        return {"tasks": self.tasks, **heads}
+        pixels = {"standardised": True} if self.standardised else {}
+        return {"tasks": self.tasks, **heads, **pixels}
 
     def __str__(self) -> str:
         """

@@ -54,6 +54,7 @@ class Cell:
     benchmark: Benchmark
     method: str
     seeds: int
+    settings: dict[str, Any] | None = None  # instead of those chosen for the benchmark
 
     def __str__(self) -> str:
         return f"{self.benchmark.name}, {self.method}"
@@ -61,7 +62,8 @@ class Cell:
     @property
     def has_own_settings(self) -> bool:
         """Whether settings were chosen for this method here, beyond those that all share."""
-        return self.method in TUNED.get(self.benchmark.name, {})
+        chosen = self.method in TUNED.get(self.benchmark.name, {})
+        return chosen or self.settings is not None
 
 
 @dataclass(frozen=True)
@@ -143,20 +145,20 @@ def _differs_only_in_network(benchmark: Benchmark) -> bool:
 
 def experiment(cell: Cell, how: How) -> Experiment:
     """What a cell runs."""
-    options, settings = dict(cell.benchmark.options), {}
+    options, settings = dict(cell.benchmark.options), dict(cell.settings or {})
     if how.check:
         options["tasks"] = min(options["tasks"], _TINY_TASKS)
         layers = len((cell.benchmark.hidden or "").split(","))
         tiny = {**_TINY, "hidden": ",".join([_TINY_LAYER] * layers)}
         known = METHODS[cell.method].settings_type.__dataclass_fields__
-        settings = {cell.method: {k: v for k, v in tiny.items() if k in known}}
+        settings |= {k: v for k, v in tiny.items() if k in known}
     return Experiment(
         cell.benchmark.scenario,
         [cell.method],
         list(range(cell.seeds)),
-        preset=cell.benchmark.name,
+        preset=cell.benchmark.name if cell.settings is None else None,
         options=options,
-        settings=settings,
+        settings={cell.method: settings} if settings else {},
         device=how.device,
         stacked=how.stacked,
         command=f"{how.command} --rows {cell.benchmark.name}".strip(),

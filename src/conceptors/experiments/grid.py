@@ -51,8 +51,8 @@ def search(
     experiment = placed(experiment, engine)
     combinations = _combinations(experiment, choices)
     with open_ledger(folder):
-        _check_asked(experiment, folder / "grid.json")
-        book = _Book(folder / "trials.jsonl", experiment.seeds)
+        check_asked(experiment, folder / "grid.json")
+        book = Book(folder / "trials.jsonl", experiment.seeds)
         left = [settings for settings in combinations if book.find(settings) is None]
         failures = _try(experiment, left, book, engine, progress)
     lines = [line for settings in combinations if (line := book.find(settings)) is not None]
@@ -66,7 +66,7 @@ def search(
 def _try(
     experiment: Experiment,
     left: list[dict[str, Any]],
-    book: _Book,
+    book: Book,
     engine: Engine,
     progress: Progress,
 ) -> dict[str, str]:
@@ -120,7 +120,7 @@ def _combinations(experiment: Experiment, choices: list[str]) -> list[dict[str, 
     return made
 
 
-def _check_asked(experiment: Experiment, path: Path) -> None:
+def check_asked(experiment: Experiment, path: Path) -> None:
     """ExperimentError if the folder holds trials of another experiment."""
     asked = json.loads(json.dumps({**experiment.identity(), "seeds": experiment.seeds}))
     if not path.exists():
@@ -135,7 +135,7 @@ def _check_asked(experiment: Experiment, path: Path) -> None:
         )
 
 
-class _Book:
+class Book:
     """`trials.jsonl`: a line for each finished trial."""
 
     def __init__(self, path: Path, seeds: list[int]) -> None:

@@ -9,8 +9,10 @@ import torch
 
 from conceptors.experiments.events import Event, Progress
 from conceptors.experiments.experiment import Experiment
-from conceptors.experiments.methods import METHODS, parse_settings
+from conceptors.experiments.methods import METHODS, OwnSettings, parse_settings
+from conceptors.experiments.methods.settings import settings_of_members
 from conceptors.experiments.pieces import work_key
+from conceptors.experiments.scenarios import SCENARIOS
 
 
 @dataclass(frozen=True)
@@ -72,24 +74,59 @@ def validation_accuracies(experiment: Experiment, progress: Progress) -> list[fl
     """
     (method,) = experiment.methods
     device = experiment.check()
+    settings = parse_settings(METHODS[method].settings_type, experiment.config(method))
     scores: list[float] = []
     for seeds in experiment.groups(method, experiment.seeds, device):
-        scenario = experiment.build(seeds, device)
-        kind = METHODS[method]
-        settings = parse_settings(kind.settings_type, experiment.config(method))
-        torch.manual_seed(seeds[0])
-        learner = kind(scenario, settings, device, progress)
-        for number in range(len(scenario.tasks)):
-            learner.learn(number)
-            if len(learner.diverged) == len(seeds):
-                break
-        with learner.weights_for_test():
-            rows = [learner.accuracy(task.validation, k) for k, task in enumerate(scenario.tasks)]
-        sizes = torch.tensor([task.validation.sizes() for task in scenario.tasks])
-        weighted = (torch.stack(rows) * sizes).sum(0) / sizes.sum(0)
-        weighted[list(learner.diverged)] = 0.0
-        scores += weighted.tolist()
+        scores += _scores(experiment, seeds, settings, device, progress)
     return scores
+
+
+def scores_of_points(
+    experiment: Experiment, points: list[dict[str, Any]], progress: Progress
+) -> list[list[float]]:
+    """The same for every point, some settings, which all learn together as members of one stack.
+
+    Raises:
+        ValueError: points differ in a setting that is one for all members of a stack, or this
+            experiment has no stacks.
+    """
+    (method,) = experiment.methods
+    device, seeds = experiment.check(), experiment.seeds
+    order = experiment.options.get("class_order", "fixed")
+    if not (METHODS[method].stackable and SCENARIOS[experiment.scenario].stackable(order)):
+        raise ValueError(f"{method} on {experiment.scenario} cannot be stacked; use search")
+    members = []
+    for point in points:
+        config = Trial(experiment, point, seeds).tried.config(method)
+        members += [parse_settings(METHODS[method].settings_type, config)] * len(seeds)
+    together = settings_of_members(members)
+    found = _scores(experiment, seeds * len(points), together, device, progress)
+    return [found[i : i + len(seeds)] for i in range(0, len(found), len(seeds))]
+
+
+def _scores(
+    experiment: Experiment,
+    seeds: list[int],
+    settings: OwnSettings,
+    device: torch.device,
+    progress: Progress,
+) -> list[float]:
+    """Of seeds that learn together."""
+    (method,) = experiment.methods
+    scenario = experiment.build(seeds, device)
+    torch.manual_seed(seeds[0])
+    learner = METHODS[method](scenario, settings, device, progress)
+    for number in range(len(scenario.tasks)):
+        learner.learn(number)
+        if len(learner.diverged) == len(seeds):
+            break
+    with learner.weights_for_test():
+        rows = [learner.accuracy(task.validation, k) for k, task in enumerate(scenario.tasks)]
+    sizes = torch.tensor([task.validation.sizes() for task in scenario.tasks])
+    weighted = (torch.stack(rows) * sizes).sum(0) / sizes.sum(0)
+    weighted[list(learner.diverged)] = 0.0
+    found: list[float] = weighted.tolist()
+    return found
 
 
 def in_words(settings: dict[str, Any]) -> str:

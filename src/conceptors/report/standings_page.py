@@ -55,15 +55,15 @@ def write(folder: Path, page: Path, rows: Sequence[str] = ()) -> list[Path]:
     return [page, *figures]
 
 
-def between(held: str, made: str, page: Path) -> str:
+def between(held: str, made: str, page: Path, begin: str = BEGIN, end: str = END) -> str:
     """`held` with `made` between the markers."""
-    if held.count(BEGIN) != 1 or held.count(END) != 1 or held.index(BEGIN) > held.index(END):
+    if held.count(begin) != 1 or held.count(end) != 1 or held.index(begin) > held.index(end):
         raise ValueError(
             f"{page} must have these two lines once, in this order, and what is made goes between "
-            f"them: {BEGIN} and {END}"
+            f"them: {begin} and {end}"
         )
-    before, rest = held.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{made}\n{END}{rest.split(END)[1]}"
+    before, rest = held.split(begin)
+    return f"{before}{begin}\n\n{made}\n{end}{rest.split(end)[1]}"
 
 
 def body(tables: list[Table]) -> str:

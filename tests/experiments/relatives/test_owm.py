@@ -13,7 +13,7 @@ from experiments.learners import CPU, learner
 from experiments.relatives.plain import matrices
 from helpers import normal
 
-STEPS, BATCH = 6, 10
+STEPS = 6
 
 
 def with_unit(h: Tensor) -> Tensor:
@@ -21,36 +21,42 @@ def with_unit(h: Tensor) -> Tensor:
 
 
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("clip", [0.0, 0.3])
+@pytest.mark.parametrize("batch", [10, 2])  # 2: few rows, where another product is less work
+@pytest.mark.parametrize(("clip", "shrink"), [(0.0, 0.0), (0.3, 0.0), (0.0, 0.1)])
 @pytest.mark.parametrize("update", ["step", "task"])
-def test_steps_are_those_of_the_formulas(update: str, clip: float) -> None:
+def test_steps_are_those_of_the_formulas(
+    update: str, clip: float, shrink: float, batch: int
+) -> None:
     given: dict[str, Any] = {
         "alpha": "0.8,0.5",
         "alpha_decay": "0.1,1",
         "update": update,
         "clip": clip,
+        "shrink": shrink,
     }
-    own: dict[str, Any] = {"steps": STEPS, "batch": BATCH, "loss": "softmax", "activation": "tanh"}
+    own: dict[str, Any] = {"steps": STEPS, "batch": batch, "loss": "softmax", "activation": "tanh"}
+    own["hidden"] = "12"
     found = learner("owm", [3], **given, **own)
     w, rate = matrices(found), found.settings.rate
     P = [torch.eye(b.shape[1]) for b in w]
     for k in range(2):
         used = [p.clone() for p in P]
         split = found.scenario.tasks[k].train
-        stream = Stream([60], [3], k, BATCH, STEPS, CPU)
+        stream = Stream([60], [3], k, batch, STEPS, CPU)
         for step in range(STEPS):
             x, y = (part[0] for part in split.take(stream.places(step)))
             b0 = with_unit(x)
             h = torch.tanh(b0 @ w[0].T)
             b1 = with_unit(h)
-            g1 = ((b1 @ w[1].T).softmax(1) - torch.eye(4)[y]) / BATCH
+            g1 = ((b1 @ w[1].T).softmax(1) - torch.eye(4)[y]) / batch
             g0 = (g1 @ w[1])[:, :-1] * (1 - h**2)
             steps = []
             for i, (g, b) in enumerate([(g0, b0), (g1, b1)]):
                 mean = b.mean(0)
                 alpha = (0.8 * 0.1 ** (step / STEPS), 0.5)[i]
                 P[i] = torch.linalg.inv(torch.linalg.inv(P[i]) + torch.outer(mean, mean) / alpha)
-                steps.append(g.T @ b @ (P[i] if update == "step" else used[i]))
+                pull = shrink * w[i] / w[i].norm()
+                steps.append((g.T @ b + pull) @ (P[i] if update == "step" else used[i]))
             length = sum(float(s.square().sum()) for s in steps) ** 0.5
             scale = min(1.0, clip / (length + 1e-6)) if clip else 1.0
             w = [old - rate * scale * s for old, s in zip(w, steps)]

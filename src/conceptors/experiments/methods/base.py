@@ -106,6 +106,14 @@ class Learner:
         with self.passes():
             return self._learn(number)
 
+    def each(self, name: str, groups: int | None = None) -> Tensor:
+        """A number among the settings for every seed `[seeds]`, or for all their groups."""
+        value = torch.as_tensor(
+            getattr(self.settings, name), dtype=torch.float64, device=self.device
+        )
+        by_seed = value.expand(len(self.seeds))
+        return by_seed.repeat_interleave((groups or len(self.seeds)) // len(self.seeds))
+
     def passes(self) -> AbstractContextManager[None]:
         """In which precision a GPU computes outputs and gradients."""
         wanted = self.settings.precision

@@ -33,9 +33,13 @@ class Lesson:
         self._parameters, self._seeds = parameters, len(seeds)
         self._begun = [p.detach().clone() for p in parameters]
         self._stream = Stream(split.sizes(), seeds, number, s.batch, learner.steps(number), device)
-        rate = s.later_rate if number and s.later_rate else s.rate
+        rates, later = learner.each("rate"), learner.each("later_rate")
+        rates = torch.where(later > 0, later, rates) if number else rates
+        rate = float(rates.max())
         optimizer = torch.optim.SGD(parameters, lr=rate, momentum=s.momentum, weight_decay=s.decay)
-        self.schedule = schedule = Schedule(parameters, s, rate, len(seeds), device)
+        self.schedule = schedule = Schedule(
+            parameters, s, rate, len(seeds), device, rates / rate if rate else None
+        )
         learner.pace = schedule.pace
         self._mean = mean = RunningMean(parameters, s.average, device) if s.average else None
         self._places = places = self._stream.places(0).clone()

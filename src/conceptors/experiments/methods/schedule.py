@@ -15,7 +15,8 @@ class Schedule:
     """What each seed's gradients are multiplied by in one task.
 
     Attributes:
-        pace: `[seeds]`, 1 at first, 0 for seeds that have come to their end; its memory stays.
+        pace: `[seeds]`, 1 at first (less for seeds of a smaller rate), 0 for seeds that have come
+            to their end; its memory stays.
     """
 
     def __init__(
@@ -25,8 +26,13 @@ class Schedule:
         rate: float,
         seeds: int,
         device: torch.device,
+        shares: Tensor | None = None,
     ) -> None:
+        """`shares` `[seeds]` of the rate that seeds begin with, 1 for the fastest."""
         self.pace = torch.ones(seeds, device=device)
+        if shares is not None:
+            self.pace *= shares.to(self.pace)
+        self._alike = bool((self.pace == 1).all())
         self._settings, self._rate = settings, rate
         self._parameters = parameters
         self._lowest = torch.full_like(self.pace, torch.inf)  # validation loss
@@ -38,7 +44,7 @@ class Schedule:
     @property
     def is_even(self) -> bool:
         """Whether all seeds go on as they began, whatever happens."""
-        return not (self._settings.patience or self._settings.stop_above)
+        return self._alike and not (self._settings.patience or self._settings.stop_above)
 
     def going(self) -> list[bool]:
         return [pace > 0 for pace in self.pace.tolist()]

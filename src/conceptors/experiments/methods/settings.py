@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, TypeVar, get_type_hints
 
 from conceptors._internal.suggest import nearest
@@ -13,9 +13,14 @@ from conceptors.experiments.networks import ACTIVATIONS
 T = TypeVar("T")
 
 
-def setting(default: T, about: str, choices: Iterable[str] = ()) -> T:
-    """A field of a settings class: its default, what it does, and the words it may be."""
-    made: T = field(default=default, metadata={"about": about, "choices": tuple(choices)})
+def setting(default: T, about: str, choices: Iterable[str] = (), each: bool = False) -> T:
+    """A field of a settings class: its default, what it does, and the words it may be.
+
+    With `each`, members of a stack may differ in it: `settings_of_members` makes it a tuple of
+    their values, and methods ask `Learner.each`.
+    """
+    about_it = {"about": about, "choices": tuple(choices), "each": each}
+    made: T = field(default=default, metadata=about_it)
     return made
 
 
@@ -56,8 +61,10 @@ class Settings(OwnSettings):
     epochs: float = setting(10.0, "passes over a task's share of the data")
     steps: int = setting(0, "steps a task instead of epochs, 0 for epochs")
     batch: int = setting(64, "images a step")
-    rate: float = setting(0.1, "learning rate")
-    later_rate: float = setting(0.0, "learning rate from the second task on, 0 for the same")
+    rate: float = setting(0.1, "learning rate", each=True)
+    later_rate: float = setting(
+        0.0, "learning rate from the second task on, 0 for the same", each=True
+    )
     momentum: float = setting(0.0, "of the optimizer")
     average: float = setting(
         0.0, "a task ends with a running mean of its weights, which keeps this share at every step"
@@ -137,6 +144,31 @@ def parse_settings(kind: type[OwnSettings], values: dict[str, Any]) -> OwnSettin
     made = kind(**parsed)
     made.check()
     return made
+
+
+def may_differ(kind: type[OwnSettings]) -> set[str]:
+    """Settings in which members of a stack may differ."""
+    return {entry.name for entry in fields(kind) if entry.metadata.get("each")}
+
+
+def settings_of_members(members: list[OwnSettings]) -> OwnSettings:
+    """One object for a stack: what differs is a tuple, a value for each member.
+
+    Raises:
+        ValueError: they differ in a setting that is one for all.
+    """
+    first, able = members[0], may_differ(type(members[0]))
+    differing = {
+        entry.name: tuple(getattr(one, entry.name) for one in members)
+        for entry in fields(first)
+        if any(getattr(one, entry.name) != getattr(first, entry.name) for one in members)
+    }
+    if stuck := sorted(set(differing) - able):
+        raise ValueError(
+            f"{stuck[0]} is one for all members of a stack, got {differing[stuck[0]]}; what may "
+            f"differ: {', '.join(sorted(able))}"
+        )
+    return replace(first, **differing)
 
 
 def explain_settings(kind: type[OwnSettings]) -> list[str]:

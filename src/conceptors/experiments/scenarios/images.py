@@ -45,6 +45,7 @@ def build(
     layers: str = "all",
     degrees: float | None = None,
     shuffled: float | None = None,
+    standardised: bool = False,
     progress: bool = True,
     arrays: Arrays | Encoded | None = None,
 ) -> Scenario:
@@ -59,6 +60,8 @@ def build(
         degrees: from each task to the next (rotated), by default so that the last is at 180°.
         shuffled: share of the pixels that every task shuffles among themselves (permuted), by
             default all.
+        standardised: pixels of mean 0 and variance 1 over all training images, not in [0, 1]
+            (disjoint and permuted).
         progress: show downloads.
         arrays: data of that form to use instead of the scenario's own.
 
@@ -88,6 +91,8 @@ def build(
         arrays = (kind.encoded or load)(kind.data, progress=progress)
     if limit is not None:
         arrays = arrays.first(limit)
+    if standardised:
+        arrays = _standardised(arrays, name)
     options: dict[str, Any] = {
         "tasks": count,
         "heads": heads,
@@ -95,7 +100,7 @@ def build(
         "limit": limit,
     }
     options |= {"layers": layers} if kind.encoded else {}
-    options |= alike
+    options |= alike | ({"standardised": True} if standardised else {})
     made = kind.make(arrays, seeds, {"name": name, **options})
     for task in made.tasks:
         if not min(task.train.counts + task.validation.counts + task.test.counts):
@@ -109,6 +114,22 @@ def build(
 def _generator(seed: int, purpose: int) -> torch.Generator:
     """Random numbers of one seed for one purpose, whatever else is drawn."""
     return torch.Generator().manual_seed(1_000_003 * (purpose + 1) + seed)
+
+
+def _standardised(arrays: Any, name: str) -> Arrays:
+    """Bytes as floats of mean 0 and variance 1 over all pixels of the training images."""
+    able = [other for other, kind in SCENARIOS.items() if kind.make in (_disjoint, _permuted)]
+    if name not in able:
+        raise ValueError(f"standardised pixels are for {', '.join(able)}, not for {name}")
+    counts = arrays.train_x.flatten().bincount(minlength=256).double()
+    grey = torch.arange(256, dtype=torch.float64) / 255
+    mean = (counts * grey).sum() / counts.sum()
+    sd = ((counts * (grey - mean).square()).sum() / counts.sum()).sqrt()
+    values = ((grey - mean) / sd).float()
+    made: Arrays = arrays._replace(
+        train_x=values[arrays.train_x.int()], test_x=values[arrays.test_x.int()]
+    )
+    return made
 
 
 def _held_out(arrays: Arrays) -> int:

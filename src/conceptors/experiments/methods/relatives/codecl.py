@@ -29,15 +29,19 @@ _TRIES = 200  # 1.1²⁰⁰ is 2 · 10⁸
 
 @dataclass(frozen=True)
 class CodeClSettings(OwnPartsSettings):
-    aperture: float = setting(6.0, "of all conceptors; its authors: 6 CIFAR, 8 ImageNet, 4 mixed")
+    aperture: float = setting(
+        6.0, "of all conceptors; its authors: 6 CIFAR, 8 ImageNet, 4 mixed", each=True
+    )
     kept: float = setting(
-        0.95, "grow the aperture until ‖Cx‖ is this share of ‖x‖; 0 for never; below 1"
+        0.95, "grow the aperture until ‖Cx‖ is this share of ‖x‖; 0 for never; below 1", each=True
     )
     least: float = setting(0.2, "singular values below this become 0, in what is kept or compared")
     samples: int = setting(125, "images a task for the conceptors, 0 for all")
     free: int = setting(80, "directions freed in a layer where tasks overlap; 0 for none")
     overlap: float = setting(
-        0.5, "free them where the quota of (old AND new) is more than this share of old's"
+        0.5,
+        "free them where the quota of (old AND new) is more than this share of old's",
+        each=True,
     )
 
     def check(self) -> None:
@@ -103,14 +107,19 @@ class CodeCl(LearnerWithOwnParts):
 
     def _conceptors(self, number: int) -> dict[MatrixLayer, Conceptor]:
         """Of a task's samples, as the model's weights see them."""
-        s = self.settings
-        found = rows(self.model, self.layers, [drawn_inputs(self, number, s.samples)])
-        return {layer: wide_enough(found[layer.name], s.aperture, s.kept) for layer in self.layers}
+        found = rows(self.model, self.layers, [drawn_inputs(self, number, self.settings.samples)])
+        made = {}
+        for layer in self.layers:
+            states = found[layer.name]
+            aperture, kept = (self.each(n, len(states)).to(states) for n in ("aperture", "kept"))
+            made[layer] = wide_enough(states, aperture, kept)
+        return made
 
     def _shared(self, old: Conceptor, new: Conceptor) -> Tensor:
         """Leading directions of old AND new `[g, d, free]`, zeros for seeds without overlap."""
         both, free = old & new, int(self.settings.free)
-        overlaps = both.quota > self.settings.overlap * old.quota
+        least = self.each("overlap", len(old.quota)).to(old.quota)
+        overlaps = both.quota > least * old.quota
         vectors, values = descending(both)
         used = overlaps[:, None] & (values > 0)
         shared: Tensor = (vectors * used[:, None])[..., :free]
@@ -129,7 +138,7 @@ class CodeCl(LearnerWithOwnParts):
         return totals
 
 
-def wide_enough(states: Tensor, aperture: float, kept: float) -> Conceptor:
+def wide_enough(states: Tensor, aperture: float | Tensor, kept: float | Tensor) -> Conceptor:
     """The conceptor of rows `[g, n, d]`, each group's aperture grown until Σ‖Cx‖ ≥ kept Σ‖x‖.
 
     Growing it by γ takes a singular value s to γ² s / (1 - s + γ² s).

@@ -21,9 +21,9 @@ from conceptors.experiments.methods.settings import Settings, setting
 
 @dataclass(frozen=True)
 class GpmSettings(Settings):
-    threshold: float = setting(0.97, "share ε of the rows' energy that is protected")
-    input_threshold: float = setting(0.0, "the same for the first layer, 0 for no other")
-    increase: float = setting(0.0, "added to the threshold with every task")
+    threshold: float = setting(0.97, "share ε of the rows' energy that is protected", each=True)
+    input_threshold: float = setting(0.0, "the same for the first layer, 0 for no other", each=True)
+    increase: float = setting(0.0, "added to the threshold with every task", each=True)
     samples: int = setting(300, "images a task that directions are taken from, 0 for all")
     rows: int = setting(0, "rows (patches) of these that a layer uses at most, 0 for all")
 
@@ -86,11 +86,13 @@ class Gpm(Learner):
             self.factors[layer.name] = new.factors(layer.weight.detach())
         self._record_ranks()
 
-    def share(self, place: int, number: int) -> float:
-        """ε of a layer, by its place, after a task."""
-        s = self.settings
-        first = s.input_threshold if place == 0 and s.input_threshold else s.threshold
-        return float(min(1.0, first + s.increase * number))
+    def share(self, place: int, number: int) -> Tensor:
+        """ε of a layer, by its place, after a task `[g]`."""
+        groups = self.layers[place].shape[0]
+        first, own = self.each("threshold", groups), self.each("input_threshold", groups)
+        if place == 0:
+            first = torch.where(own > 0, own, first)
+        return (first + self.each("increase", groups) * number).clamp_max(1)
 
     def weigh(self, so_far: Tensor, strengths: Tensor) -> Tensor:
         """Importances `[g, r]` of directions after a task: all of them count fully."""

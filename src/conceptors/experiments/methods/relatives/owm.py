@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from conceptors.experiments.methods.base import Learner
 from conceptors.experiments.methods.relatives.layers import (
@@ -16,19 +16,25 @@ from conceptors.experiments.methods.relatives.layers import (
     watching,
 )
 from conceptors.experiments.methods.settings import Settings, setting
+from conceptors.experiments.stacked import StackedLinear
 from conceptors.layers import Call, Draws, Sample
 
 
 @dataclass(frozen=True)
 class OwmSettings(Settings):
-    alpha: str = setting("1", "α: smaller protects more; of all layers, or each its own: 0.9,1,0.6")
-    alpha_decay: str = setting("0.1", "by how much α falls from start to end of a task; as alpha")
+    alpha: str = setting(
+        "1", "α: smaller protects more; of all layers, or each its own: 0.9,1,0.6", each=True
+    )
+    alpha_decay: str = setting(
+        "0.1", "by how much α falls from start to end of a task; as alpha", each=True
+    )
     clip: float = setting(10.0, "longest gradient, of all layers together; 0 for any length")
     update: str = setting(
         "step",
         "when gradients meet what P learned: at once, or from the next task on",
         choices=("step", "task"),
     )
+    shrink: float = setting(0.0, "λ of a penalty λ ‖W‖ for each layer; its gradient is projected")
 
     def check(self) -> None:
         super().check()
@@ -56,7 +62,8 @@ class Owm(Learner):
 
     With one α that is P = α (α I + Σ x xᵀ)⁻¹. α falls within each
     task from `alpha` to `alpha` times `alpha_decay`. The new P is used at once, as in the paper's
-    code; with update=task, gradients meet the P of the tasks before.
+    code; with update=task, gradients meet the P of the tasks before. As gradients of a layer are
+    sums over rows, g P = Σ e (x P)ᵀ with e the error of each row: with few rows that is less work.
 
     x has a 1 for the bias, and in convolutions it is the mean over patches too; the paper's code
     goes through the places of an image one by one. With one head per task the last layer is left
@@ -84,16 +91,27 @@ class Owm(Learner):
         self.alphas, self.decays = (self._per_layer(name) for name in ("alpha", "alpha_decay"))
         # how much of the task is done: on the device, as steps may be replayed
         self.progress_made = torch.zeros((), device=self.device)
+        self._errors: dict[str, tuple[Tensor, Tensor]] = {}  # e [g, n, out] and x [g, n, d]
         self._sample = Sample(lambda count, dim: None, Draws(0))  # all rows
 
-    def _per_layer(self, name: str) -> list[float]:
-        found = numbers(name, getattr(self.settings, name))
-        if len(found) not in (1, len(self.layers)):
-            raise ValueError(
-                f"{name} has {len(found)} numbers for {len(self.layers)} layers; give one for all, "
-                f"or one for each"
-            )
-        return found * len(self.layers) if len(found) == 1 else found
+    def _per_layer(self, name: str) -> list[Tensor]:
+        """Numbers of a setting, those of each layer `[g, 1, 1]`."""
+        given = getattr(self.settings, name)
+        by_seed = []
+        for text in given if isinstance(given, tuple) else [given] * len(self.seeds):
+            found = numbers(name, text)
+            if len(found) not in (1, len(self.layers)):
+                raise ValueError(
+                    f"{name} has {len(found)} numbers for {len(self.layers)} layers; give one for "
+                    f"all, or one for each"
+                )
+            by_seed.append(found * len(self.layers) if len(found) == 1 else found)
+        made = []
+        for layer, values in zip(self.layers, zip(*by_seed)):
+            each = layer.shape[0] // len(self.seeds)  # groups of one seed
+            of_seeds = layer.weight.detach().new_tensor(values)
+            made.append(of_seeds.repeat_interleave(each)[:, None, None])
+        return made
 
     def start_task(self, number: int) -> None:
         self.progress_made.zero_()
@@ -102,18 +120,27 @@ class Owm(Learner):
             self.used = {name: P.clone() for name, P in self.projectors.items()}
 
     def learn(self, number: int) -> list[dict[str, Any]]:
-        with watching(self.layers, self._note_mean):
+        with watching(self.layers, self._note):
             return super().learn(number)
 
     @torch.no_grad()
-    def _note_mean(self, layer: MatrixLayer, call: Call) -> None:
-        if not self.model.training:
+    def _note(self, layer: MatrixLayer, call: Call) -> None:
+        """The mean row; also, where rows are few, all of them and in time their errors."""
+        if not self.model.training or not call.output.requires_grad:
             return
-        mean, count = self.means[layer.name].zero_(), 0
-        for part in layer.rows(call, self._sample):
+        mean, parts = self.means[layer.name].zero_(), list(layer.rows(call, self._sample))
+        count = sum(part.shape[1] for part in parts)
+        for part in parts:
             mean += part.sum(1)
-            count += part.shape[1]
         mean /= count
+        _, out, dim = layer.shape
+        if isinstance(layer.layer, (StackedLinear, nn.Linear)) and count * (out + dim) < out * dim:
+            x = torch.cat(parts, 1)
+
+            def errors(e: Tensor) -> None:
+                self._errors[layer.name] = e.reshape(len(x), count, out), x
+
+            call.output.register_hook(errors)
 
     @torch.no_grad()
     def gradients(self, number: int) -> None:
@@ -122,12 +149,23 @@ class Owm(Learner):
             self._update(P, self.means[layer.name], alpha * decay**self.progress_made)
             gradient = layer.gradient()
             if gradient is not None:
-                layer.set_gradient(gradient @ self.used[layer.name])
+                layer.set_gradient(self._projected(layer, gradient))
         for parameter in self.fixed if number else ():
             if parameter.grad is not None:
                 parameter.grad.zero_()
         self.progress_made += self._step
         self._clip()
+
+    def _projected(self, layer: MatrixLayer, gradient: Tensor) -> Tensor:
+        """g P, with that of the penalty."""
+        P = self.used[layer.name]
+        few = self._errors.pop(layer.name, None)
+        projected = gradient @ P if few is None else few[0].mT @ (few[1] @ P)
+        if self.settings.shrink:
+            W = layer.matrix()
+            length = W.square().sum((1, 2), keepdim=True).sqrt()
+            projected += self.settings.shrink * (W / length.clamp_min(1e-12)) @ P
+        return projected
 
     def _update(self, P: Tensor, x: Tensor, alpha: Tensor) -> None:
         """Recursive least squares, in place; seeds that stand still keep their P."""

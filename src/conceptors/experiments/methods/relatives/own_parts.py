@@ -19,12 +19,15 @@ from torch.func import functional_call
 
 from conceptors.experiments.methods.base import Learner
 from conceptors.experiments.methods.relatives.layers import MatrixLayer
+from conceptors.experiments.methods.schedule import like
 from conceptors.experiments.methods.settings import Settings, setting
 
 
 @dataclass(frozen=True)
 class OwnPartsSettings(Settings):
-    own_rate: float = setting(1.0, "learning rate of a task's own S, as a multiple of the others'")
+    own_rate: float = setting(
+        1.0, "learning rate of a task's own S, as a multiple of the others'", each=True
+    )
 
 
 class OwnPart:
@@ -54,6 +57,7 @@ class LearnerWithOwnParts(Learner):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
+        self._own_rates = self.each("own_rate").float()  # made here, as steps may be recorded
         self.parts: list[dict[MatrixLayer, OwnPart]] = []  # one entry per task begun
         self._names = {id(p): name for name, p in self.model.named_parameters()}
 
@@ -71,7 +75,8 @@ class LearnerWithOwnParts(Learner):
         super().gradients(number)
         for part in self.parts[number].values():
             if part.mix.grad is not None:
-                part.mix.grad *= self.settings.own_rate
+                rates = self._own_rates.repeat_interleave(len(part.mix) // len(self.seeds))
+                part.mix.grad *= like(rates, part.mix)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.outputs(x, len(self.parts) - 1)

@@ -15,7 +15,7 @@ from conceptors.experiments.methods.settings import Settings, setting
 
 @dataclass(frozen=True)
 class SgpSettings(GpmSettings):
-    coefficient: float = setting(10.0, "α of the importances: larger is nearer to GPM")
+    coefficient: float = setting(10.0, "α of the importances: larger is nearer to GPM", each=True)
 
 
 class Sgp(Gpm):
@@ -34,7 +34,7 @@ class Sgp(Gpm):
     settings_type: ClassVar[type[Settings]] = SgpSettings
 
     def weigh(self, so_far: Tensor, strengths: Tensor) -> Tensor:
-        alpha = float(self.settings.coefficient)
+        alpha = self.each("coefficient", len(strengths))[:, None].to(strengths)
         largest = strengths.amax(1, keepdim=True).clamp_min(torch.finfo(strengths.dtype).tiny)
         new = (alpha + 1) * strengths / (alpha * strengths + largest)
         return (so_far + new).clamp_max(1)

@@ -40,7 +40,7 @@ class Subspace:
             return scaled.to(like), self.basis.mT.to(like)
         return ((scaled @ self.basis.mT).to(like),)
 
-    def extended(self, rows: Tensor, share: float, weigh: Weigh) -> Subspace:
+    def extended(self, rows: Tensor, share: float | Tensor, weigh: Weigh) -> Subspace:
         """With as many new directions as it takes to cover a share of the rows' energy.
 
         With R̂ = R - R M Mᵀ, the leading right singular vectors of R̂ are added until
@@ -49,6 +49,7 @@ class Subspace:
 
         Args:
             rows: R `[g, n, d]`.
+            share: one, or one for each `[g]`.
         """
         R = rows.double()
         onto = R @ self.basis  # [g, n, r]
@@ -56,7 +57,7 @@ class Subspace:
         energies, directions = principal(left)
         total, open_ = R.square().sum((1, 2)), left.square().sum((1, 2))
         before = (total - open_)[:, None] + energies.cumsum(1) - energies  # covered without it
-        needed = before < share * total[:, None]
+        needed = before < (share * total)[:, None]
         taken = (needed & (energies > _NOTHING * total[:, None])).to(R)
         strengths = torch.cat([onto.square().sum(1).sqrt(), energies.sqrt() * taken], 1)
         basis = torch.cat([self.basis, directions * taken[:, None]], 2)

@@ -26,7 +26,9 @@ from conceptors.experiments.methods.settings import Settings, setting
 @dataclass(frozen=True)
 class TrgpSettings(OwnPartsSettings, GpmSettings):
     trust: float = setting(
-        0.5, "an old task is trusted in a layer if its directions hold this share of the gradient"
+        0.5,
+        "an old task is trusted in a layer if its directions hold this share of the gradient",
+        each=True,
     )
     trusted: int = setting(2, "trusted tasks a layer at most, those with the largest shares")
 
@@ -93,7 +95,7 @@ class Trgp(LearnerWithOwnParts, Gpm):
         inside = (used @ (g @ basis).square().sum(1)[..., None])[..., 0].sqrt()  # [g, tasks]
         shares = inside / g.square().sum((1, 2))[:, None].sqrt()
         found, tasks = shares.topk(min(self.settings.trusted, shares.shape[1]), dim=1)  # [g, k]
-        trusted = found >= self.settings.trust
+        trusted = found >= self.each("trust", len(found))[:, None]
         wanted = (used.take_along_dim(tasks[..., None], 1) > 0) & trusted[..., None]
         return picked(basis, wanted).to(gradient)
 

@@ -1,0 +1,72 @@
+"""What is tried for the relatives on each benchmark of the comparison: data for `tune_rows.py`.
+
+A grid is a list of choices for each setting, and all combinations are tried. All else is as in
+`tuned.py`. Where α falls by layer, the last one keeps it, as in OWM's own code.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Grid = dict[str, list[Any]]
+
+_LATER = [0.0, 4.0]  # a rate from the second task on: as the first, or long steps in little space
+
+
+def _disjoint(by_layer: str) -> dict[str, Grid]:
+    return {
+        "owm": {"alpha_decay": [by_layer, "0.1", "0.01"], "rate": [0.2, 0.8], "later_rate": _LATER},
+        "gpm": {
+            "threshold": [0.9, 0.97, 0.995],
+            "input_threshold": [0.97, 0.995],
+            "later_rate": _LATER,
+        },
+        "sgp": {"coefficient": [1.0, 5.0, 25.0], "threshold": [0.97, 0.995], "later_rate": _LATER},
+    }
+
+
+_PERMUTED: dict[str, Grid] = {
+    "owm": {"alpha_decay": ["1", "0.1", "0.01"], "rate": [0.2, 0.5, 1.0]},
+    "gpm": {"threshold": [0.97, 0.99], "input_threshold": [0.9, 0.95, 0.99], "rate": [0.1, 0.2]},
+    "sgp": {"coefficient": [1.0, 5.0, 25.0], "threshold": [0.97, 0.99], "rate": [0.1, 0.2]},
+    "trgp": {
+        "threshold": [0.99],
+        "input_threshold": [0.95, 0.99],
+        "trust": [0.2, 0.5],
+        "rate": [0.1, 0.2],
+    },
+    "codecl": {"aperture": [2.0, 4.0, 8.0], "kept": [0.9, 0.95, 0.99]},
+}
+# a hundred tasks fill the space: less of it is claimed by each
+_PERMUTED_100: dict[str, Grid] = {
+    "owm": {"alpha_decay": ["1", "0.1", "0.01"], "rate": [0.2]},
+    "gpm": {"threshold": [0.9, 0.95, 0.97]},
+    "sgp": {"coefficient": [5.0, 25.0], "threshold": [0.9, 0.95]},
+    "trgp": {"threshold": [0.9, 0.95], "trust": [0.2, 0.5]},
+    "codecl": {"kept": [0.8, 0.9, 0.95]},
+}
+_CIFAR_ONE_HEAD: dict[str, Grid] = {
+    "owm": {"alpha_decay": ["0.1", "0.01"], "rate": [0.01, 0.05]},
+    "gpm": {"threshold": [0.95, 0.97], "increase": [0.003], "rate": [0.01, 0.05]},
+    "sgp": {"coefficient": [5.0, 10.0, 25.0], "increase": [0.003], "rate": [0.01, 0.05]},
+}
+_CIFAR_HEADS: dict[str, Grid] = {
+    **_CIFAR_ONE_HEAD,
+    "trgp": {"increase": [0.003], "trust": [0.5, 0.8], "rate": [0.01, 0.05]},
+    "codecl": {"aperture": [4.0, 6.0, 8.0], "kept": [0.95], "rate": [0.01, 0.05]},
+}
+
+GRIDS: dict[str, dict[str, Grid]] = {
+    "disjoint-mnist-2": _disjoint("0.001,1"),
+    "disjoint-mnist-2-deep": _disjoint("0.001,0.1,1"),
+    "disjoint-mnist-5": _disjoint("0.001,1"),
+    "disjoint-mnist-10": _disjoint("0.001,1"),
+    "permuted-mnist-10": _PERMUTED,
+    "permuted-mnist-10-deep": _PERMUTED,
+    "permuted-mnist-100": _PERMUTED_100,
+    "disjoint-fashion-2": _disjoint("0.001,1"),
+    "split-cifar100-heads": _CIFAR_HEADS,
+    "split-cifar100-single": _CIFAR_ONE_HEAD,
+}
+QUICK = tuple(row for row in GRIDS if "cifar" not in row and row != "permuted-mnist-100")
+FEWER_TASKS = {"permuted-mnist-100": 10}  # where all of them would take hours for each point

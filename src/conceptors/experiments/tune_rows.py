@@ -1,0 +1,166 @@
+"""The grids of `grids.py`, each learned as one stack; every finished stack is kept.
+
+A point is one combination of settings. Points of a grid are members of one stacked network, so
+that a GPU has them all for about the time of one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from conceptors._internal.files import write_atomically
+from conceptors._internal.suggest import nearest
+from conceptors.experiments.benchmarks import BENCHMARKS
+from conceptors.experiments.events import Progress
+from conceptors.experiments.experiment import Experiment, ExperimentError
+from conceptors.experiments.grid import Book, check_asked
+from conceptors.experiments.grids import FEWER_TASKS, GRIDS, QUICK, Grid
+from conceptors.experiments.ledger import open_ledger
+from conceptors.experiments.methods import METHODS
+from conceptors.experiments.methods.settings import may_differ
+from conceptors.experiments.scenarios.data import Arrays
+from conceptors.experiments.trials import Trial, scores_of_points
+
+FIRST_SEED = 100  # seeds that are reported are others
+
+
+@dataclass(frozen=True)
+class Search:
+    """One method's grid on one benchmark."""
+
+    row: str
+    method: str
+    grid: Grid
+
+    def __str__(self) -> str:
+        return f"{self.row}, {self.method}"
+
+
+@dataclass(frozen=True)
+class How:
+    """How all of them are run."""
+
+    device: str = "auto"
+    seeds: int = 1
+    settings: dict[str, Any] = field(default_factory=dict)  # over those of `tuned.py`
+    arrays: Arrays | None = field(default=None, compare=False, repr=False)  # instead of all data
+
+
+def searches(rows: Sequence[str] = (), methods: Sequence[str] = ()) -> list[Search]:
+    """All grids of the named benchmarks and methods, by default of those that take minutes.
+
+    Raises:
+        ExperimentError: unknown name.
+    """
+    known = {method for by_method in GRIDS.values() for method in by_method}
+    for row in rows:
+        if row not in GRIDS:
+            raise ExperimentError(f"there is no grid for {row!r}{nearest(row, GRIDS)}")
+    for method in methods:
+        if method not in known:
+            raise ExperimentError(f"there is no grid for {method!r}{nearest(method, known)}")
+    return [
+        Search(row, method, grid)
+        for row in dict.fromkeys(rows or QUICK)
+        for method, grid in GRIDS[row].items()
+        if method in (methods or known)
+    ]
+
+
+def experiment(search: Search, how: How) -> Experiment:
+    """What its points have in common."""
+    benchmark = BENCHMARKS[search.row]
+    tasks = FEWER_TASKS.get(search.row, benchmark.tasks)
+    return Experiment(
+        benchmark.scenario,
+        [search.method],
+        list(range(FIRST_SEED, FIRST_SEED + how.seeds)),
+        preset=search.row,
+        options={**benchmark.options, "tasks": tasks},
+        settings={search.method: how.settings} if how.settings else {},
+        device=how.device,
+        arrays=how.arrays,
+    )
+
+
+def points(search: Search, common: Experiment) -> list[dict[str, Any]]:
+    """All combinations, as values of the settings' types; each of them checked."""
+    made = []
+    for values in itertools.product(*search.grid.values()):
+        asked = dict(zip(search.grid, values))
+        config = Trial(common, asked, common.seeds).tried.config(search.method)
+        made.append({name: config[name] for name in asked})
+    return made
+
+
+def run_search(search: Search, folder: Path, how: How, progress: Progress) -> dict[str, Any]:
+    """The best line of a grid, after what was not tried yet has been.
+
+    Raises:
+        ExperimentError: impossible request, or the folder holds a search with other settings.
+    """
+    common = experiment(search, how)
+    common = replace(common, device=str(common.check()))
+    own = folder / search.row / search.method
+    with open_ledger(own):
+        check_asked(common, own / "grid.json")
+        book = Book(own / "trials.jsonl", common.seeds)
+        wanted = points(search, common)
+        left = [point for point in wanted if book.find(point) is None]
+        for stack in stacks(search.method, left):
+            for point, scores in zip(stack, scores_of_points(common, stack, progress)):
+                book.add(point, scores)
+        lines = [line for point in wanted if (line := book.find(point)) is not None]
+    return max(lines, key=lambda line: float(line["validation"]))
+
+
+def stacks(method: str, left: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Points that can be members of one stack: they differ only in what members may."""
+    able = may_differ(METHODS[method].settings_type)
+
+    def alike(point: dict[str, Any]) -> str:
+        return repr([(name, value) for name, value in point.items() if name not in able])
+
+    for _, together in itertools.groupby(sorted(left, key=alike), alike):
+        yield list(together)
+
+
+def run_searches(
+    wanted: Sequence[Search],
+    folder: Path,
+    how: How,
+    *,
+    progress: Progress,
+    tell: Callable[[str], None],
+) -> dict[str, dict[str, Any]]:
+    """The best settings of every search, by benchmark and method; also in `best.json`."""
+    path = folder / "best.json"
+    best: dict[str, dict[str, Any]] = json.loads(path.read_bytes()) if path.exists() else {}
+    for number, search in enumerate(wanted, 1):
+        line = run_search(search, folder, how, progress)
+        kept = {"settings": line["settings"], "validation": round(line["validation"], 3)}
+        best.setdefault(search.row, {})[search.method] = kept
+        write_atomically(path, json.dumps(best, indent=1).encode())
+        tell(f"[{number}/{len(wanted)}] {search}: {kept['validation']:.2f} % {kept['settings']}")
+    return best
+
+
+def for_tuned(best: dict[str, dict[str, Any]]) -> str:
+    """Lines for `tuned.py`.
+
+    >>> print(for_tuned({"a-row": {"gpm": {"settings": {"rate": 0.1}, "validation": 95.0}}}))
+    "a-row":
+        "gpm": {'rate': 0.1},  # 95.00 on validation data
+    """
+    lines = []
+    for row, by_method in best.items():
+        lines.append(f'"{row}":')
+        for method, one in by_method.items():
+            said = f"{one['validation']:.2f} on validation data"
+            lines.append(f'    "{method}": {one["settings"]},  # {said}')
+    return "\n".join(lines)

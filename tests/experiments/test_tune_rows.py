@@ -1,0 +1,122 @@
+"""Grids for the comparison: what is tried, and that points learn together as they do alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conceptors.experiments.benchmarks import BENCHMARKS
+from conceptors.experiments.compare import why_not
+from conceptors.experiments.events import Event, quiet
+from conceptors.experiments.experiment import Experiment, ExperimentError
+from conceptors.experiments.grids import GRIDS, QUICK
+from conceptors.experiments.methods import METHODS
+from conceptors.experiments.trials import Trial, scores_of_points, validation_accuracies
+from conceptors.experiments.tune_rows import (
+    How,
+    experiment,
+    for_tuned,
+    points,
+    run_searches,
+    searches,
+    stacks,
+)
+from experiments.tasks import blobs
+
+ROW = "disjoint-mnist-2"
+TINY: dict[str, Any] = {"steps": 4, "batch": 8, "hidden": "8,8", "check_every": 4, "samples": 30}
+DIFFERING: dict[str, list[dict[str, Any]]] = {
+    "owm": [{"alpha": "1", "rate": 0.1}, {"alpha": "0.5,1,0.2", "alpha_decay": "0.01"}],
+    "gpm": [{"threshold": 0.6, "rate": 0.5}, {"threshold": 0.9, "input_threshold": 0.5}],
+    "sgp": [{"coefficient": 1.0, "later_rate": 0.5}, {"coefficient": 20.0, "increase": 0.01}],
+    "trgp": [{"trust": 0.1, "own_rate": 2.0}, {"trust": 0.9, "threshold": 0.7}],
+    "codecl": [{"aperture": 1.0, "kept": 0.5}, {"aperture": 8.0, "overlap": 0.1}],
+    "sgd": [{"rate": 0.1}, {"rate": 0.4, "later_rate": 0.2}],
+}
+
+
+def tiny(method: str, **more: Any) -> Experiment:
+    known = METHODS[method].settings_type.__dataclass_fields__
+    own = {name: value for name, value in (TINY | more).items() if name in known}
+    return Experiment(
+        "permuted-mnist",
+        [method],
+        [100, 101],
+        options={"tasks": 3},
+        settings={method: own},
+        stacked=2,
+        arrays=blobs(),
+    )
+
+
+@pytest.mark.parametrize("method", DIFFERING)
+def test_points_learn_together_as_they_do_alone(method: str) -> None:
+    common, asked = tiny(method, momentum=0.5), DIFFERING[method]
+    alone = [validation_accuracies(Trial(common, one, [100, 101]).tried, quiet) for one in asked]
+    assert scores_of_points(common, asked, quiet) == [pytest.approx(one, abs=2.5) for one in alone]
+    assert alone[0] != alone[1]
+
+
+def test_a_point_that_diverges_does_not_take_the_others_with_it() -> None:
+    common, asked = tiny("gpm"), [{"rate": 0.1}, {"rate": 0.2}, {"rate": 1e30}]
+    found = scores_of_points(common, asked, quiet)
+    assert found[2] == [0.0, 0.0]
+    without = scores_of_points(common, asked[:2], quiet)
+    assert found[:2] == [pytest.approx(one, abs=2.5) for one in without]
+    assert min(map(min, found[:2])) > 0
+
+
+def test_what_cannot_differ_is_named() -> None:
+    with pytest.raises(
+        ValueError, match=r"samples is one for all .*, got \(5, 5, 6, 6\); what may"
+    ):
+        scores_of_points(tiny("gpm"), [{"samples": 5}, {"samples": 6}], quiet)
+    apart = [{"samples": 5, "rate": 1.0}, {"samples": 6, "rate": 1.0}, {"samples": 5, "rate": 2.0}]
+    assert [[p["rate"] for p in stack] for stack in stacks("gpm", apart)] == [[1.0, 2.0], [1.0]]
+
+
+@pytest.mark.parametrize("row", GRIDS)
+def test_every_grid_can_be_tried(row: str) -> None:
+    assert set(GRIDS) == set(BENCHMARKS)
+    relatives = ("owm", "gpm", "sgp", "trgp", "codecl")
+    assert set(GRIDS[row]) == {m for m in relatives if not why_not(BENCHMARKS[row], m)}
+    for search in searches([row]):
+        found = points(search, experiment(search, How("cpu")))
+        assert 3 <= len(found) <= 12
+        assert len(list(stacks(search.method, found))) == 1
+        if search.method == "owm":
+            for alphas in search.grid["alpha_decay"]:
+                layers = BENCHMARKS[row].network.count(",") + 2
+                assert alphas.count(",") in (0, layers - 1)
+
+
+def test_names_are_checked() -> None:
+    assert {search.row for search in searches()} == set(QUICK)
+    with pytest.raises(ExperimentError, match="no grid for 'disjoint'; did you mean"):
+        searches(["disjoint"])
+    with pytest.raises(ExperimentError, match="no grid for 'cab'"):
+        searches(methods=["cab"])
+
+
+def test_the_best_is_kept_and_nothing_is_done_twice(tmp_path: Path) -> None:
+    wanted = searches([ROW], ["gpm", "sgp"])
+    how = How(
+        "cpu", settings={"steps": 2, "batch": 8, "hidden": "8", "samples": 20}, arrays=blobs()
+    )
+    said: list[str] = []
+    best = run_searches(wanted, tmp_path, how, progress=quiet, tell=said.append)
+    assert json.loads((tmp_path / "best.json").read_text()) == best
+    assert len(said) == 2
+    for search in wanted:
+        text = (tmp_path / ROW / search.method / "trials.jsonl").read_text()
+        lines = [json.loads(line) for line in text.splitlines()]
+        assert len(lines) == len(points(search, experiment(search, how)))
+        top = max(line["validation"] for line in lines)
+        assert best[ROW][search.method]["validation"] == round(top, 3)
+        assert f'"{search.method}": {best[ROW][search.method]["settings"]}' in for_tuned(best)
+    steps: list[Event] = []
+    assert run_searches(wanted, tmp_path, how, progress=steps.append, tell=said.append) == best
+    assert not steps
