@@ -1,4 +1,4 @@
-"""Choose settings of the relatives for the comparison, on validation data, a whole grid at once.
+"""Choose settings of cab and its relatives for the comparison on validation data, a grid at once.
 
     python experiments/tune_rows.py --device cuda                   # the MNIST rows, minutes
     python experiments/tune_rows.py --device cuda --rows split-cifar100-heads --methods gpm sgp
@@ -23,7 +23,7 @@ from conceptors.experiments.tune_rows import run_searches as run
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rows", nargs="+", default=[], help="(default: MNIST, without 100 tasks)")
-    parser.add_argument("--methods", nargs="+", default=[], help="(default: all relatives)")
+    parser.add_argument("--methods", nargs="+", default=[], help="(default: cab and all relatives)")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seeds", type=int, default=1, help="for every point (default 1)")
     parser.add_argument("--list", action="store_true", help="show the grids and stop")

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from conceptors import Shield
+from conceptors.algebra.targets import ByGroup
 from conceptors.experiments.networks import AlexNet
 from conceptors.experiments.stacked import (
     StackedBatchNorm,
@@ -197,3 +198,29 @@ def test_a_shield_treats_every_seed_as_one_of_its_own(
         for name, conceptor in shields[0].conceptors().items():
             held = conceptor.matrix().unflatten(0, (3, -1))[i]
             torch.testing.assert_close(held, shields[1 + i].conceptors()[name].matrix())
+
+
+# --- apertures of their own --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hard", [False, True])
+def test_every_network_of_a_stack_may_have_its_own_aperture(hard: bool) -> None:
+    def network() -> nn.Module:
+        return nn.Sequential(
+            StackedConv2d(normal(2, 3, 2, 2, 2)), StackedBatchNorm(2, 3), nn.Flatten(2)
+        )
+
+    images, found = normal(2, 20, 2, 4, 4), []
+    for aperture in (ByGroup((1.0, 5.0)), 1.0, 5.0):
+        shield = Shield(network(), aperture, hard=hard, rows=None, warn_at_quota=1.0)
+        shield.remember([images])
+        found.append([c.singular_values for c in shield.conceptors().values()])
+    for own, first, second in zip(*found):  # norms have three groups a network
+        half = len(own) // 2
+        torch.testing.assert_close(own, torch.cat([first[:half], second[half:]]))
+
+
+def test_apertures_that_do_not_fit_the_groups_are_refused() -> None:
+    shield = Shield(nn.Sequential(StackedLinear(normal(3, 2, 4))), ByGroup((1.0, 2.0)))
+    with pytest.raises(ValueError, match="2 apertures cannot be shared by 3 groups"):
+        shield.remember([normal(3, 5, 4)])

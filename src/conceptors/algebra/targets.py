@@ -93,6 +93,31 @@ class Energy:
         return _solve(sigma, lambda s: (s.square() * share).sum(-1), self.share)
 
 
+@dataclass(frozen=True)
+class ByGroup:
+    """A number for every group of a layer, such as the networks of a stack.
+
+    Where a layer has several times as many groups, each number is for as many that follow each
+    other.
+    """
+
+    apertures: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        for value in self.apertures:
+            checks.number(value, "aperture", 0.0, float("inf"))
+
+    def of(self, groups: int) -> Tensor:
+        """α `[g]`."""
+        each, over = divmod(groups, len(self.apertures))
+        if over:
+            raise ValueError(
+                f"{len(self.apertures)} apertures cannot be shared by {groups} groups; give one "
+                f"for each, or a number for all"
+            )
+        return torch.tensor(self.apertures, dtype=torch.float64).repeat_interleave(each)
+
+
 def _between(sigma: Tensor, count: Tensor) -> Tensor:
     """The aperture at which exactly the `count` largest directions have s >= 1/2."""
     tiny = torch.finfo(sigma.dtype).eps * sigma[..., :1].clamp_min(1e-300)

@@ -1,4 +1,4 @@
-"""What is tried for the relatives on each benchmark of the comparison: data for `tune_rows.py`.
+"""What is tried for cab and its relatives on each benchmark of the comparison, for `tune_rows.py`.
 
 A grid is a list of choices for each setting, and all combinations are tried. All else is as in
 `tuned.py`. Where α falls by layer, the last one keeps it, as in OWM's own code.
@@ -10,6 +10,17 @@ from typing import Any
 
 Grid = dict[str, list[Any]]
 
+_CAB_DISJOINT: Grid = {
+    "input_aperture": [270.0, 600.0, 1200.0],
+    "aperture": [12.0, 23.0],
+    "later_rate": [4.0, 8.0],
+}
+_CAB_PERMUTED: Grid = {
+    "input_aperture": [2.0, 4.0, 8.0],
+    "aperture": [4.0, 8.0],
+    "rate": [0.2, 0.3],
+}
+_CAB_CIFAR: Grid = {"aperture": [0.5, 1.0, 2.0, 3.0], "rate": [0.02, 0.05]}
 _LATER = [0.0, 4.0]  # a rate from the second task on: as the first, or long steps in little space
 
 
@@ -56,7 +67,7 @@ _CIFAR_HEADS: dict[str, Grid] = {
     "codecl": {"aperture": [4.0, 6.0, 8.0], "kept": [0.95], "rate": [0.01, 0.05]},
 }
 
-GRIDS: dict[str, dict[str, Grid]] = {
+_RELATIVES: dict[str, dict[str, Grid]] = {
     "disjoint-mnist-2": _disjoint("0.001,1"),
     "disjoint-mnist-2-deep": _disjoint("0.001,0.1,1"),
     "disjoint-mnist-5": _disjoint("0.001,1"),
@@ -67,6 +78,10 @@ GRIDS: dict[str, dict[str, Grid]] = {
     "disjoint-fashion-2": _disjoint("0.001,1"),
     "split-cifar100-heads": _CIFAR_HEADS,
     "split-cifar100-single": _CIFAR_ONE_HEAD,
+}
+_CAB = {"disjoint": _CAB_DISJOINT, "permuted": _CAB_PERMUTED, "split": _CAB_CIFAR}
+GRIDS: dict[str, dict[str, Grid]] = {
+    row: {**grids, "cab": _CAB[row.partition("-")[0]]} for row, grids in _RELATIVES.items()
 }
 QUICK = tuple(row for row in GRIDS if "cifar" not in row and row != "permuted-mnist-100")
 FEWER_TASKS = {"permuted-mnist-100": 10}  # where all of them would take hours for each point

@@ -12,6 +12,7 @@ from torch import Tensor
 from conceptors._internal.host import to_host
 from conceptors.algebra.conceptor import Conceptor
 from conceptors.algebra.novelty import join_novel
+from conceptors.algebra.targets import ByGroup
 from conceptors.shield.blocks import WeightBlock
 from conceptors.shield.options import Protection
 from conceptors.shield.remember.moments import Moments, SketchedMoments, rounding
@@ -162,6 +163,8 @@ def _conceptor(
         limited = protection.rank_of(moments.dim) is not None
         _check_precision(name, moments, choice, limited)
         conceptor = moments.conceptor(choice)
+    elif isinstance(choice, ByGroup):
+        conceptor = moments.conceptor(choice.of(moments.groups))
     else:
         sigma, noise = moments.eigenvalues(), _rounding(moments)
         conceptor = moments.conceptor(choice.aperture(sigma, moments.dim, hard, noise))

@@ -12,10 +12,10 @@ from torch.optim import Optimizer
 
 from conceptors._internal import checks
 from conceptors._internal.suggest import nearest
-from conceptors.algebra.targets import Auto, Energy, Quota
+from conceptors.algebra.targets import Auto, ByGroup, Energy, Quota
 from conceptors.shield.blocks import matches
 
-Aperture = float | Auto | Quota | Energy
+Aperture = float | Auto | Quota | Energy | ByGroup
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def _check_aperture(value: Any) -> Aperture:
         if value != "auto":
             raise ValueError(f'aperture must be "auto", a number, Quota or Energy, got {value!r}')
         return Auto()
-    if isinstance(value, (Auto, Quota, Energy)):
+    if isinstance(value, (Auto, Quota, Energy, ByGroup)):
         return value
     return float(checks.aperture(value, torch.Size(()), torch.zeros(1, dtype=torch.float64)))
 

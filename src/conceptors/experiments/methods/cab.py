@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from conceptors.algebra.targets import Energy
+from conceptors.algebra.targets import ByGroup, Energy
 from conceptors.experiments.methods.relatives.layers import matrix_layers
 from conceptors.experiments.methods.settings import Settings, setting
 from conceptors.experiments.methods.shielded import Shielded, ShieldedSettings
@@ -18,8 +18,10 @@ from conceptors.experiments.networks import AlexNet, StackedMLP
 
 @dataclass(frozen=True)
 class CabSettings(ShieldedSettings):
-    aperture: float = setting(9.0, "of the conceptors of all layers: larger protects more")
-    input_aperture: float = setting(0.0, "aperture of the first layer, 0 for the same")
+    aperture: float = setting(
+        9.0, "of the conceptors of all layers: larger protects more", each=True
+    )
+    input_aperture: float = setting(0.0, "aperture of the first layer, 0 for the same", each=True)
     energy: float = setting(
         0.0, "share of a task's energy that every layer's conceptor keeps, in place of apertures"
     )
@@ -67,7 +69,8 @@ class Cab(Shielded):
     def protection(self) -> dict[str, Any]:
         s = self.settings
         first = matrix_layers(self.model)[0].name
-        apertures = {first: s.input_aperture or s.aperture, "*": s.aperture}
+        own, given = self.each("aperture"), self.each("input_aperture")
+        apertures = {first: _all(torch.where(given > 0, given, own)), "*": _all(own)}
         return {
             "aperture": Energy(s.energy) if s.energy else apertures,
             "hard": s.hard,
@@ -145,3 +148,9 @@ class Cab(Shielded):
                 own = factors[i] if self._by_seed() else factors.min()
                 held = extra.setdefault("strides", {}).setdefault(self.label(name, number), [])
                 held.append(round(float(own), 3))
+
+
+def _all(apertures: Tensor) -> float | ByGroup:
+    """One number where all seeds have the same."""
+    values = apertures.tolist()
+    return values[0] if len(set(values)) == 1 else ByGroup(tuple(values))
