@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from conceptors.bench import body
 from conceptors.bench.row import UnfitError
+from conceptors.experiments.scenarios.data import CATALOGUE
 from conceptors.experiments.scenarios.data.sentences import Sentences
 
 CPU = torch.device("cpu")
@@ -70,5 +72,8 @@ def test_all_ways_to_treat_the_encoder() -> None:
 
 def test_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CONCEPTORS_DATA", str(tmp_path))
-    with pytest.raises(UnfitError, match="CLINC150 is not here"):
+    monkeypatch.setenv("CONCEPTORS_CACHE", str(tmp_path))
+    monkeypatch.setitem(CATALOGUE, "clinc150", replace(CATALOGUE["clinc150"], mirrors=()))
+    monkeypatch.setattr(body, "encoder_folder", Path)
+    with pytest.raises(UnfitError, match=r"clinc150: data_full.json, domains.json could not be"):
         body.body("tiny", CPU)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,14 +15,19 @@ from torch import Tensor
 
 from conceptors.experiments.runner import Experiment
 from conceptors.experiments.scenarios import build
-from conceptors.experiments.scenarios.data import DataUnavailableError
+from conceptors.experiments.scenarios.data import (
+    CATALOGUE,
+    DataFile,
+    DataSet,
+    DataUnavailableError,
+)
 from conceptors.experiments.scenarios.data.encoded import (
     Encoded,
     encoded,
     hidden_layers,
     load_encoded,
 )
-from conceptors.experiments.scenarios.data.sentences import mean_state, sentences
+from conceptors.experiments.scenarios.data.sentences import mean_state, sentence_files, sentences
 from experiments.closed import known
 from experiments.runs import quietly
 
@@ -126,8 +133,28 @@ def test_what_is_missing_is_said(files: Path, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ValueError, match=r"domains\.json is damaged"):
         sentences()
     (files / "domains.json").unlink()
-    with pytest.raises(DataUnavailableError, match="put data_full"):
+    monkeypatch.setitem(CATALOGUE, "clinc150", replace(CATALOGUE["clinc150"], mirrors=()))
+    with pytest.raises(
+        DataUnavailableError, match=r"Put .*domains.json \(packed or unpacked\) into"
+    ):
         sentences()
+
+
+def test_sentences_are_fetched_where_they_are_not_here(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From plain files of a mirror, each checked."""
+    (mirror := tmp_path / "mirror").mkdir()
+    known = []
+    for file in sorted(files.iterdir()):
+        content = file.rename(mirror / file.name).read_bytes()
+        known.append(DataFile(file.name, len(content), hashlib.sha256(content).hexdigest()))
+    asked = DataSet("clinc150", tuple(known), (mirror.as_uri(),), packing="")
+    monkeypatch.setitem(CATALOGUE, "clinc150", asked)
+    assert list(sentences().domains) == list(DOMAINS)
+    assert {path.parent for path in sentence_files()} == {tmp_path / "cache" / "clinc150"}
+    (mirror / "domains.json").write_text("{}")  # what is in the cache is not fetched again
+    assert list(sentences().domains) == list(DOMAINS)
 
 
 # --- the scenario ------------------------------------------------------------------------

@@ -60,7 +60,7 @@ class Body(nn.Module):
 def body(size: Size, device: torch.device) -> list[Row]:
     """One row for a frozen, an unshielded and a shielded encoder."""
     try:
-        sentences(), encoder_folder()
+        encoder_folder(), sentences()  # what cannot be fetched first
     except DataUnavailableError as error:
         raise UnfitError(str(error)) from None
     seeds = list(range(pick(size, 1, 1, 5)))
@@ -138,7 +138,7 @@ def learn(kind: str, seed: int, size: Size, device: torch.device) -> dict[str, A
 
 
 def _tokens(size: Size, device: torch.device) -> tuple[dict[str, Part], list[Tensor]]:
-    data, folder = sentences(), encoder_folder()
+    folder, data = encoder_folder(), sentences()
     every = pick(size, 20, 1, 1)
     parts = {
         name: Part(

@@ -82,7 +82,7 @@ def read(size: Size, device: str) -> Stream:
     Raises:
         DataUnavailableError: sentences or encoder are not here; says what to put where.
     """
-    data, folder = sentences(), encoder_folder()
+    folder, data = encoder_folder(), sentences()  # what cannot be fetched first
     domains = [sorted(labels) for labels in list(data.domains.values())[: size.domains]]
     first = [0]
     for labels in domains:

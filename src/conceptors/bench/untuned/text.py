@@ -25,7 +25,7 @@ from conceptors.experiments.scenarios.data.sentences import (
 def tokens() -> tuple[list[Lesson], int]:
     """One lesson a domain, and the number of intents. Rows are token ids `[n, 32]`, 0 for none."""
     try:
-        data, folder = sentences(), encoder_folder()
+        folder, data = encoder_folder(), sentences()  # what cannot be fetched first
     except DataUnavailableError as error:
         raise UnfitError(str(error)) from error
     read = {

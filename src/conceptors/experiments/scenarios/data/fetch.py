@@ -88,12 +88,12 @@ def fetch(name: str, *, progress: bool = True) -> dict[str, Path]:
             tried.append(f"{source.__name__.removeprefix('_from_')}: {error}")
         found |= {file.name: cached(data, file) for file in missing}
     if lacking := [file for file, path in found.items() if path is None]:
+        named = ", ".join(file + data.packing for file in lacking)
         raise DataUnavailableError(
             f"{name}: {', '.join(lacking)} could not be found or fetched.\n"
             + "".join(f"  {line}\n" for line in tried)
-            + f"Put {', '.join(f'{file}.gz' for file in lacking)} (or the same unpacked) into "
-            f"{_folder_hint(name)} and set CONCEPTORS_DATA to the folder above it, or connect to "
-            f"the internet and try again."
+            + f"Put {named} (packed or unpacked) into {_folder_hint(name)} and set "
+            f"CONCEPTORS_DATA to the folder above it, or connect to the internet and try again."
         )
     return {file: path for file, path in found.items() if path is not None}
 
@@ -129,8 +129,9 @@ def _from_mirrors(data: DataSet, missing: list[DataFile], progress: bool) -> Non
                 for file in missing:
                     if cached(data, file) is None:
                         limit = file.size + _SLACK
-                        with _download(f"{mirror}/{file.name}.gz", limit, progress) as packed:
-                            store(data, file, lambda packed=packed: _opened(packed, ".gz"))  # type: ignore[misc]
+                        address = f"{mirror}/{file.name}{data.packing}"
+                        with _download(address, limit, progress) as got:
+                            store(data, file, lambda got=got: _opened(got, data.packing))  # type: ignore[misc]
             return
         except _FAILURES as error:
             if isinstance(error, OSError) and error.errno == errno.ENOSPC:

