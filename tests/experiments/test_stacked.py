@@ -212,7 +212,7 @@ def test_every_network_of_a_stack_may_have_its_own_aperture(hard: bool) -> None:
 
     images, found = normal(2, 20, 2, 4, 4), []
     for aperture in (ByGroup((1.0, 5.0)), 1.0, 5.0):
-        shield = Shield(network(), aperture, hard=hard, rows=None, warn_at_quota=1.0)
+        shield = Shield(network(), {"*": aperture}, hard=hard, rows=None, warn_at_quota=1.0)
         shield.remember([images])
         found.append([c.singular_values for c in shield.conceptors().values()])
     for own, first, second in zip(*found):  # norms have three groups a network
@@ -221,6 +221,6 @@ def test_every_network_of_a_stack_may_have_its_own_aperture(hard: bool) -> None:
 
 
 def test_apertures_that_do_not_fit_the_groups_are_refused() -> None:
-    shield = Shield(nn.Sequential(StackedLinear(normal(3, 2, 4))), ByGroup((1.0, 2.0)))
+    shield = Shield(nn.Sequential(StackedLinear(normal(3, 2, 4))), {"*": ByGroup((1.0, 2.0))})
     with pytest.raises(ValueError, match="2 apertures cannot be shared by 3 groups"):
         shield.remember([normal(3, 5, 4)])

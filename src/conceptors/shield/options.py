@@ -15,19 +15,20 @@ from conceptors._internal.suggest import nearest
 from conceptors.algebra.targets import Auto, ByGroup, Energy, Quota
 from conceptors.shield.blocks import matches
 
-Aperture = float | Auto | Quota | Energy | ByGroup
+Aperture = float | Auto | Quota | Energy
+Choice = Aperture | ByGroup  # the last for stacks of networks, by those who know their groups
 
 
 @dataclass(frozen=True)
 class Protection:
     """How much of each layer is protected; for the fields see `Shield`."""
 
-    apertures: Aperture | Mapping[str, Aperture]
+    apertures: Choice | Mapping[str, Choice]
     hard: bool
     rank: int | float | None
     dense_limit: int
 
-    def aperture(self, name: str) -> Aperture:
+    def aperture(self, name: str) -> Choice:
         """Of the layer with this name."""
         if not isinstance(self.apertures, Mapping):
             return self.apertures
@@ -72,7 +73,7 @@ def check_layers(protection: Protection, names: Iterable[str], by_inputs: bool) 
             )
 
 
-def check_apertures(value: Any) -> Aperture | dict[str, Aperture]:
+def check_apertures(value: Any) -> Choice | dict[str, Choice]:
     """What `Shield` takes as aperture."""
     if isinstance(value, Mapping):
         if not value:
@@ -81,7 +82,7 @@ def check_apertures(value: Any) -> Aperture | dict[str, Aperture]:
     return _check_aperture(value)
 
 
-def _check_aperture(value: Any) -> Aperture:
+def _check_aperture(value: Any) -> Choice:
     if isinstance(value, str):
         if value != "auto":
             raise ValueError(f'aperture must be "auto", a number, Quota or Energy, got {value!r}')
@@ -132,7 +133,7 @@ def check_names(
     sites: Iterable[str],
     exclude: Iterable[str],
     freeze: Iterable[str],
-    aperture: Aperture | Mapping[str, Aperture],
+    aperture: Choice | Mapping[str, Choice],
 ) -> None:
     """Whether each pattern fits something: one that is misspelt would protect nothing, or all.
 
