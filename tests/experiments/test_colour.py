@@ -113,3 +113,12 @@ def test_the_command_stacks_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert [r.seed for r in results.runs] == [0, 1]
     assert results.runs[0].accuracy != results.runs[1].accuracy
     assert replace(wanted, options={"class_order": "seed"}).groups("sgd", [0, 1], CPU) == [[0], [1]]
+
+
+def test_no_sample_is_tested_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norms that use the batch's statistics have none of one."""
+    found = narrow("sgd", [0, 1])
+    split = found.scenario.tasks[0].test
+    at_once = min(split.sizes()) - 1
+    monkeypatch.setattr("conceptors.experiments.methods.base._AT_ONCE", at_once)
+    assert bool(found.accuracy(split, 0).isfinite().all())

@@ -200,10 +200,6 @@ def _experiment_words(command: argparse.ArgumentParser) -> None:
         default=None,
         help="pixels of mean 0 and variance 1 (disjoint and permuted)",
     )
-    _machine_words(command)
-
-
-def _machine_words(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--degrees", type=float, help="from each task to the next (rotated; default: 180 in all)"
     )
@@ -213,6 +209,10 @@ def _machine_words(command: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="share of the pixels that a task shuffles (permuted; default: 1)",
     )
+    _machine_words(command)
+
+
+def _machine_words(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--device", default="auto", help="cpu, cuda, cuda:1 or auto (default: a GPU, if there)"
     )

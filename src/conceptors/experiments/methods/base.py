@@ -23,6 +23,8 @@ from conceptors.experiments.methods.settings import OwnSettings, Settings
 from conceptors.experiments.networks import AlexNet, StackedMLP
 from conceptors.experiments.scenarios import Scenario, Split
 
+_AT_ONCE = 1000  # samples of a seed that are tested together
+
 
 class Learner:
     """Plain training: learns every task, forgets the last one."""
@@ -248,8 +250,11 @@ class Learner:
         right, loss = torch.zeros(2, len(self.seeds), device=self.device)
         self.model.eval()
         longest = int(sizes.max())
-        for start in range(0, longest, 1000):
-            places = torch.arange(start, min(start + 1000, longest)).expand(len(sizes), -1)
+        parts = -(
+            -longest // _AT_ONCE
+        )  # as long as each other: norms fail on one that is left over
+        for part in torch.arange(longest).chunk(parts) if parts else ():
+            places = part.expand(len(sizes), -1)
             counted = (places < sizes[:, None]).to(self.device)
             x, y = split.take(places.minimum(sizes[:, None] - 1).to(self.device))
             with self.passes():
