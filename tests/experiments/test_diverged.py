@@ -46,6 +46,12 @@ def spoil(monkeypatch: pytest.MonkeyPatch, method: str, task: int, seed: int = 1
     monkeypatch.setitem(METHODS, method, Spoilt)
 
 
+def test_training_with_patience_does_not_hide_it(tmp_path: Path) -> None:
+    """The weights that did best would be those it began with."""
+    wanted = replace(STACK, settings={"*": {**FAST, "patience": 2, "rate": 1e30}})
+    assert "sgd seed 0 diverged in task 1 of 2" in str(unfinished(wanted, tmp_path))
+
+
 def unfinished(experiment: Experiment, folder: Path, **how: Any) -> UnfinishedError:
     with pytest.raises(UnfinishedError) as caught:
         run(experiment, folder, progress=how.pop("progress", quiet), **how)

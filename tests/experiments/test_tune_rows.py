@@ -70,6 +70,12 @@ def test_a_point_that_diverges_does_not_take_the_others_with_it() -> None:
     assert min(map(min, found[:2])) > 0
 
 
+@pytest.mark.parametrize("name", ["decay", "increment_decay"])
+def test_rates_do_not_differ_where_weights_are_pulled(name: str) -> None:
+    with pytest.raises(ValueError, match=f"rates cannot differ within a stack with {name}=0.1"):
+        scores_of_points(tiny("cab", **{name: 0.1}), [{"rate": 0.1}, {"rate": 0.2}], quiet)
+
+
 def test_what_cannot_differ_is_named() -> None:
     with pytest.raises(
         ValueError, match=r"samples is one for all .*, got \(5, 5, 6, 6\); what may"

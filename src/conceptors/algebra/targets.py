@@ -104,6 +104,8 @@ class ByGroup:
     apertures: tuple[float, ...]
 
     def __post_init__(self) -> None:
+        if not self.apertures:
+            raise ValueError("ByGroup needs at least one aperture")
         for value in self.apertures:
             checks.number(value, "aperture", 0.0, float("inf"))
 

@@ -20,7 +20,7 @@ from conceptors.experiments.events import Progress
 from conceptors.experiments.experiment import Experiment, ExperimentError
 from conceptors.experiments.grid import Book, check_asked
 from conceptors.experiments.grids import FEWER_TASKS, GRIDS, QUICK, Grid
-from conceptors.experiments.ledger import open_ledger
+from conceptors.experiments.ledger import locked, open_ledger
 from conceptors.experiments.methods import METHODS
 from conceptors.experiments.methods.settings import may_differ
 from conceptors.experiments.scenarios.data import Arrays
@@ -140,12 +140,14 @@ def run_searches(
 ) -> dict[str, dict[str, Any]]:
     """The best settings of every search, by benchmark and method; also in `best.json`."""
     path = folder / "best.json"
-    best: dict[str, dict[str, Any]] = json.loads(path.read_bytes()) if path.exists() else {}
+    best: dict[str, dict[str, Any]] = {}
     for number, search in enumerate(wanted, 1):
         line = run_search(search, folder, how, progress)
         kept = {"settings": line["settings"], "validation": round(line["validation"], 3)}
-        best.setdefault(search.row, {})[search.method] = kept
-        write_atomically(path, json.dumps(best, indent=1).encode())
+        with locked(folder):  # others may run other searches beside this one
+            best = json.loads(path.read_bytes()) if path.exists() else {}
+            best.setdefault(search.row, {})[search.method] = kept
+            write_atomically(path, json.dumps(best, indent=1).encode())
         tell(f"[{number}/{len(wanted)}] {search}: {kept['validation']:.2f} % {kept['settings']}")
     return best
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from conceptors._internal.batches import Feed, moved
 from conceptors.estimators.readout import Readout
@@ -22,6 +23,9 @@ def feed_experience(model: nn.Module, batch: Any) -> Any:
     """Inputs and, where the model takes them, task labels of a batch (inputs, ..., task labels)."""
     device = next(model.parameters()).device
     return avalanche_forward(model, moved(batch[0], device), moved(batch[-1], device))
+
+
+_UNLIKELY = -1e4  # an output of a class that does not compete; finite also with label smoothing
 
 
 class ShieldPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[misc, call-arg]
@@ -75,11 +79,14 @@ class ReadoutPlugin(SupervisedPlugin):  # type: ignore[misc]
         absent = torch.ones(outputs.shape[1], dtype=torch.bool, device=outputs.device)
         absent[list(strategy.experience.dataset.targets.uniques)] = False
         absent[strategy.mb_y] = False  # of stored samples, where another plugin mixes them in
-        strategy.mb_output = outputs.masked_fill(absent, torch.finfo(outputs.dtype).min)
+        strategy.mb_output = outputs.masked_fill(absent, _UNLIKELY)
 
     def after_training_exp(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
         """Learn the experience in closed form."""
-        batches = strategy.dataloader
+        own = strategy.experience.dataset  # the strategy's loader may have stored samples too
+        batches = DataLoader(
+            own, batch_size=strategy.train_mb_size, collate_fn=getattr(own, "collate_fn", None)
+        )
         self.readout.to(strategy.device).learn_from(
             self.body, batches, feed=feed_experience, target=_labels, shield=self.shield
         )

@@ -37,7 +37,9 @@ def write(folder: Path, page: Path) -> Path:
 def read(folder: Path, protocol: Protocol) -> Table:
     """What was reached with a protocol, as far as it was run."""
     path = folder / protocol.name / "results.json"
-    results = read_results(path) if path.is_file() else None
+    results = read_results(path, finished=False) if path.is_file() else None
+    if results is not None and not results["runs"]:
+        results = None  # all seeds failed
     for run in [] if results is None else results["runs"]:
         if other := _differing(run["config"], protocol):
             raise ValueError(

@@ -111,7 +111,7 @@ class WeightBlock:
             return tensor  # type: ignore[no-any-return]
         if not self.block.rows_first:
             return self.whole(tensor)
-        if any(not (cut.is_replicate() or cut.is_shard(0)) for cut in tensor.placements):
+        if not cut_by_rows(tensor):  # placed so after the shield was made
             raise ValueError(
                 f"{self.name} has weights {list(tensor.shape)} that are placed as "
                 f"{tuple(tensor.placements)}; a shield takes weights that are whole or cut by "
@@ -151,6 +151,11 @@ def _ghost(site: WeightBlock, parameter: nn.Parameter) -> Tensor:
 def is_sharded(tensor: Tensor) -> bool:
     """Whether a tensor is a DTensor, as FSDP2 and tensor parallelism make them."""
     return hasattr(tensor, "to_local") and hasattr(tensor, "placements")
+
+
+def cut_by_rows(tensor: Any) -> bool:
+    """Whether a DTensor is whole on every process, or each has some of its rows."""
+    return all(cut.is_replicate() or cut.is_shard(0) for cut in tensor.placements)
 
 
 def shard_like(value: Tensor, like: Any) -> Tensor:
@@ -338,9 +343,14 @@ def _obstacle(block: Block, weight: nn.Parameter | None, bias: nn.Parameter | No
             continue
         if is_lazy(parameter):
             return "not initialised yet: run a batch through the model first"
-        data = parameter.data
+        data: Any = parameter.data
         if data.is_complex():
             return "complex numbers"
+        if is_sharded(data) and block.rows_first and not cut_by_rows(data):
+            return (
+                f"its weights are placed as {tuple(data.placements)}: a shield takes whole ones, "
+                f"and those cut by rows, Shard(0), as FSDP2 does"
+            )
         if not is_sharded(data) and (
             view(data).untyped_storage().data_ptr() != data.untyped_storage().data_ptr()
         ):

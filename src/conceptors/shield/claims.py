@@ -164,6 +164,8 @@ def _conceptor(
         _check_precision(name, moments, choice, limited)
         conceptor = moments.conceptor(choice)
     elif isinstance(choice, ByGroup):
+        limited = protection.rank_of(moments.dim) is not None
+        _check_precision(name, moments, max(choice.apertures), limited)
         conceptor = moments.conceptor(choice.of(moments.groups))
     else:
         sigma, noise = moments.eigenvalues(), _rounding(moments)

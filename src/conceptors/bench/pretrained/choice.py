@@ -28,15 +28,16 @@ def trials(
     return found
 
 
-def choose(done: list[Results], methods: list[str]) -> dict[str, dict[str, Settings]]:
-    """For each method and column the settings of the highest validation accuracy."""
+def choose(done: list[Results], cells: list[Cell]) -> dict[str, dict[str, Settings]]:
+    """For each method and column the settings, of those asked for, of the highest accuracy."""
     chosen: dict[str, dict[str, Settings]] = {}
-    for name in methods:
+    for name in dict.fromkeys(cell.method for cell in cells):
         own = [one for one in done if one["method"] == name]
+        there = [one["settings"] for one in own]
         tried: list[Settings] = []
-        for one in own:
-            if one["settings"] not in tried:
-                tried.append(one["settings"])
+        for cell in cells:
+            if cell.method == name and cell.settings in there and cell.settings not in tried:
+                tried.append(cell.settings)
         if tried:
             chosen[name] = {
                 column: max(tried, key=lambda settings: _score(own, settings, column))

@@ -51,11 +51,12 @@ def main(arguments: list[str] | None = None) -> None:
         cells = choice.trials(new, common, size, where, options.trial_seeds)
         until = begun + _TUNING * budget
         failed += work(cells, results["trials"], keep, jobs=jobs, until=until, say=_say)
-        results["chosen"] |= choice.choose(results["trials"], new)
+        results["chosen"] |= choice.choose(results["trials"], cells)
         keep()
     if "time" in steps:
         own = {name: _settings(results, name, common)["known"] for name in methods}
         results["timing"] |= timing.measure(own, size, where, _say)
+        timing.add_ratios(results["timing"])
         keep()
     if "test" in steps:
         cells = _tests(methods, results, common, size, where, options.seeds)
@@ -102,7 +103,12 @@ def _versions() -> dict[str, str | None]:
 
 def _setting(text: str) -> tuple[str, float]:
     key, _, value = text.partition("=")
-    known = {name for row in METHODS.values() for name in row.with_settings({})} | set(COMMON)
+    known = {
+        name
+        for row in METHODS.values()
+        for name, value in (COMMON | row.with_settings({})).items()
+        if not isinstance(value, str)
+    }
     if key not in known:
         raise argparse.ArgumentTypeError(
             f"no setting {key!r}; there are {', '.join(sorted(known))}"

@@ -30,10 +30,14 @@ def measure(
         with quiet():
             found[name] = _one(name, own, size, device)
         say(f"{name}: {found[name]}")
-    for own_time in found.values():
-        plain = found["plain"]["seconds"] if "plain" in found else None
-        own_time["ratio"] = None if plain is None else round(own_time["seconds"] / plain, 3)
     return found
+
+
+def add_ratios(timing: dict[str, dict[str, Any]]) -> None:
+    """How long each method takes beside plain training, once that was measured."""
+    for own in timing.values():
+        if "plain" in timing:
+            own["ratio"] = round(own["seconds"] / timing["plain"]["seconds"], 3)
 
 
 def _one(name: str, settings: Settings, size: Size, device: str) -> dict[str, Any]:

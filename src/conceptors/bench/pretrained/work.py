@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import multiprocessing
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -94,19 +96,34 @@ def _results(cells: list[Cell], jobs: int, until: float) -> Iterator[Results]:
                 return
             yield attempt(cell)
         return
+    waiting = deque(cells)
+    while waiting and time.monotonic() < until:
+        yield from _in_processes(waiting, jobs, until)
+
+
+def _in_processes(waiting: deque[Cell], jobs: int, until: float) -> Iterator[Results]:
+    """Until all is done, or a process dies: then those under way have failed."""
     context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
-    with context.Pool(min(jobs, max(1, len(cells)))) as pool:
-        waiting = iter(cells)
-        first = itertools.islice(waiting, jobs)
-        under_way = [pool.apply_async(attempt, (cell,)) for cell in first]
-        while under_way:
-            ready = [one for one in under_way if one.ready()]
-            under_way = [one for one in under_way if one not in ready]
-            for one in ready:
-                if time.monotonic() < until and (another := next(waiting, None)):
-                    under_way.append(pool.apply_async(attempt, (another,)))
-                yield one.get()
-            time.sleep(0.05)
+    under_way: dict[Future[Results], Cell] = {}
+    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        whole = True
+        while True:
+            while whole and waiting and len(under_way) < jobs and time.monotonic() < until:
+                try:
+                    under_way[pool.submit(attempt, waiting[0])] = waiting[0]
+                    waiting.popleft()
+                except BrokenProcessPool:
+                    whole = False
+            if not under_way:
+                return
+            for one in wait(under_way, return_when=FIRST_COMPLETED).done:
+                cell = under_way.pop(one)
+                try:
+                    yield one.result()
+                except BrokenProcessPool:
+                    whole = False
+                    why = "a process was killed, perhaps for want of memory; try fewer --jobs"
+                    yield {**cell.key(), "error": why}
 
 
 def _once(cells: list[Cell]) -> list[Cell]:

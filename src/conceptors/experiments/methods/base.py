@@ -169,7 +169,7 @@ class Learner:
         s = self.settings
         if not bool(loss.square().isfinite().all()):  # the task may end with better weights
             _, loss = self.evaluate(self.scenario.tasks[number].validation, number, s.validation)
-        lost = lesson.lost() | ~loss.square().isfinite()
+        lost = lesson.lost() | lesson.schedule.never_learned() | ~loss.square().isfinite()
         if not bool(lost.any()):
             return
         lesson.take_back(lost)
@@ -250,9 +250,7 @@ class Learner:
         right, loss = torch.zeros(2, len(self.seeds), device=self.device)
         self.model.eval()
         longest = int(sizes.max())
-        parts = -(
-            -longest // _AT_ONCE
-        )  # as long as each other: norms fail on one that is left over
+        parts = math.ceil(longest / _AT_ONCE)  # equally long: norms fail on one that is left over
         for part in torch.arange(longest).chunk(parts) if parts else ():
             places = part.expand(len(sizes), -1)
             counted = (places < sizes[:, None]).to(self.device)

@@ -37,6 +37,7 @@ class Schedule:
         self._parameters = parameters
         self._lowest = torch.full_like(self.pace, torch.inf)  # validation loss
         self._waited = torch.zeros_like(self.pace)  # checks since then
+        self._looked = False
         self._best: list[Tensor] = []
         if settings.patience:
             self._best = [p.detach().clone() for p in self._parameters]
@@ -67,7 +68,7 @@ class Schedule:
         self.pace *= accuracy <= goal
 
     def _slow_down(self, loss: Tensor) -> None:
-        s = self._settings
+        s, self._looked = self._settings, True
         going = self.pace > 0
         better = going & (loss < self._lowest)
         self._lowest = torch.where(better, loss, self._lowest)
@@ -78,6 +79,11 @@ class Schedule:
         self._waited[stuck] = 0.0
         self.pace.copy_(torch.where(stuck, self.pace / s.rate_factor, self.pace))
         self.pace *= self.pace * self._rate >= s.least_rate
+
+    def never_learned(self) -> Tensor:
+        """Seeds `[seeds]` that no look found to have a loss at all; only known with patience."""
+        found = self._lowest.isinf() if self._looked else self.pace.isnan()
+        return found.cpu()
 
     @torch.no_grad()
     def finish(self) -> None:

@@ -40,10 +40,10 @@ def sentence_files() -> list[Path]:
     Raises:
         DataUnavailableError: they are not here, and cannot be fetched; says what to put where.
     """
-    folder = Path(os.environ.get("CONCEPTORS_DATA") or os.devnull).expanduser() / "clinc150"
-    files = [folder / name for name in _FILES]
-    if all(file.is_file() for file in files):
-        return files
+    if root := os.environ.get("CONCEPTORS_DATA"):
+        files = [Path(root).expanduser() / "clinc150" / name for name in _FILES]
+        if all(file.is_file() for file in files):
+            return files
     found = fetch("clinc150")
     return [found[name] for name in _FILES]
 
