@@ -34,6 +34,7 @@ from helpers import weights
         ("sgd", {"average": 1.0}, "average must be below 1, got 1"),
         ("sgd", {"average": 0.9, "patience": 2}, "average and patience are two ways"),
         ("sgd", {"smooth": 1.0}, "smooth=1 needs images, which inputs of"),
+        ("sgd", {"local": 4.0}, "local=4 needs images, which inputs of .* not; use local=0"),
         ("sgd", {"activation": "swish"}, "activation must be one of"),
         ("sgd", {"loss": "hinge"}, "loss must be one of"),
         ("sgd", {"gradient": "max"}, "gradient must be one of"),
@@ -89,6 +90,26 @@ def test_a_task_ends_with_the_running_mean_of_its_weights() -> None:
     averaged.learn(0)
     for found_p, *single in zip(averaged.model.parameters(), *plain):
         torch.testing.assert_close(found_p, torch.stack(single).mean(0))
+
+
+def test_neurons_that_begin_with_a_place_see_little_else_at_the_same_size() -> None:
+    kind = METHODS["sgd"]
+    scenario = build("disjoint-mnist", [3, 5], arrays=blobs())
+    found = [
+        kind(scenario, parse_settings(kind.settings_type, given), CPU, quiet).model
+        for given in ({"hidden": "200"}, {"hidden": "200", "local": 3.0})
+    ]
+    plain, close = (next(model.parameters()).detach() for model in found)
+    torch.testing.assert_close(close.square().mean(-1), plain.square().mean(-1))
+    pictures = close.square().unflatten(-1, (28, 28))
+    pictures = pictures / pictures.sum((-1, -2), keepdim=True)
+    at = torch.arange(28.0)
+    for across in (pictures.sum(-1), pictures.sum(-2)):  # [seeds, neurons, 28]
+        place = (across * at).sum(-1, keepdim=True)
+        spread = ((at - place).square() * across).sum(-1).sqrt()
+        assert 1.5 < float(spread.mean()) < 2.4  # of squares: 3 / √2
+        assert float(place.std()) > 4  # all over the image
+        assert not torch.equal(place[0], place[1])  # each seed draws its own
 
 
 def test_smooth_initial_weights_are_blurred_at_the_same_size() -> None:

@@ -57,12 +57,39 @@ class StackedMLP(nn.Module):
         weight = first.weight
         weight.copy_(blurred(weight.flatten(0, 1), image, sigma).view_as(weight))
 
+    @torch.no_grad()
+    def look_closely(self, image: tuple[int, int, int], width: float, seeds: list[int]) -> None:
+        """Give every neuron of the first layer a place to begin with, at the same mean square.
+
+        Weights are multiplied by a Gaussian of sd `width` pixels around a place that is drawn
+        from the middle of the image, a seventh of it away from its borders.
+        """
+        first = self.layers[0]
+        assert isinstance(first, StackedLinear)
+        for weight, seed in zip(first.weight, seeds):
+            window = _windows(len(weight), image, width, seed).to(weight)
+            size = weight.square().mean(1, keepdim=True)
+            seen = weight * window
+            weight.copy_(seen * (size / seen.square().mean(1, keepdim=True)).sqrt())
+
     def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(2)
         for layer in self.layers[:-1]:
             x = self.activation(layer(x))
         out: Tensor = self.layers[-1](x)
         return out
+
+
+def _windows(count: int, image: tuple[int, int, int], width: float, seed: int) -> Tensor:
+    """Gaussians around places of their own `[count, c · h · w]`."""
+    channels, high, wide = image
+    draw = torch.Generator().manual_seed(32_452_843 + seed)
+    near = []
+    for length in (high, wide):
+        place = length / 7 + 5 / 7 * length * torch.rand(count, 1, generator=draw)
+        near.append(torch.exp(-((torch.arange(length) - place) ** 2) / (2 * width**2)))
+    window = near[0][:, None, :, None] * near[1][:, None, None, :]  # [count, 1, h, w]
+    return window.expand(-1, channels, -1, -1).flatten(1)
 
 
 def _draw(outputs: int, inputs: int, init: str, scale: float, generator: torch.Generator) -> Tensor:

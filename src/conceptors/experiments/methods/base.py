@@ -274,13 +274,16 @@ def build_network(scenario: Scenario, settings: Settings) -> nn.Module:
     if len(scenario.inputs) == 3:
         return AlexNet(scenario.classes, scenario.seeds, settings.dropout)
     s = settings
-    if s.smooth and scenario.image is None:
-        raise ValueError(
-            f"smooth={s.smooth:g} needs images, which inputs of {scenario.name} are not; use "
-            f"smooth=0"
-        )
+    for name in ("smooth", "local"):
+        if getattr(s, name) and scenario.image is None:
+            raise ValueError(
+                f"{name}={getattr(s, name):g} needs images, which inputs of {scenario.name} are "
+                f"not; use {name}=0"
+            )
     sizes = [math.prod(scenario.inputs), *s.sizes, scenario.classes]
     made = StackedMLP(sizes, s.activation, s.init, s.scale, scenario.seeds, bias=s.bias)
     if s.smooth and scenario.image is not None:
         made.smooth(scenario.image, s.smooth)
+    if s.local and scenario.image is not None:
+        made.look_closely(scenario.image, s.local, scenario.seeds)
     return made

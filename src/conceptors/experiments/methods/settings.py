@@ -58,6 +58,11 @@ class Settings(OwnSettings):
     smooth: float = setting(
         0.0, "blur of the first layer's initial weights on images, in pixels, 0 for none"
     )
+    local: float = setting(
+        0.0,
+        "window on the first layer's initial weights on images: each neuron begins with one place, "
+        "of this sd in pixels, 0 for the whole image",
+    )
     epochs: float = setting(10.0, "passes over a task's share of the data")
     steps: int = setting(0, "steps a task instead of epochs, 0 for epochs")
     batch: int = setting(64, "images a step")
