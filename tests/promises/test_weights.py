@@ -54,6 +54,21 @@ def test_what_moved_is_told_by_remember(move: Move, soft: bool) -> None:
         shield.remember(data(4))
 
 
+@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize("move", MOVES)
+def test_what_moved_after_a_task_is_told_at_the_first_step(move: Move, soft: bool) -> None:
+    """A checkpoint of another run, before anything else is asked of the shield."""
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    shield = Shield(model) if soft else Shield(model, 1e4, hard=True)
+    shield.guard(optimizer)
+    train(model, optimizer, 3)
+    shield.remember(data(1))
+    move(model)
+    with pytest.warns(UnprotectedWarning, match="moved within claimed space"):
+        train(model, optimizer, 1)
+
+
 @pytest.mark.parametrize("move", [in_place, replaced, loaded])
 def test_what_moved_is_told_in_the_middle_of_a_task(move: Move) -> None:
     model = network()

@@ -86,5 +86,5 @@ def test_rounding_is_not_claimed(kind: str) -> None:
 
 
 def test_a_full_layer_is_named_with_the_remedy() -> None:
-    with pytest.warns(ShieldFullWarning, match=r"in: 0 \(100.0%\).*Energy\(0\.9\) if the shield"):
+    with pytest.warns(ShieldFullWarning, match=r"in: 0 \(100.0%\).*Energy\(0\.9\) where hard"):
         Shield(network(), hard=True).remember(torch.randn(200, 40)).detach()

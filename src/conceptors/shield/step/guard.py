@@ -121,8 +121,8 @@ class Guard:
         plan = self.prepare()
         if not plan and self.between is None:
             return None
-        if plan.work.versions is not None and not plan.is_known():
-            keeper.look()
+        if plan.work.versions is None or not plan.is_known():
+            keeper.look()  # others may have changed weights since the last step or task
         decay = plan.rest.decay
         decays = bool(decay) and not _skips(optimizer)
         plan.rest.frozen.measure()
