@@ -121,6 +121,7 @@ def test_run_and_report(
     assert re.search(r"^sgd +\d+\.\d\d ± \d+\.\d\d +2 ", said.out, re.MULTILINE)
     assert re.search(r"^ewc +\d+\.\d\d ± \d+\.\d\d +2 ", said.out, re.MULTILINE)
     assert f"conceptors report '{folder}'" in said.out
+    assert "settings are defaults, untuned; there is --preset paper and best" in said.out
     after = r"^ewc seed 6 task 2/2: this task \d+\.\d %, all so far \d+\.\d %$"
     assert re.search(after, said.err, re.MULTILINE)
     assert re.search(r"^ewc seed 6 task 1/2: .*, about \d+ s left$", said.err, re.MULTILINE)

@@ -51,7 +51,7 @@ def test_patterns_of_what_is_still_empty_are_fine() -> None:
             (data(1), torch.zeros(20)),
             r"one tuple of tensors of shapes \[\[20, 12\], \[20\]\].*feed=",
         ),
-        ([{"x": data(1)}], r"a mapping of \['x'\]: .*unexpected keyword.*feed="),
+        ([{"x": data(1)}], r"a mapping of \['x'\]: .*unexpected keyword.*model\(batch\['x'\]\)"),
     ],
 )
 def test_one_batch_for_many_shows_feed(batches: Any, words: str) -> None:

@@ -29,8 +29,15 @@ def feed_first(model: nn.Module, batch: Any) -> object:
     except TypeError as error:
         raise TypeError(
             f"the model could not be called with a batch that is {_described(batch)}: {error}; "
-            f"{_FEED}"
+            f"{_how_to_feed(batch)}"
         ) from error
+
+
+def _how_to_feed(batch: Any) -> str:
+    if not isinstance(batch, Mapping):
+        return _FEED
+    first = next(iter(batch), "inputs")
+    return _FEED.replace("batch[0], batch[1]", f"batch[{first!r}]")
 
 
 def _described(batch: Any) -> str:
@@ -46,7 +53,7 @@ def check_batches(batches: Any, who: str) -> None:
     if isinstance(batches, Mapping):
         raise TypeError(
             f"{who} takes batches, and got one mapping of {list(batches)}: pass a DataLoader "
-            f"or [batch]; {_FEED}"
+            f"or [batch]; {_how_to_feed(batches)}"
         )
     if not isinstance(batches, tuple) or not all(isinstance(x, Tensor) for x in batches):
         return

@@ -15,7 +15,7 @@ from conceptors.cli.everything import act_on_all
 from conceptors.cli.progress import ProgressLine
 from conceptors.experiments.experiment import Experiment, ExperimentError
 from conceptors.experiments.methods import METHODS, explain_settings, import_methods
-from conceptors.experiments.presets import PRESETS, RENAMED, current_name
+from conceptors.experiments.presets import PRESETS, RENAMED, current_name, presets_of
 from conceptors.experiments.results import Failure, Results
 from conceptors.experiments.runner import UnfinishedError, run
 from conceptors.experiments.scenarios import SCENARIOS
@@ -66,6 +66,8 @@ def _run(options: argparse.Namespace) -> int:
         print(table(results))
         print(f"\nresults: {folder / 'results.json'}")
         print(f"page:    conceptors report {shlex.quote(str(folder))}")
+        if experiment.preset is None and (named := presets_of(experiment.scenario)):
+            print(f"settings are defaults, untuned; there is --preset {' and '.join(named)}")
     if diverged:
         print(
             f"failed: {'; '.join(map(str, diverged))}; set a lower rate, with another --out if "

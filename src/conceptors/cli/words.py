@@ -318,7 +318,7 @@ def _import_word(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE.py",
-        help="a Python file with methods of your own (example: conceptors run --help)",
+        help="a Python file with methods of your own, made known by conceptors.methods.add",
     )
 
 

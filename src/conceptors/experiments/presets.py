@@ -151,6 +151,16 @@ PRESETS = {"paper": PAPER, "best": BEST}
 RENAMED = {"report": "paper"}  # names of earlier versions, in commands and files
 
 
+def presets_of(scenario: str) -> list[str]:
+    """Names of presets for a scenario.
+
+    >>> presets_of("permuted-mnist"), presets_of("disjoint-fashion"), presets_of("clinc150")
+    (['paper', 'best'], ['best'], [])
+    """
+    tuned = {benchmark.scenario for benchmark in BENCHMARKS.values()}
+    return [name for name, known in (("paper", PAPER), ("best", tuned)) if scenario in known]
+
+
 def current_name(name: str | None) -> str | None:
     """Today's name of a preset."""
     return RENAMED.get(name, name) if name else name
