@@ -54,7 +54,7 @@ def test_figures_are_held_against_published_ones(tmp_path: Path) -> None:
     )
     assert (
         "| owm | disjoint-mnist, 2 tasks | 784-800-10 | 96.35 (Zeng et al. 2019) | 95.00 | −1.35 "
-        "| no | 1 | −0.20 | – |" in lines
+        "| no, by one seed | 1 | −0.20 | – |" in lines
     )
     assert sum("not run yet" in line for line in lines) == len(PROTOCOLS) - 2
     assert any(line.startswith(f"- `{OWM}` is −1.35 off.") for line in lines)

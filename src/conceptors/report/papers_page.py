@@ -75,11 +75,18 @@ def _row(protocol: Protocol, found: Table) -> list[str]:
         f"{spread(published.mean, published.std)} ({published.source})",
         MISSING if one is None else spread(one.mean, one.sd),
         number(gap, signed=True),
-        "not run yet" if gap is None else "yes" if abs(gap) <= CLOSE else "no",
+        _verdict(gap, None if one is None else one.n),
         MISSING if one is None else str(one.n),
         MISSING if one is None else number(one.transfer, signed=True),
         number(protocol.transfer, signed=True),
     ]
+
+
+def _verdict(gap: float | None, seeds: int | None) -> str:
+    """Whether the figure is reached; of one seed that is said, as it settles little."""
+    if gap is None:
+        return "not run yet"
+    return ("yes" if abs(gap) <= CLOSE else "no") + (", by one seed" if seeds == 1 else "")
 
 
 def _missed(tables: dict[str, Table]) -> list[str]:
