@@ -26,10 +26,16 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=[], help="(default: cab and all relatives)")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seeds", type=int, default=1, help="for every point (default 1)")
+    parser.add_argument(
+        "--set", nargs="+", default=[], metavar="NAME=VALUE", help="for all: precision=tf32"
+    )
     parser.add_argument("--list", action="store_true", help="show the grids and stop")
     parser.add_argument("--out", type=Path, default=Path("results/tuning/rows"))
     options = parser.parse_args()
-    wanted, how = searches(options.rows, options.methods), How(options.device, options.seeds)
+    wanted, how = (
+        searches(options.rows, options.methods),
+        How(options.device, options.seeds, dict(text.split("=", 1) for text in options.set)),
+    )
     if options.list:
         for search in wanted:
             print(f"{search}: {len(points(search, experiment(search, how)))} points {search.grid}")

@@ -35,6 +35,8 @@ DIFFERING: dict[str, list[dict[str, Any]]] = {
     "trgp": [{"trust": 0.1, "own_rate": 2.0}, {"trust": 0.9, "threshold": 0.7}],
     "codecl": [{"aperture": 1.0, "kept": 0.5}, {"aperture": 8.0, "overlap": 0.1}],
     "cab": [{"aperture": 2.0, "rate": 0.1}, {"aperture": 20.0, "input_aperture": 50.0}],
+    "ewc": [{"strength": 0.0}, {"strength": 30.0, "rate": 0.05}],
+    "imm": [{"share": 0.3, "l2": 0.0}, {"share": 0.7, "l2": 0.1}],
     "sgd": [{"rate": 0.1}, {"rate": 0.4, "later_rate": 0.2}],
 }
 
@@ -88,12 +90,12 @@ def test_what_cannot_differ_is_named() -> None:
 @pytest.mark.parametrize("row", GRIDS)
 def test_every_grid_can_be_tried(row: str) -> None:
     assert set(GRIDS) == set(BENCHMARKS)
-    relatives = ("owm", "gpm", "sgp", "trgp", "codecl", "cab")
+    relatives = ("ewc", "imm", "owm", "gpm", "sgp", "trgp", "codecl", "cab")
     assert set(GRIDS[row]) == {m for m in relatives if not why_not(BENCHMARKS[row], m)}
     for search in searches([row]):
         found = points(search, experiment(search, How("cpu")))
-        assert 3 <= len(found) <= 12
-        assert len(list(stacks(search.method, found))) == 1
+        assert 3 <= len(found) <= 54
+        assert len(list(stacks(search.method, found))) <= 2
         if search.method == "owm":
             for alphas in search.grid["alpha_decay"]:
                 layers = BENCHMARKS[row].network.count(",") + 2

@@ -51,13 +51,14 @@ def learned(method: str, device: str, replay: bool = True, **settings: Any) -> l
 
 
 CAB: dict[str, Any] = {"aperture": 3.0, "samples": 60}
+SLOW = 0.005  # a rate at which rounding does not grow: pools choose another pixel otherwise
 
 
 @pytest.mark.parametrize(
     ("method", "settings"),
     [
         ("sgd", {}),
-        ("sgd", {"patience": 1, "least_rate": 0.02}),
+        ("sgd", {"patience": 1, "least_rate": 0.002}),
         ("cab", CAB),
         ("cab", {**CAB, "project": "gradients"}),
         ("cab", {**CAB, "momentum": 0.9}),
@@ -65,17 +66,17 @@ CAB: dict[str, Any] = {"aperture": 3.0, "samples": 60}
     ids=str,
 )
 def test_recorded_steps_are_those_of_the_cpu(method: str, settings: dict[str, Any]) -> None:
-    theirs = learned(method, "cpu", **settings)
+    theirs = learned(method, "cpu", rate=SLOW, **settings)
     for replay in (False, True):
-        ours = learned(method, DEVICE, replay, precision="exact", **settings)
+        ours = learned(method, DEVICE, replay, precision="exact", rate=SLOW, **settings)
         for one, other in zip(ours, theirs):
             assert float((one - other).norm() / other.norm()) < 2e-3
 
 
 @pytest.mark.parametrize(("method", "settings"), [("sgd", {}), ("cab", CAB)])
 def test_tf32_is_near(method: str, settings: dict[str, Any]) -> None:
-    theirs = learned(method, "cpu", **settings)
-    for one, other in zip(learned(method, DEVICE, **settings), theirs):
+    theirs = learned(method, "cpu", rate=SLOW, **settings)
+    for one, other in zip(learned(method, DEVICE, rate=SLOW, **settings), theirs):
         assert float((one - other).norm() / other.norm()) < 0.05
 
 

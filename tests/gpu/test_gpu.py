@@ -64,7 +64,11 @@ def test_every_layer_collects_the_same(case: Case) -> None:
     [("sgd-momentum", torch.float64), ("adamw", torch.float64), ("sgd-decay", torch.float64)],
 )
 @pytest.mark.filterwarnings("ignore:nested_from_padded CUDA kernels")
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [case for case in CASES if case.name != "gain"],  # one number: kept, or learned
+    ids=lambda case: case.name,
+)
 def test_every_layer_keeps_what_it_does(case: Case, name: str, dtype: torch.dtype) -> None:
     optimizers = SPARSE if "sparse" in case.name else OPTIMIZERS
     check(case, optimizers[name], dtype, DEVICE)

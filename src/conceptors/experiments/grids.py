@@ -1,4 +1,4 @@
-"""What is tried for cab and its relatives on each benchmark of the comparison, for `tune_rows.py`.
+"""What is tried for cab, its relatives, EWC and IMM on each benchmark, for `tune_rows.py`.
 
 A grid is a list of choices for each setting, and all combinations are tried. All else is as in
 `tuned.py`. Where α falls by layer, the last one keeps it, as in OWM's own code.
@@ -10,29 +10,77 @@ from typing import Any
 
 Grid = dict[str, list[Any]]
 
-_CAB_DISJOINT: Grid = {
-    "input_aperture": [270.0, 600.0, 1200.0],
-    "aperture": [12.0, 23.0],
-    "later_rate": [4.0, 8.0],
+_LOCAL = [0.0, 5.0]  # where neurons of the first layer begin: everywhere, or with a place
+_CAB: dict[str, Grid] = {
+    "disjoint-mnist-2": {
+        "local": _LOCAL,
+        "input_aperture": [270.0, 600.0, 1200.0],
+        "aperture": [12.0, 23.0, 46.0],
+        "later_rate": [4.0, 8.0],
+    },
+    "disjoint-mnist-2-deep": {
+        "local": _LOCAL,
+        "input_aperture": [270.0, 600.0, 1200.0],
+        "aperture": [35.0, 70.0, 140.0],
+        "later_rate": [1.0, 2.0, 4.0],
+    },
+    "disjoint-mnist-5": {
+        "local": _LOCAL,
+        "input_aperture": [500.0, 1000.0, 2000.0],
+        "aperture": [6.0, 12.0, 24.0],
+        "later_rate": [4.0, 8.0],
+    },
+    "disjoint-mnist-10": {
+        "local": _LOCAL,
+        "input_aperture": [200.0, 400.0, 800.0],
+        "aperture": [3.0, 6.0, 12.0],
+        "later_rate": [4.0, 8.0],
+    },
+    "disjoint-fashion-2": {
+        "local": _LOCAL,
+        "input_aperture": [70.0, 270.0, 600.0],
+        "aperture": [6.0, 12.0, 23.0],
+        "later_rate": [1.0, 4.0],
+    },
+    "permuted-mnist-10": {
+        "input_aperture": [1.0, 2.0, 4.0],
+        "aperture": [4.0, 8.0, 16.0],
+        "rate": [0.2, 0.3, 0.5],
+    },
+    "permuted-mnist-10-deep": {
+        "input_aperture": [1.0, 2.0, 4.0],
+        "aperture": [1.0, 2.0, 4.0],
+        "rate": [0.1, 0.2, 0.3],
+    },
+    "permuted-mnist-100": {"input_aperture": [0.5, 1.0, 2.0], "aperture": [0.5, 1.0, 2.0]},
+    "split-cifar100-heads": {"aperture": [0.5, 1.0, 2.0, 3.0], "rate": [0.02, 0.05]},
+    "split-cifar100-single": {"aperture": [1.0, 2.0, 4.0, 8.0], "rate": [0.02, 0.05]},
 }
-_CAB_PERMUTED: Grid = {
-    "input_aperture": [2.0, 4.0, 8.0],
-    "aperture": [4.0, 8.0],
-    "rate": [0.2, 0.3],
-}
-_CAB_CIFAR: Grid = {"aperture": [0.5, 1.0, 2.0, 3.0], "rate": [0.02, 0.05]}
+_EWC: Grid = {"strength": [1.0, 10.0, 100.0, 1e3, 1e4], "rate": [0.02, 0.1, 0.4]}
+_IMM: Grid = {"mode": ["mean", "mode"], "share": [0.35, 0.5, 0.65], "l2": [0.0, 1e-3, 1e-2]}
 _LATER = [0.0, 4.0]  # a rate from the second task on: as the first, or long steps in little space
 
 
 def _disjoint(by_layer: str) -> dict[str, Grid]:
     return {
-        "owm": {"alpha_decay": [by_layer, "0.1", "0.01"], "rate": [0.2, 0.8], "later_rate": _LATER},
+        "owm": {
+            "local": _LOCAL,
+            "alpha_decay": [by_layer, "0.1", "0.01"],
+            "rate": [0.2, 0.8],
+            "later_rate": _LATER,
+        },
         "gpm": {
+            "local": _LOCAL,
             "threshold": [0.9, 0.97, 0.995],
             "input_threshold": [0.97, 0.995],
             "later_rate": _LATER,
         },
-        "sgp": {"coefficient": [1.0, 5.0, 25.0], "threshold": [0.97, 0.995], "later_rate": _LATER},
+        "sgp": {
+            "local": _LOCAL,
+            "coefficient": [1.0, 5.0, 25.0],
+            "threshold": [0.97, 0.995],
+            "later_rate": _LATER,
+        },
     }
 
 
@@ -79,9 +127,8 @@ _RELATIVES: dict[str, dict[str, Grid]] = {
     "split-cifar100-heads": _CIFAR_HEADS,
     "split-cifar100-single": _CIFAR_ONE_HEAD,
 }
-_CAB = {"disjoint": _CAB_DISJOINT, "permuted": _CAB_PERMUTED, "split": _CAB_CIFAR}
 GRIDS: dict[str, dict[str, Grid]] = {
-    row: {**grids, "cab": _CAB[row.partition("-")[0]]} for row, grids in _RELATIVES.items()
+    row: {"ewc": _EWC, "imm": _IMM, **grids, "cab": _CAB[row]} for row, grids in _RELATIVES.items()
 }
 QUICK = tuple(row for row in GRIDS if "cifar" not in row and row != "permuted-mnist-100")
 FEWER_TASKS = {"permuted-mnist-100": 10}  # where all of them would take hours for each point

@@ -9,12 +9,13 @@ import torch
 
 from conceptors.experiments.methods.base import Learner
 from conceptors.experiments.methods.fisher import LABELS, fisher
+from conceptors.experiments.methods.schedule import like
 from conceptors.experiments.methods.settings import Settings, setting
 
 
 @dataclass(frozen=True)
 class EwcSettings(Settings):
-    strength: float = setting(15.0, "weight of the Fisher penalty")
+    strength: float = setting(15.0, "weight of the Fisher penalty", each=True)
     labels: str = setting("all", "where the Fisher's labels come from", LABELS)
     online: bool = setting(False, "one running Fisher, anchored at the last task")
     fade: float = setting(1.0, "how much of the running Fisher stays (online)")
@@ -35,15 +36,17 @@ class Ewc(Learner):
         super().__init__(*args)
         self.fishers = [torch.zeros_like(p) for p in self.model.parameters()]
         self.pulls = [torch.zeros_like(p) for p in self.model.parameters()]
+        s = self.settings
+        by_batch = s.batch if s.gradient != "mean" else 1
+        self._scales = by_batch * self.each("strength").float()  # here, as steps may be recorded
 
     def gradients(self, number: int) -> None:
         if not number:
             return
-        s = self.settings
-        scale = s.strength * (s.batch if s.gradient != "mean" else 1)
         for parameter, total, pull in zip(self.model.parameters(), self.fishers, self.pulls):
             if parameter.grad is not None:
-                parameter.grad.add_(total * parameter.detach() - pull, alpha=scale)
+                away = total * parameter.detach() - pull
+                parameter.grad += like(self._scales, parameter) * away
 
     def end_task(self, number: int) -> None:
         s = self.settings

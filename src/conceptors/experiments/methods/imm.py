@@ -13,6 +13,7 @@ from torch.func import functional_call
 
 from conceptors.experiments.methods.base import Learner
 from conceptors.experiments.methods.fisher import LABELS, fisher
+from conceptors.experiments.methods.schedule import like
 from conceptors.experiments.methods.settings import Settings, setting
 
 
@@ -23,8 +24,8 @@ class ImmSettings(Settings):
         "mean: average of the tasks' weights; mode: weighted by their Fisher",
         choices=("mean", "mode"),
     )
-    share: float = setting(0.5, "weight of the last task; earlier ones share the rest")
-    l2: float = setting(0.0, "L2-transfer: pull towards the last task's weights")
+    share: float = setting(0.5, "weight of the last task; earlier ones share the rest", each=True)
+    l2: float = setting(0.0, "L2-transfer: pull towards the last task's weights", each=True)
     drop: float = setting(0.0, "drop-transfer: chance that a neuron uses the last task's weights")
     restart: bool = setting(False, "begin every task at the initial weights: no weight-transfer")
     labels: str = setting("true", "where the Fisher's labels come from", LABELS)
@@ -44,9 +45,13 @@ class Imm(Learner):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        s = self.settings
-        if not 0 < s.share <= 1 or not 0 <= s.drop < 1:
+        s, shares = self.settings, self.each("share")
+        if not bool(((shares > 0) & (shares <= 1)).all()) or not 0 <= s.drop < 1:
             raise ValueError(f"share must be in ]0, 1] and drop in [0, 1[, got {s.share}, {s.drop}")
+        by_batch = s.batch if s.gradient != "mean" else 1
+        self._shares = shares.float()  # here, as steps may be recorded
+        self._pulls = 2 * by_batch * self.each("l2").float()
+        self._pulled = bool((self._pulls > 0).any())
         self.initial = [p.detach().clone() for p in self.model.parameters()]
         self.previous: list[Tensor] = []
         self.merged: list[Tensor] = []
@@ -88,13 +93,11 @@ class Imm(Learner):
         return super().replayable() and not self.settings.drop  # it draws random numbers
 
     def gradients(self, number: int) -> None:
-        s = self.settings
-        if not s.l2 or not self.previous:
+        if not self._pulled or not self.previous:
             return
-        scale = 2 * s.l2 * (s.batch if s.gradient != "mean" else 1)
         for parameter, old in zip(self.model.parameters(), self.previous):
             if parameter.grad is not None:
-                parameter.grad.add_(parameter.detach() - old, alpha=scale)
+                parameter.grad += like(self._pulls, parameter) * (parameter.detach() - old)
 
     def end_task(self, number: int) -> None:
         s = self.settings
@@ -108,7 +111,8 @@ class Imm(Learner):
             self.merged, self.precision = weights, new
             return
         for i, (weight, fresh) in enumerate(zip(weights, new)):
-            old, latest = (1 - s.share) * self.precision[i], s.share * fresh
+            share = like(self._shares, weight)
+            old, latest = (1 - share) * self.precision[i], share * fresh
             self.merged[i] = (old * self.merged[i] + latest * weight) / (old + latest)
             self.precision[i] = old + latest
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -54,6 +55,8 @@ class Lesson:
         # functions, not methods: an optimizer that is held in a circle would outlive its task
         def step() -> None:
             x, y = split.take(places)
+            if s.mirror or s.shift:
+                x = varied(x, s.mirror, s.shift)
             losses = learner.loss(learner.forward(x), y, number)  # [seeds, batch]
             by_seed = losses.sum(1) if s.gradient != "mean" else losses.mean(1)
             optimizer.zero_grad(set_to_none=True)
@@ -146,6 +149,30 @@ class Stream:
     def places(self, step: int) -> Tensor:
         """`[seeds, batch]`."""
         return self._orders[:, step * self._batch : (step + 1) * self._batch].long()
+
+
+def varied(x: Tensor, mirror: bool, shift: int) -> Tensor:
+    """Images `[seeds, batch, c, h, w]`, each mirrored or not and shifted at random.
+
+    What is shifted in is zero: the mean of images that are standardised. Drawn for all seeds
+    together, as dropout is.
+    """
+    *many, channels, high, wide = x.shape
+    count = math.prod(many)
+    ways = torch.randint(-shift, shift + 1, (2, count, 1), device=x.device)
+    rows = torch.arange(high, device=x.device) + ways[0]  # [count, h]: where each comes from
+    columns = torch.arange(wide, device=x.device) + ways[1]
+    if mirror:
+        turned = torch.rand(count, 1, device=x.device) < 0.5
+        columns = torch.where(turned, wide - 1 - columns, columns)
+    inside = ((rows >= 0) & (rows < high))[:, :, None] & ((columns >= 0) & (columns < wide))[
+        :, None
+    ]
+    places = rows.clamp(0, high - 1)[:, :, None] * wide + columns.clamp(0, wide - 1)[:, None]
+    taken = x.reshape(count, channels, high * wide).gather(
+        2, places.flatten(1)[:, None].expand(-1, channels, -1)
+    )
+    return (taken * inside.flatten(1)[:, None]).reshape(x.shape)
 
 
 def to_unit_length(model: nn.Module) -> None:

@@ -92,6 +92,8 @@ class Settings(OwnSettings):
     )
     stop_above_later: float = setting(0.0, "the same from the second task on, if lower")
     dropout: float = setting(0.0, "of convolutional networks; on their first two layers 0.4 of it")
+    mirror: bool = setting(False, "colour images are mirrored at random while training")
+    shift: int = setting(0, "and shifted by up to so many pixels both ways")
     precision: str = setting(
         "auto",
         "of float32 in passes on a GPU; auto: tf32 for convolutional networks, else exact",
