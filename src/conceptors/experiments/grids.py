@@ -10,91 +10,78 @@ from typing import Any
 
 Grid = dict[str, list[Any]]
 
-_LOCAL = [0.0, 5.0]  # where neurons of the first layer begin: everywhere, or with a place
 _CAB: dict[str, Grid] = {
     "disjoint-mnist-2": {
-        "local": _LOCAL,
         "input_aperture": [270.0, 600.0, 1200.0],
         "aperture": [12.0, 23.0, 46.0],
         "later_rate": [4.0, 8.0],
     },
     "disjoint-mnist-2-deep": {
-        "local": _LOCAL,
-        "input_aperture": [270.0, 600.0, 1200.0],
+        "input_aperture": [270.0, 600.0],
         "aperture": [35.0, 70.0, 140.0],
         "later_rate": [1.0, 2.0, 4.0],
     },
     "disjoint-mnist-5": {
-        "local": _LOCAL,
         "input_aperture": [500.0, 1000.0, 2000.0],
-        "aperture": [6.0, 12.0, 24.0],
+        "aperture": [6.0, 12.0],
         "later_rate": [4.0, 8.0],
     },
     "disjoint-mnist-10": {
-        "local": _LOCAL,
-        "input_aperture": [200.0, 400.0, 800.0],
-        "aperture": [3.0, 6.0, 12.0],
-        "later_rate": [4.0, 8.0],
+        "input_aperture": [400.0, 800.0, 1600.0],
+        "aperture": [4.0, 6.0, 9.0],
+        "later_rate": [4.0],
     },
     "disjoint-fashion-2": {
-        "local": _LOCAL,
+        "local": [0.0, 5.0],
         "input_aperture": [70.0, 270.0, 600.0],
-        "aperture": [6.0, 12.0, 23.0],
+        "aperture": [12.0, 23.0],
         "later_rate": [1.0, 4.0],
     },
     "permuted-mnist-10": {
-        "input_aperture": [1.0, 2.0, 4.0],
+        "input_aperture": [2.0, 4.0],
         "aperture": [4.0, 8.0, 16.0],
-        "rate": [0.2, 0.3, 0.5],
+        "rate": [0.2, 0.3],
     },
     "permuted-mnist-10-deep": {
-        "input_aperture": [1.0, 2.0, 4.0],
+        "input_aperture": [2.0, 4.0],
         "aperture": [1.0, 2.0, 4.0],
-        "rate": [0.1, 0.2, 0.3],
+        "rate": [0.2, 0.3],
     },
     "permuted-mnist-100": {"input_aperture": [0.5, 1.0, 2.0], "aperture": [0.5, 1.0, 2.0]},
-    "split-cifar100-heads": {"aperture": [0.5, 1.0, 2.0, 3.0], "rate": [0.02, 0.05]},
-    "split-cifar100-single": {"aperture": [1.0, 2.0, 4.0, 8.0], "rate": [0.02, 0.05]},
+    "split-cifar100-heads": {"aperture": [1.0, 2.0, 4.0, 8.0], "rate": [0.02, 0.05]},
+    "split-cifar100-single": {"aperture": [1.0, 2.0, 4.0, 8.0], "rate": [0.05, 0.2]},
 }
-_EWC: Grid = {"strength": [1.0, 10.0, 100.0, 1e3, 1e4], "rate": [0.02, 0.1, 0.4]}
-_IMM: Grid = {"mode": ["mean", "mode"], "share": [0.35, 0.5, 0.65], "l2": [0.0, 1e-3, 1e-2]}
-_LATER = [0.0, 4.0]  # a rate from the second task on: as the first, or long steps in little space
+_EWC: Grid = {"strength": [10.0, 100.0, 1e3, 1e4], "rate": [0.02, 0.1]}
+_IMM: Grid = {"mode": ["mean", "mode"], "share": [0.5, 0.65], "l2": [0.0, 1e-2]}
 
 
 def _disjoint(by_layer: str) -> dict[str, Grid]:
     return {
-        "owm": {
-            "local": _LOCAL,
-            "alpha_decay": [by_layer, "0.1", "0.01"],
-            "rate": [0.2, 0.8],
-            "later_rate": _LATER,
-        },
+        "owm": {"alpha_decay": [by_layer, "0.1", "0.01"], "rate": [0.2, 0.4, 0.8]},
         "gpm": {
-            "local": _LOCAL,
-            "threshold": [0.9, 0.97, 0.995],
-            "input_threshold": [0.97, 0.995],
-            "later_rate": _LATER,
+            "threshold": [0.9, 0.97],
+            "input_threshold": [0.99, 0.995, 0.999],
+            "later_rate": [0.0, 0.1],  # 0: as before
         },
         "sgp": {
-            "local": _LOCAL,
             "coefficient": [1.0, 5.0, 25.0],
             "threshold": [0.97, 0.995],
-            "later_rate": _LATER,
+            "later_rate": [0.0, 2.0],
         },
     }
 
 
 _PERMUTED: dict[str, Grid] = {
     "owm": {"alpha_decay": ["1", "0.1", "0.01"], "rate": [0.2, 0.5, 1.0]},
-    "gpm": {"threshold": [0.97, 0.99], "input_threshold": [0.9, 0.95, 0.99], "rate": [0.1, 0.2]},
-    "sgp": {"coefficient": [1.0, 5.0, 25.0], "threshold": [0.97, 0.99], "rate": [0.1, 0.2]},
+    "gpm": {"threshold": [0.95, 0.99], "input_threshold": [0.9, 0.95, 0.99], "rate": [0.2]},
+    "sgp": {"coefficient": [1.0, 5.0, 25.0], "threshold": [0.97, 0.99], "rate": [0.2]},
     "trgp": {
         "threshold": [0.99],
         "input_threshold": [0.95, 0.99],
         "trust": [0.2, 0.5],
         "rate": [0.1, 0.2],
     },
-    "codecl": {"aperture": [2.0, 4.0, 8.0], "kept": [0.9, 0.95, 0.99]},
+    "codecl": {"aperture": [2.0, 4.0, 8.0], "kept": [0.9, 0.95]},
 }
 # a hundred tasks fill the space: less of it is claimed by each
 _PERMUTED_100: dict[str, Grid] = {

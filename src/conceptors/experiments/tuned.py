@@ -16,6 +16,7 @@ _DISJOINT: Settings = {
     "epochs": 20.0,
     "rate": 0.4,
     "smooth": 1.0,
+    "local": 5.0,
     "average": 0.9995,
 }
 _PERMUTED: Settings = {"batch": 64, "epochs": 8.0, "rate": 0.2, "average": 0.999}
