@@ -18,7 +18,7 @@ class Lora(Method):
     about = "LoRA (peft), rank 8, the same adapters for all domains"
     needs = "peft"
     defaults: ClassVar[Settings] = {"rate": 3e-4, "rank": 8}
-    grid: ClassVar[list[Settings]] = [{"rate": rate} for rate in (1e-4, 3e-4, 1e-3)]
+    grid: ClassVar[list[Settings]] = [{"rate": rate} for rate in (1e-4, 3e-4, 1e-3, 3e-5, 1e-5)]
 
     def __init__(self, stream: Stream, settings: Settings, seed: int, device: str) -> None:
         from peft import LoraConfig, get_peft_model
@@ -47,9 +47,9 @@ class Osf(Method):
     grid: ClassVar[list[Settings]] = [
         {"rate": 1e-4, "budget": "growing"},
         {"rate": 3e-5, "budget": "growing"},
-        {"rate": 1e-4, "budget": "half"},
-        {"rate": 3e-4, "budget": "growing"},
+        {"rate": 1e-5, "budget": "growing"},
         {"rate": 3e-5, "budget": "half"},
+        {"rate": 1e-5, "budget": "half"},
     ]
 
     def learn(self, domain: int) -> None:
@@ -59,7 +59,7 @@ class Osf(Method):
         plain = self.model.body
         self.model.body = get_peft_model(plain, config)
         part = self.stream.parts["train"][domain]
-        train(self.model, part, domain, self.lesson(domain))
+        train(self.model, part, domain, self.settings)
         self.model.body = self.model.body.merge_and_unload()
 
     def _frozen(self, domain: int) -> float | int | None:

@@ -12,7 +12,7 @@ from conceptors import RandomFeatures, Readout, Shield
 from conceptors.bench.pretrained.lesson import train
 from conceptors.bench.pretrained.methods import Method, Settings
 from conceptors.bench.pretrained.model import Classifier
-from conceptors.bench.pretrained.shielded import numbers_in, remember, shield_options
+from conceptors.bench.pretrained.shielded import numbers_in, remember
 from conceptors.bench.pretrained.stream import Stream
 
 
@@ -22,7 +22,12 @@ class Frozen(Method):
     name = "readout"
     about = "`Readout` behind the frozen encoder"
     defaults: ClassVar[Settings] = {"lift": 10_000, "members": 1}
-    grid: ClassVar[list[Settings]] = [{"members": 3}, {"lift": 20_000}, {}]
+    grid: ClassVar[list[Settings]] = [
+        {"members": 3},
+        {"lift": 20_000},
+        {},
+        {"lift": 20_000, "members": 3},
+    ]
 
     def __init__(self, stream: Stream, settings: Settings, seed: int, device: str) -> None:
         super().__init__(stream, settings, seed, device)
@@ -66,21 +71,19 @@ class ShieldedBody(Frozen):
     grid: ClassVar[list[Settings]] = [
         {"members": 3, "mix": 0.3},
         {"rate": 1e-4, "members": 3, "mix": 0.3},
-        {"members": 3},
-        {"rate": 1e-4, "later": 0.3, "members": 3, "mix": 0.3},
-        {"lift": 20_000, "mix": 0.3},
-        {"members": 3, "mix": 0.1},
         {"rate": 1e-5, "members": 3, "mix": 0.3},
-        {},
+        {"rate": 1e-5, "members": 3, "mix": 0.1},
+        {"members": 3, "mix": 0.1},
+        {"rate": 3e-6, "members": 3, "mix": 0.3},
     ]
 
     def __init__(self, stream: Stream, settings: Settings, seed: int, device: str) -> None:
         super().__init__(stream, settings, seed, device)
-        self.shield = Shield(self.model, **shield_options(self.settings), warn_at_quota=1.0)
+        self.shield = Shield(self.model, warn_at_quota=1.0)
 
     def learn(self, domain: int) -> None:
         part = self.stream.parts["train"][domain]
-        train(self.model, part, domain, self.lesson(domain), prepare=self.shield.guard)
+        train(self.model, part, domain, self.settings, prepare=self.shield.guard)
         remember(self.shield, part.batches(256), domain)
         self.read(domain, self.shield)
 

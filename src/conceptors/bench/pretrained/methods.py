@@ -28,7 +28,7 @@ class Method:
     needs: ClassVar[str | None] = None  # a package
     at_once: ClassVar[bool] = False  # all domains are learned together
     defaults: ClassVar[Settings] = {"rate": 1e-4}
-    grid: ClassVar[list[Settings]] = [{"rate": rate} for rate in (1e-5, 3e-5, 1e-4)]
+    grid: ClassVar[list[Settings]] = [{"rate": rate} for rate in (1e-5, 3e-5, 1e-4, 3e-6)]
 
     def __init__(self, stream: Stream, settings: Settings, seed: int, device: str) -> None:
         self.stream = stream
@@ -44,12 +44,7 @@ class Method:
         return {**cls.defaults, **(own or {})} | {k: v for k, v in common.items() if k in known}
 
     def learn(self, domain: int) -> None:
-        train(self.model, self.stream.parts["train"][domain], domain, self.lesson(domain))
-
-    def lesson(self, domain: int) -> Settings:
-        """The settings for one domain: from the second on, the rate may be another."""
-        later = self.settings.get("later", 1.0) if domain else 1.0
-        return {**self.settings, "rate": later * self.settings["rate"]}
+        train(self.model, self.stream.parts["train"][domain], domain, self.settings)
 
     def scores(self, ids: Tensor) -> Tensor:
         """Of all intents `[n, classes]`; called without gradients, in evaluation mode."""
@@ -88,7 +83,9 @@ class Ewc(Method):
         {"rate": 1e-4, "strength": 1e3},
         {"rate": 1e-4, "strength": 1e4},
         {"rate": 3e-5, "strength": 1e3},
-        {"rate": 1e-4, "strength": 1e2},
+        {"rate": 1e-5, "strength": 1e3},
+        {"rate": 1e-5, "strength": 1e4},
+        {"rate": 3e-5, "strength": 1e4},
     ]
 
     def __init__(self, stream: Stream, settings: Settings, seed: int, device: str) -> None:
@@ -100,7 +97,7 @@ class Ewc(Method):
     def learn(self, domain: int) -> None:
         part = self.stream.parts["train"][domain]
         penalty = self._add_penalty if domain else None
-        train(self.model, part, domain, self.lesson(domain), before_step=penalty)
+        train(self.model, part, domain, self.settings, before_step=penalty)
         self._consolidate(domain)
 
     def _add_penalty(self) -> None:

@@ -7,7 +7,7 @@ import importlib
 from conceptors.bench.pretrained.adapters import Lora, Osf
 from conceptors.bench.pretrained.closed import Frozen, ShieldedBody
 from conceptors.bench.pretrained.methods import Ewc, Joint, Method
-from conceptors.bench.pretrained.shielded import ChosenShield, Shielded
+from conceptors.bench.pretrained.shielded import Shielded
 
 ROWS: list[type[Method]] = [
     Method,
@@ -15,7 +15,6 @@ ROWS: list[type[Method]] = [
     Lora,
     Osf,
     Shielded,
-    ChosenShield,
     Frozen,
     ShieldedBody,
     Joint,
