@@ -36,7 +36,8 @@ def taught(found: Any, tasks: int) -> Any:
 
 def images(found: Any, number: int) -> Tensor:
     """Some test images of a task."""
-    x, _ = found.scenario.tasks[number].test.take(torch.arange(12).expand(len(found.seeds), -1))
+    places = torch.arange(12).expand(len(found.seeds), -1)
+    x: Tensor = found.scenario.tasks[number].test.take(places)[0]
     return x
 
 
@@ -120,7 +121,11 @@ def test_seeds_that_diverged_learn_nothing() -> None:
 
 def test_colour_images_with_one_head() -> None:
     scores = {}
-    for method, own in (("sgd", {}), ("cab-readout", {"aperture": 4.0, "lift": 200})):
+    settings: dict[str, dict[str, Any]] = {
+        "sgd": {},
+        "cab-readout": {"aperture": 4.0, "lift": 200},
+    }
+    for method, own in settings.items():
         found = narrow(
             method, [0, 1], heads=False, train=1100, norms="first", steps=60, batch=32, **own
         )

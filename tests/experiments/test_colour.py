@@ -71,7 +71,8 @@ def test_quotas_are_of_all_layers_and_spectra_of_matrices() -> None:
 
 def test_cab_forgets_less_than_plain_training() -> None:
     kept = []
-    for method, own in (("sgd", {}), ("cab", {"aperture": 8.0})):
+    settings: dict[str, dict[str, Any]] = {"sgd": {}, "cab": {"aperture": 8.0}}
+    for method, own in settings.items():
         found = narrow(method, [0, 1], steps=40, batch=32, **own)
         found.learn(0)
         images, _ = found.scenario.tasks[0].train.take(torch.arange(60).expand(2, -1))
