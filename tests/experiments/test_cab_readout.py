@@ -41,10 +41,9 @@ def images(found: Any, number: int) -> Tensor:
     return x
 
 
-@pytest.mark.parametrize("norms", ["batch", "first"])
-def test_one_head_for_disjoint_tasks(norms: str) -> None:
-    plain = taught(disjoint("sgd", [0, 1], norms=norms), 5).test().mean()
-    ours = taught(disjoint("cab-readout", [0, 1], lift=100, norms=norms), 5).test().mean()
+def test_one_head_for_disjoint_tasks() -> None:
+    plain = taught(disjoint("sgd", [0, 1]), 5).test().mean()
+    ours = taught(disjoint("cab-readout", [0, 1], lift=100, norms="first"), 5).test().mean()
     assert plain < 40
     assert ours > 90
 
