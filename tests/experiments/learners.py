@@ -1,4 +1,4 @@
-"""Learners of a small scenario."""
+"""Learners of small scenarios."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import torch
 
 from conceptors.experiments.events import quiet
 from conceptors.experiments.methods import METHODS, parse_settings
-from experiments.tasks import small
+from conceptors.experiments.networks import AlexNet
+from conceptors.experiments.scenarios import build
+from experiments.tasks import blobs, small
 
 CPU = torch.device("cpu")
 TINY = {"hidden": "5", "batch": 8, "steps": 12, "check_every": 6, "rate": 0.2}
@@ -20,3 +22,28 @@ def learner(
     kind = METHODS[method]
     parsed = parse_settings(kind.settings_type, {**TINY, **settings})
     return kind(small(seeds, tasks=tasks, inputs=inputs, n=n), parsed, CPU, quiet)
+
+
+COLOUR: dict[str, Any] = {
+    "steps": 3,
+    "batch": 8,
+    "loss": "softmax",
+    "rate": 0.05,
+    "check_every": 2,
+}
+
+
+def narrow(
+    method: str, seeds: list[int], *, heads: bool = True, train: int = 220, **settings: Any
+) -> Any:
+    """A learner of colour images whose AlexNet has few channels."""
+    kind: Any = METHODS[method]
+
+    class Narrow(kind):  # type: ignore[misc]
+        def network(self) -> AlexNet:
+            return AlexNet(self.scenario.classes, self.seeds, self.settings.dropout, width=2)
+
+    arrays = blobs("cifar100", train=train)
+    scenario = build("split-cifar100", seeds, tasks=2, heads=heads, arrays=arrays)
+    parsed = parse_settings(kind.settings_type, {**COLOUR, **settings})
+    return Narrow(scenario, parsed, CPU, quiet)

@@ -11,27 +11,9 @@ import pytest
 import torch
 
 from conceptors.experiments.events import quiet
-from conceptors.experiments.methods import METHODS, parse_settings
-from conceptors.experiments.networks import AlexNet
 from conceptors.experiments.runner import Experiment, run
-from conceptors.experiments.scenarios import build
-from experiments.learners import CPU
+from experiments.learners import CPU, narrow
 from experiments.tasks import blobs
-
-TINY: dict[str, Any] = {"steps": 3, "batch": 8, "loss": "softmax", "rate": 0.05, "check_every": 2}
-
-
-def narrow(method: str, seeds: list[int], **settings: Any) -> Any:
-    """A learner whose AlexNet has few channels."""
-    kind: Any = METHODS[method]
-
-    class Narrow(kind):  # type: ignore[misc]
-        def network(self) -> AlexNet:
-            return AlexNet(self.scenario.classes, self.seeds, self.settings.dropout, width=2)
-
-    scenario = build("split-cifar100", seeds, tasks=2, arrays=blobs("cifar100", train=220))
-    parsed = parse_settings(kind.settings_type, {**TINY, **settings})
-    return Narrow(scenario, parsed, CPU, quiet)
 
 
 @pytest.mark.usefixtures("double")
@@ -44,6 +26,8 @@ def narrow(method: str, seeds: list[int], **settings: Any) -> Any:
         ("cab", {"aperture": 3.0, "momentum": 0.9}),
         ("cab", {"aperture": 30.0, "hard": True, "decay": 0.01}),
         ("ewc", {"fisher_samples": 3, "labels": "true"}),
+        ("sgd", {"norms": "first"}),
+        ("cab-readout", {"aperture": 3.0, "lift": 20, "norms": "first"}),
     ],
     ids=str,
 )
@@ -87,7 +71,8 @@ def test_quotas_are_of_all_layers_and_spectra_of_matrices() -> None:
 
 def test_cab_forgets_less_than_plain_training() -> None:
     kept = []
-    for method, own in (("sgd", {}), ("cab", {"aperture": 8.0})):
+    settings: dict[str, dict[str, Any]] = {"sgd": {}, "cab": {"aperture": 8.0}}
+    for method, own in settings.items():
         found = narrow(method, [0, 1], steps=40, batch=32, **own)
         found.learn(0)
         images, _ = found.scenario.tasks[0].train.take(torch.arange(60).expand(2, -1))
@@ -122,3 +107,63 @@ def test_no_sample_is_tested_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     at_once = min(split.sizes()) - 1
     monkeypatch.setattr("conceptors.experiments.methods.base._AT_ONCE", at_once)
     assert bool(found.accuracy(split, 0).isfinite().all())
+
+
+# --- statistics of norms -----------------------------------------------------------------
+
+
+def batch_matters(found: Any) -> bool:
+    """Whether what is said of some images depends on those they are tested with."""
+    images, _ = found.scenario.tasks[0].test.take(torch.arange(12).expand(2, -1))
+    found.model.eval()
+    with torch.no_grad():
+        whole = found.outputs(images, 0)
+        alone = found.outputs(images[:, :2], 0)
+    return not torch.allclose(whole[:, :2], alone, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("sgd", {}),
+        ("cab", {"aperture": 3.0}),
+        ("cab-readout", {"aperture": 3.0, "lift": 20}),
+        ("gpm", {"threshold": 0.9, "samples": 20}),
+        ("ewc", {"fisher_samples": 3, "labels": "true", "strength": 0.1}),
+    ],
+    ids=str,
+)
+def test_norms_hold_statistics_of_the_first_task(method: str, settings: dict[str, Any]) -> None:
+    found = narrow(method, [0, 1], heads=False, norms="first", steps=30, **settings)
+    assert batch_matters(narrow(method, [0, 1], heads=False)) or method == "cab-readout"
+    first = found.learn(0)
+    held = [norm.held for norm in found.model.norms]
+    assert not batch_matters(found)
+    later = found.learn(1)
+    assert not batch_matters(found)
+    assert all(norm.held is before for norm, before in zip(found.model.norms, held))
+    for history in [*first, *later]:
+        assert history["loss"][-1] < history["loss"][0]
+
+
+def test_norms_of_batches_hold_nothing() -> None:
+    found = narrow("sgd", [0, 1], heads=False)
+    found.learn(0)
+    assert batch_matters(found)
+
+
+@pytest.mark.usefixtures("double")
+def test_held_statistics_are_those_of_all_samples_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where they are looked at in parts of different lengths."""
+    monkeypatch.setattr("conceptors.experiments.methods.norms._AT_ONCE", 37)
+    found = narrow("sgd", [0, 1], norms="first")
+    found.learn(0)
+    split = found.scenario.tasks[0].train
+    assert split.counts[0] == split.counts[1]
+    images, _ = split.take(torch.arange(split.counts[0]).expand(2, -1))
+    found.model.eval()
+    with torch.no_grad():
+        ours = found.model(images)
+        for norm in found.model.norms:
+            norm.held = None
+        torch.testing.assert_close(ours, found.model(images), rtol=1e-9, atol=1e-11)

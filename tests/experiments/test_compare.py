@@ -64,6 +64,7 @@ def test_all_methods_on_all_benchmarks() -> None:
     assert {method for _, method in found} == set(METHODS_COMPARED) & set(METHODS)
     assert found["disjoint-mnist-2", "cab"] == 10
     assert found["split-cifar100-single", "cab"] == 5
+    assert {row for row, method in found if method == "cab-readout"} == set(BENCHMARKS)
     assert ("disjoint-mnist-2", "readout") in found
     assert ("disjoint-mnist-2-deep", "readout") not in found  # the same numbers
     for method in set(METHODS_COMPARED) - set(METHODS):

@@ -62,7 +62,8 @@ def unfinished(experiment: Experiment, folder: Path, **how: Any) -> UnfinishedEr
 def test_the_other_seeds_of_a_stack_go_on(
     method: str, task: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = replace(STACK, methods=[method])
+    few = {"cab-readout": {"lift": 20}}
+    wanted = replace(STACK, methods=[method], settings={**STACK.settings, **few})
     whole = run(wanted, tmp_path / "whole", progress=quiet)
     spoil(monkeypatch, method, task)
     said: list[Event] = []

@@ -36,6 +36,8 @@ STACKED: list[tuple[str, dict[str, Any]]] = [
     ("cab", {"aperture": 2.0, "reuse": True, "claim_once": True}),
     ("cab", {"hard": True, "reuse": True, "momentum": 0.5, "gradient": "unit", "rate": 0.01}),
     ("cab", {"gradient": "unit", "increment_decay": 0.01, "first_anchor": "zero", "samples": 30}),
+    ("cab-readout", {"aperture": 2.0, "lift": 30}),
+    ("cab-readout", {"lift": 0, "scores": "likelihood", "regularization": "0.1"}),
     ("ewc", {"loss": "softmax"}),
     ("ewc", {"labels": "sample", "fisher_samples": 20}),
     ("ewc", {"labels": "sample", "loss": "softmax", "online": True, "fade": 0.9}),
@@ -196,6 +198,7 @@ def test_no_optimizer_outlives_its_task(method: str, monkeypatch: pytest.MonkeyP
     ("method", "settings"),
     [
         ("cab", {"aperture": 4.0}),
+        ("cab-readout", {"aperture": 4.0, "lift": 100}),
         ("shield", {}),
         ("owm", {"rate": 1.0}),
         ("gpm", {"threshold": 0.95}),
@@ -220,6 +223,8 @@ def test_less_is_forgotten_than_by_plain_training(method: str, settings: dict[st
     [
         ("sgd", {}, None),
         ("cab", {}, 7**2 + 6**2),  # a conceptor per layer
+        # one of the first layer; sums of products, by class, of labels; count, rounding
+        ("cab-readout", {"lift": 9}, 7**2 + 10**2 + 4 * 10 + 4 + 2),
         ("ewc", {}, 2 * 59),  # Fisher, and Fisher times weights
         ("imm", {}, 2 * 59),  # precision and merged weights
         ("imm", {"mode": "mean"}, 59),
@@ -256,6 +261,7 @@ def colour(method: str, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Any
         ("sgd", {"gradient": "unit", "stop_above": 50.0, "momentum": 0.5}),
         ("ewc", {"fisher_samples": 3, "labels": "pred"}),
         ("imm", {"fisher_samples": 3, "drop": 0.3, "l2": 0.1}),
+        ("cab-readout", {"samples": 4, "lift": 20}),
         ("joint", {"loss": "softmax"}),
         ("owm", {"alpha": "100"}),
         ("gpm", {"threshold": 0.5, "samples": 4}),

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 @pytest.mark.parametrize(
     ("method", "settings"),
     [
+        ("cab-readout", {"aperture": 2.0, "lift": 30}),
         ("owm", {"clip": 0.5}),
         ("owm", {"update": "task"}),
         ("gpm", {"threshold": 0.6}),

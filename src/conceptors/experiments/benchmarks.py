@@ -10,7 +10,7 @@ from typing import Any
 
 from conceptors._internal.suggest import nearest
 
-OURS = ("cab",)  # the best of these is held against the others
+OURS = ("cab", "cab-readout")  # the best of these is held against the others
 METHODS_COMPARED = (
     *(
         "sgd",
@@ -22,6 +22,7 @@ METHODS_COMPARED = (
         "trgp",
         "codecl",
         "cab",
+        "cab-readout",
         "shield",
         "readout",
         "joint",

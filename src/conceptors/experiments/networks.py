@@ -111,8 +111,9 @@ def _draw(outputs: int, inputs: int, init: str, scale: float, generator: torch.G
 class AlexNet(nn.Module):
     """The five-layer networks of the GPM paper for 32 x 32 images, one a seed.
 
-    Norms always use the statistics of the batch, as in that paper's code: what is said of a test
-    image depends on those it is tested with. Dropout is drawn for all seeds together.
+    Norms use the statistics of the batch, as in that paper's code, unless they are told to hold
+    others: what is said of a test image depends on those it is tested with. Dropout is drawn for
+    all seeds together.
     """
 
     def __init__(

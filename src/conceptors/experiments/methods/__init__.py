@@ -2,6 +2,7 @@
 
 from conceptors.experiments.methods.base import Learner
 from conceptors.experiments.methods.cab import Cab
+from conceptors.experiments.methods.cab_readout import CabReadout
 from conceptors.experiments.methods.closed.acil import Acil
 from conceptors.experiments.methods.closed.conceptor_ridge import ConceptorRidgeMethod
 from conceptors.experiments.methods.closed.klda import Klda
@@ -38,7 +39,7 @@ def add(method: type[Learner]) -> type[Learner]:
     return method
 
 
-_TRAINED = (Learner, Joint, Cab, Shielded, Ewc, Imm, Owm, Gpm, Sgp, Trgp, CodeCl)
+_TRAINED = (Learner, Joint, Cab, CabReadout, Shielded, Ewc, Imm, Owm, Gpm, Sgp, Trgp, CodeCl)
 _CLOSED = (ReadoutMethod, ConceptorRidgeMethod, Ncm, Slda, Klda, Ranpac, Acil)
 for _method in (*_TRAINED, *_CLOSED):
     add(_method)

@@ -19,6 +19,7 @@ from torch.nn import functional
 from conceptors._internal.precision import passes_in
 from conceptors.experiments.events import Event, Progress
 from conceptors.experiments.methods.lesson import Lesson
+from conceptors.experiments.methods.norms import hold_statistics
 from conceptors.experiments.methods.settings import OwnSettings, Settings
 from conceptors.experiments.networks import AlexNet, StackedMLP
 from conceptors.experiments.scenarios import Scenario, Split
@@ -147,6 +148,8 @@ class Learner:
         lesson.finish()
         self._set_aside(lesson, number, loss)
         if len(self.diverged) < len(self.seeds):
+            if s.norms == "first" and number == 0:
+                hold_statistics(self, number)
             self.end_task(number)
             for extra, count in zip(self.extras, self.stored_numbers() or ()):
                 extra["stored_numbers"] = count
@@ -221,14 +224,15 @@ class Learner:
 
     def own_head(self, outputs: Tensor, y: Tensor, number: int) -> Tensor:
         """Outputs in training on samples of labels y: those of this task's head."""
-        return self.masked(outputs, number)
+        return only(outputs, self.trained_classes(number))
+
+    def trained_classes(self, number: int) -> Tensor | None:
+        """Classes `[seeds, classes]` whose outputs a task trains, None for all."""
+        return self.scenario.tasks[number].classes if self.scenario.heads else None
 
     def masked(self, outputs: Tensor, number: int) -> Tensor:
         """With one head per task, the outputs of other heads count for nothing."""
-        classes = self.scenario.tasks[number].classes
-        if not self.scenario.heads or classes is None:
-            return outputs
-        return outputs.masked_fill(~classes[:, None], -1e4)
+        return only(outputs, self.scenario.tasks[number].classes if self.scenario.heads else None)
 
     # --- testing --------------------------------------------------------------------------
 
@@ -267,6 +271,11 @@ class Learner:
         with self.weights_for_test():
             found = [self.accuracy(task.test, k) for k, task in enumerate(self.scenario.tasks)]
         return torch.stack(found, 1)
+
+
+def only(outputs: Tensor, classes: Tensor | None, least: float = -1e4) -> Tensor:
+    """Outputs `[seeds, n, classes]` of some classes `[seeds, classes]`; others are the least."""
+    return outputs if classes is None else outputs.masked_fill(~classes[:, None], least)
 
 
 def build_network(scenario: Scenario, settings: Settings) -> nn.Module:

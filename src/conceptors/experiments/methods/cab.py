@@ -98,10 +98,8 @@ class Cab(Shielded):
         self.strides: dict[str, Tensor] = {}
         if not number or not (s.reuse or s.claim_once):
             return
-        task = self.scenario.tasks[number]
-        split, chance = task.train, 1 / self.scenario.classes
-        if self.scenario.heads and task.classes is not None:
-            chance = 1 / int(task.classes[0].sum())
+        split, classes = self.scenario.tasks[number].train, self.trained_classes(number)
+        chance = 1 / (self.scenario.classes if classes is None else int(classes[0].sum()))
         right = self.accuracy(split, number, s.validation) / 100
         self.known = ((right - chance) / (1 - chance)).clamp(0, 1)
         if s.reuse:

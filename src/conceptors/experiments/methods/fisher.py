@@ -67,8 +67,9 @@ def fisher(learner: Learner, number: int, samples: int, labels: str) -> list[Ten
 
 @contextmanager
 def _fixed_statistics(learner: Learner, number: int) -> Iterator[None]:
-    """Norms use the statistics of some samples: one alone has none."""
-    norms = [m for m in learner.model.modules() if isinstance(m, StackedBatchNorm)]
+    """Norms that hold no statistics use those of some samples: one alone has none."""
+    modules = learner.model.modules()
+    norms = [m for m in modules if isinstance(m, StackedBatchNorm) and m.held is None]
     found: dict[torch.nn.Module, tuple[Tensor, Tensor]] = {}
 
     def note(norm: Any, inputs: tuple[Tensor, ...]) -> None:

@@ -92,6 +92,12 @@ class Settings(OwnSettings):
     )
     stop_above_later: float = setting(0.0, "the same from the second task on, if lower")
     dropout: float = setting(0.0, "of convolutional networks; on their first two layers 0.4 of it")
+    norms: str = setting(
+        "batch",
+        "statistics of norms: of every batch, in tests too; first: of the first task's training "
+        "images, held from its end on (fully connected networks have no norms)",
+        choices=("batch", "first"),
+    )
     mirror: bool = setting(False, "colour images are mirrored at random while training")
     shift: int = setting(0, "and shifted by up to so many pixels both ways")
     precision: str = setting(

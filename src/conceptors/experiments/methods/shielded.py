@@ -45,7 +45,7 @@ class Shielded(Learner):
             self.model,
             **self.protection(),
             rows=self.settings.rows or None,
-            exclude=[matrix_layers(self.model)[-1].name] if self.scenario.heads else (),
+            exclude=self.unprotected(),
             warn_at_quota=1.0,
             keep_tasks=len(self.scenario.tasks) <= _COMPARED,
         )
@@ -53,6 +53,10 @@ class Shielded(Learner):
     def protection(self) -> dict[str, Any]:
         """What the shield is told."""
         return {}
+
+    def unprotected(self) -> list[str]:
+        """Layers that the shield leaves alone."""
+        return [matrix_layers(self.model)[-1].name] if self.scenario.heads else []
 
     def guarded(self, optimizer: torch.optim.Optimizer, finish: Callable[[], None]) -> None:
         self.shield.guard(optimizer, between=finish)

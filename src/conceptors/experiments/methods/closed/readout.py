@@ -16,7 +16,9 @@ from conceptors.experiments.methods.settings import OwnSettings, setting
 
 
 @dataclass(frozen=True)
-class ReadoutSettings(LiftSettings):
+class RidgeSettings(OwnSettings):
+    """What a readout may be told, whatever it reads."""
+
     regularization: str = setting(
         "auto", "of the ridge regression: a number, or auto for generalised cross-validation"
     )
@@ -42,6 +44,11 @@ class ReadoutSettings(LiftSettings):
             raise ValueError(
                 f"regularization must be auto or a number above 0, got {self.regularization!r}"
             )
+
+
+@dataclass(frozen=True)
+class ReadoutSettings(RidgeSettings, LiftSettings):
+    """Of a readout of inputs."""
 
 
 class ReadoutHead(Head):

@@ -1,0 +1,161 @@
+"""A body that learns under conceptors, and a readout in closed form after it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from conceptors._internal.precision import exactly
+from conceptors.estimators.readout import Readout
+from conceptors.experiments.methods.base import only
+from conceptors.experiments.methods.cab import Cab, CabSettings
+from conceptors.experiments.methods.closed.readout import RidgeSettings
+from conceptors.experiments.methods.relatives.layers import MatrixLayer, matrix_layers, watching
+from conceptors.experiments.methods.settings import Settings, setting
+from conceptors.experiments.scenarios import Split
+from conceptors.layers import Call
+
+_AT_ONCE = 1000  # samples of a seed whose features are held
+_FIRST = 10_000  # samples of the first task at most, that a lift is fixed by
+
+
+@dataclass(frozen=True)
+class CabReadoutSettings(RidgeSettings, CabSettings):
+    lift: int = setting(2000, "random features of what the body gives, 0 for that itself")
+
+
+class CabReadout(Cab):
+    """Each task trains the outputs of its own classes only, and what it leaves of them is not kept.
+
+    After a task every seed's `Readout` adds the inputs of the last layer, over all the task's
+    training samples, to its sums: classes of different tasks are told apart though no task saw
+    both. Features of earlier tasks stay as they were as far as the shield keeps the body.
+    """
+
+    name: ClassVar[str] = "cab-readout"
+    about: ClassVar[str] = "cab for all layers but the last, and a Readout in its place"
+    settings_type: ClassVar[type[Settings]] = CabReadoutSettings
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        s, self._last = self.settings, matrix_layers(self.model)[-1]
+        width = self._last.shape[2] - (self._last.bias is not None)
+        self.readouts = [
+            Readout(
+                width,
+                s.lift,
+                classes=self.scenario.classes,
+                regularization=s.amount,
+                scores=s.scores,
+                seed=15_485_863 + seed,
+            ).to(self.device)
+            for seed in self.seeds
+        ]
+        self._learning = False
+
+    # --- the body -------------------------------------------------------------------------
+
+    def unprotected(self) -> list[str]:
+        """The last layer, whose place the readout takes."""
+        return [matrix_layers(self.model)[-1].name]
+
+    def trained_classes(self, number: int) -> Tensor | None:
+        return self.scenario.tasks[number].classes
+
+    def learn(self, number: int) -> list[dict[str, Any]]:
+        self._learning = True
+        try:
+            return super().learn(number)
+        finally:
+            self._learning = False
+
+    # --- the readouts ---------------------------------------------------------------------
+
+    def end_task(self, number: int) -> None:
+        super().end_task(number)
+        split = self.scenario.tasks[number].train
+        going = [i for i in range(len(self.seeds)) if i not in self.diverged]
+        if number == 0:
+            self._calibrate(split, going)
+        for rows, labels, counted in self._looked_at(split):
+            for i in going:
+                self.readouts[i].learn(rows[i, counted[i]], labels[i, counted[i]])
+        for extra, readout in zip(self.extras, self.readouts):
+            fixed = [b for b in readout.lift.buffers() if b.is_floating_point()]
+            extra["lift_numbers"] = sum(b.numel() for b in fixed)
+
+    def _calibrate(self, split: Split, going: list[int]) -> None:
+        parts: list[list[Tensor]] = [[] for _ in self.seeds]
+        for rows, _, counted in self._looked_at(split, _FIRST):
+            for i in going:
+                parts[i].append(rows[i, counted[i]])
+        for i in going:
+            self.readouts[i].calibrate(torch.cat(parts[i]))
+
+    @torch.no_grad()
+    def _looked_at(
+        self, split: Split, limit: int | None = None
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Features `[seeds, n, d]` of samples, labels `[seeds, n]`, and which of them count."""
+        sizes = torch.tensor(split.sizes()).clamp_max(limit or max(split.sizes()))
+        longest, training = int(sizes.max()), self.model.training
+        for part in torch.arange(longest).chunk(math.ceil(longest / _AT_ONCE)):
+            places = part.expand(len(sizes), -1)
+            counted = (places < sizes[:, None]).to(self.device)
+            x, labels = split.take(places.minimum(sizes[:, None] - 1).to(self.device))
+            self.model.eval()
+            rows = self.features(x)
+            self.model.train(training)
+            yield rows, labels, counted
+
+    def features(self, x: Tensor) -> Tensor:
+        """What enters the last layer `[seeds, n, d]`."""
+        found: list[Tensor] = []
+
+        def seen(layer: MatrixLayer, call: Call) -> None:
+            found.append(call.args[0])
+
+        with watching([self._last], seen):
+            self.model(x)
+        return found[0]
+
+    def outputs(self, x: Tensor, number: int) -> Tensor:
+        """The readouts' scores; of the network's own outputs while a task is being learned."""
+        if self._learning:  # which no readout has seen yet
+            return only(super().outputs(x, number), self.trained_classes(number))
+        rows = self.features(x)
+        with exactly():
+            return torch.stack([self._scores(*pair) for pair in zip(self.readouts, rows)])
+
+    def _scores(self, readout: Readout, rows: Tensor) -> Tensor:
+        """Of all classes `[n, classes]`, -∞ for those that were never seen."""
+        if not readout.n_samples:
+            return rows.new_full((len(rows), self.scenario.classes), -torch.inf)
+        scores: Tensor = readout(rows)
+        scores = scores.masked_fill(readout.counts == 0, -torch.inf)
+        return functional.pad(
+            scores, (0, self.scenario.classes - scores.shape[1]), value=-torch.inf
+        )
+
+    def masked(self, outputs: Tensor, number: int) -> Tensor:
+        """With one head per task, only its own classes count, however low their scores are."""
+        classes = self.scenario.tasks[number].classes if self.scenario.heads else None
+        return only(outputs, classes, -torch.inf)
+
+    def loss(self, outputs: Tensor, y: Tensor, number: int) -> Tensor:
+        """Classes that were never seen count as unlikely, not as impossible: no NaN."""
+        return super().loss(outputs if self._learning else outputs.clamp_min(-1e4), y, number)
+
+    def stored_numbers(self) -> list[int]:
+        """The shield's conceptors and the readouts' sums."""
+        sums = [
+            sum(v.numel() for name, v in readout.state_dict().items() if name.startswith("sums."))
+            for readout in self.readouts
+        ]
+        return [conceptors + own for conceptors, own in zip(super().stored_numbers(), sums)]

@@ -1,0 +1,152 @@
+"""A body under conceptors with a readout after it: classes of all tasks, told apart by one head."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from conceptors import Readout
+from conceptors.experiments.events import quiet
+from conceptors.experiments.methods import METHODS, parse_settings
+from conceptors.experiments.runner import Experiment, run
+from conceptors.experiments.scenarios import build
+from experiments.learners import CPU, learner, narrow
+from experiments.tasks import blobs
+
+TINY: dict[str, Any] = {"hidden": "20", "steps": 60, "batch": 16, "check_every": 20}
+
+
+def disjoint(method: str, seeds: list[int], *, heads: bool = False, **settings: Any) -> Any:
+    """A learner of five tasks of two classes each."""
+    kind = METHODS[method]
+    scenario = replace(build("disjoint-mnist", seeds, tasks=5, arrays=blobs()), heads=heads)
+    return kind(scenario, parse_settings(kind.settings_type, {**TINY, **settings}), CPU, quiet)
+
+
+def taught(found: Any, tasks: int) -> Any:
+    for number in range(tasks):
+        found.learn(number)
+    return found
+
+
+def images(found: Any, number: int) -> Tensor:
+    """Some test images of a task."""
+    places = torch.arange(12).expand(len(found.seeds), -1)
+    x: Tensor = found.scenario.tasks[number].test.take(places)[0]
+    return x
+
+
+def test_one_head_for_disjoint_tasks() -> None:
+    plain = taught(disjoint("sgd", [0, 1]), 5).test().mean()
+    ours = taught(disjoint("cab-readout", [0, 1], lift=100, norms="first"), 5).test().mean()
+    assert plain < 40
+    assert ours > 90
+
+
+@pytest.mark.parametrize("lift", [0, 50])
+def test_without_training_it_is_a_readout_of_fixed_features(lift: int) -> None:
+    """With a rate of 0 no feature drifts: sums over tasks are those of all samples at once."""
+    found = taught(disjoint("cab-readout", [4], lift=lift, rate=0.0, regularization="0.01"), 5)
+    plain = Readout(20, lift, regularization=0.01, seed=15_485_863 + 4)
+    for task in found.scenario.tasks:
+        x, y = task.train.take(torch.arange(task.train.counts[0])[None])
+        plain.learn(torch.relu(found.model.layers[0](x.flatten(2)))[0], y[0])
+    x = images(found, 2)
+    wanted = plain(torch.relu(found.model.layers[0](x.flatten(2)))[0])
+    torch.testing.assert_close(found.outputs(x, 2)[0], wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_a_task_trains_the_outputs_of_its_own_classes() -> None:
+    found = disjoint("cab-readout", [0, 1], lift=20)
+    head = found.model.layers[-1]
+    before = head.weight.detach().clone()
+    found.learn(0)
+    classes = found.scenario.tasks[0].classes
+    moved = (head.weight != before).any(2)
+    assert torch.equal(moved, classes)
+    assert list(found.shield.conceptors()) == ["layers.0"]  # the last layer is not protected
+
+
+def test_validation_while_learning_is_of_the_network() -> None:
+    """The readout has not seen the task yet; patience looks at this loss."""
+    found = disjoint("cab-readout", [0, 1], lift=20, patience=2, rate_factor=3.0)
+    for number in range(2):
+        for history in found.learn(number):
+            assert history["validation"][-1] > 90
+    assert not found.diverged
+
+
+def test_classes_never_seen_are_never_said() -> None:
+    found = taught(disjoint("cab-readout", [0, 1], lift=20), 2)
+    seen = found.scenario.tasks[0].classes | found.scenario.tasks[1].classes
+    scores = found.outputs(images(found, 4), 4)
+    assert torch.equal((scores > -torch.inf).all(1), seen)
+    assert not bool(scores.isnan().any())
+    _, loss = found.evaluate(found.scenario.tasks[4].test, 4)
+    assert bool(loss.isfinite().all())
+    assert bool((disjoint("cab-readout", [0]).test() <= 100).all())  # before any task
+
+
+@pytest.mark.parametrize("scores", ["regression", "likelihood"])
+def test_told_the_head_only_its_classes_count(scores: str) -> None:
+    found = taught(disjoint("cab-readout", [0, 1], heads=True, lift=100, scores=scores), 5)
+    for number, task in enumerate(found.scenario.tasks):
+        x = images(found, number)
+        said = found.masked(found.outputs(x, number), number).argmax(-1)
+        assert bool(task.classes.gather(1, said).all())
+    assert float(found.test().mean()) > 90
+
+
+def test_all_classes_in_every_task() -> None:
+    """Tasks that name no classes, as permuted ones do not, train all outputs."""
+    found = learner("cab-readout", [0, 1], hidden="30", steps=200, lift=50)
+    assert found.trained_classes(1) is None
+    assert float(taught(found, 2).test().mean()) > 80
+
+
+def test_seeds_that_diverged_learn_nothing() -> None:
+    found = disjoint("cab-readout", [0, 1], lift=20)
+    found.diverged[1] = "task 1 of 5"
+    taught(found, 2)
+    assert found.readouts[0].n_samples > 0
+    assert found.readouts[1].n_samples == 0
+    assert found.test()[0, :2].mean() > 80
+
+
+def test_colour_images_with_one_head() -> None:
+    scores = {}
+    settings: dict[str, dict[str, Any]] = {
+        "sgd": {},
+        "cab-readout": {"aperture": 4.0, "lift": 200},
+    }
+    for method, own in settings.items():
+        found = narrow(
+            method, [0, 1], heads=False, train=1100, norms="first", steps=60, batch=32, **own
+        )
+        scores[method] = float(taught(found, 2).test().mean())
+    assert scores["cab-readout"] > scores["sgd"] + 10
+
+
+@pytest.mark.usefixtures("fake")
+def test_results_say_what_is_kept(tmp_path: Path) -> None:
+    given = {"*": {**TINY, "lift": 40}}
+    wanted = Experiment("disjoint-mnist", ["cab-readout"], [0, 1], settings=given)
+    results = run(wanted, tmp_path, progress=quiet)
+    sums = 41**2 + 10 * 41 + 10 + 2
+    for one in results.runs:
+        assert one.extras["stored_numbers"] == 785**2 + sums
+        assert one.extras["lift_numbers"] == 40 * 20 + 20 + 40
+    before = (tmp_path / "results.json").read_bytes()
+    run(wanted, tmp_path, progress=quiet)  # nothing is left to do
+    assert (tmp_path / "results.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("wrong", ["-1", "often"])
+def test_a_regularization_that_cannot_be(wrong: str) -> None:
+    with pytest.raises(ValueError, match="regularization must be auto or a number above 0"):
+        disjoint("cab-readout", [0], regularization=wrong)
