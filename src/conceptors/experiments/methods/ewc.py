@@ -38,7 +38,7 @@ class Ewc(Learner):
         self.pulls = [torch.zeros_like(p) for p in self.model.parameters()]
         s = self.settings
         by_batch = s.batch if s.gradient != "mean" else 1
-        self._scales = by_batch * self.each("strength").float()  # here, as steps may be recorded
+        self._scales = by_batch * self.each("strength")  # here, as steps may be recorded
 
     def gradients(self, number: int) -> None:
         if not number:
@@ -46,7 +46,7 @@ class Ewc(Learner):
         for parameter, total, pull in zip(self.model.parameters(), self.fishers, self.pulls):
             if parameter.grad is not None:
                 away = total * parameter.detach() - pull
-                parameter.grad += like(self._scales, parameter) * away
+                parameter.grad += like(self._scales, parameter).to(parameter) * away
 
     def end_task(self, number: int) -> None:
         s = self.settings

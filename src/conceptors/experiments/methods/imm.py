@@ -49,8 +49,8 @@ class Imm(Learner):
         if not bool(((shares > 0) & (shares <= 1)).all()) or not 0 <= s.drop < 1:
             raise ValueError(f"share must be in ]0, 1] and drop in [0, 1[, got {s.share}, {s.drop}")
         by_batch = s.batch if s.gradient != "mean" else 1
-        self._shares = shares.float()  # here, as steps may be recorded
-        self._pulls = 2 * by_batch * self.each("l2").float()
+        self._shares = shares  # here, as steps may be recorded
+        self._pulls = 2 * by_batch * self.each("l2")
         self._pulled = bool((self._pulls > 0).any())
         self.initial = [p.detach().clone() for p in self.model.parameters()]
         self.previous: list[Tensor] = []
@@ -97,7 +97,8 @@ class Imm(Learner):
             return
         for parameter, old in zip(self.model.parameters(), self.previous):
             if parameter.grad is not None:
-                parameter.grad += like(self._pulls, parameter) * (parameter.detach() - old)
+                pull = like(self._pulls, parameter).to(parameter)
+                parameter.grad += pull * (parameter.detach() - old)
 
     def end_task(self, number: int) -> None:
         s = self.settings
@@ -111,7 +112,7 @@ class Imm(Learner):
             self.merged, self.precision = weights, new
             return
         for i, (weight, fresh) in enumerate(zip(weights, new)):
-            share = like(self._shares, weight)
+            share = like(self._shares, weight).to(weight)
             old, latest = (1 - share) * self.precision[i], share * fresh
             self.merged[i] = (old * self.merged[i] + latest * weight) / (old + latest)
             self.precision[i] = old + latest
