@@ -120,12 +120,13 @@ _ABOUT = {
 _DEVIATIONS = {
     "disjoint-mnist-2": (
         "ReLU and cross-entropy instead of sigmoid neurons and squared error",
-        "soft conceptors from all training images; apertures 600 (input) and 23 (hidden) "
+        "soft conceptors from all training images; apertures 270 (input) and 23 (hidden) "
         "instead of 9",
         "batches of 64, averaged gradients, 20 epochs a task; learning rate 0.4, from the "
         "second task on 4",
-        "uniform initial weights of ± 1.7 / √fan-in, those of the first layer blurred by a pixel; "
-        "a task ends with a running mean of its weights",
+        "uniform initial weights of ± 1.7 / √fan-in, those of the first layer blurred by a pixel, "
+        "each neuron's around one place (sd 5 pixels); a task ends with a running mean of its "
+        "weights",
     )
 }
 

@@ -21,7 +21,7 @@ _DISJOINT: Settings = {
 }
 _PERMUTED: Settings = {"batch": 64, "epochs": 8.0, "rate": 0.2, "average": 0.999}
 _CIFAR: Settings = {"loss": "softmax", "batch": 64, "epochs": 50.0, "rate": 0.01}
-_CAB_DISJOINT: Settings = {"input_aperture": 600.0, "aperture": 23.0, "later_rate": 4.0}
+_CAB_DISJOINT: Settings = {"input_aperture": 270.0, "aperture": 23.0, "later_rate": 4.0}
 
 # chosen so far: cab on MNIST; all else is a start to tune from
 TUNED: dict[str, dict[str, Settings]] = {
@@ -32,17 +32,17 @@ TUNED: dict[str, dict[str, Settings]] = {
     },
     "disjoint-mnist-5": {
         "*": _DISJOINT,
-        "cab": {"input_aperture": 1000.0, "aperture": 12.0, "later_rate": 5.0},
+        "cab": {"input_aperture": 1000.0, "aperture": 12.0, "later_rate": 8.0},
     },
     "disjoint-mnist-10": {
         "*": {**_DISJOINT, "scale": 1.2, "average": 0.999},
-        "cab": {"input_aperture": 400.0, "aperture": 6.0, "later_rate": 5.0},
+        "cab": {"input_aperture": 800.0, "aperture": 6.0, "later_rate": 8.0},
     },
     "permuted-mnist-10": {
         "*": _PERMUTED,
         "cab": {"input_aperture": 4.0, "aperture": 8.0, "rate": 0.3},
     },
-    "permuted-mnist-10-deep": {"*": _PERMUTED, "cab": {"aperture": 4.0}},
+    "permuted-mnist-10-deep": {"*": _PERMUTED, "cab": {"aperture": 4.0, "rate": 0.3}},
     "permuted-mnist-100": {"*": _PERMUTED},
     "disjoint-fashion-2": {"*": _DISJOINT, "cab": _CAB_DISJOINT},
     "split-cifar100-heads": {"*": _CIFAR},
