@@ -153,7 +153,9 @@ def seeds(
         {"series": short[name], "x": v, "tip": f"{clean(name)}, published: {number(v)} %"}
         for name, v in published.items()
     ]
-    y = alt.Y("series:N", sort=list(short.values()), title=None, axis=alt.Axis(labelLimit=190))
+    room = min(190, 8 * max(len(name) for name in short.values()))  # in whatever font there is
+    axis = alt.Axis(labelLimit=190, minExtent=room)
+    y = alt.Y("series:N", sort=list(short.values()), title=None, axis=axis)
     x = alt.X("x:Q", title=title, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=6))
     colour = alt.Color("colour:N", scale=None)
     parts = [
