@@ -88,7 +88,8 @@ def test_ours_are_compared() -> None:
 
 def test_the_best_settings_for_two_tasks_are_those_that_were_measured() -> None:
     chosen = {"hidden": "800", "batch": 64, "epochs": 20.0, "smooth": 1.0, "average": 0.9995}
-    own = {"aperture": 23.0, "input_aperture": 600.0, "later_rate": 4.0}
+    chosen |= {"local": 5.0}
+    own = {"aperture": 23.0, "input_aperture": 270.0, "later_rate": 4.0}
     for options in ({}, {"tasks": 2}):
         config = replace(BEST, options=options).config("cab")
         assert {**config, **chosen, **own} == config

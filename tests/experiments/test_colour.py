@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 
 from conceptors.experiments.events import quiet
+from conceptors.experiments.methods.lesson import varied
 from conceptors.experiments.runner import Experiment, run
 from experiments.learners import CPU, narrow
 from experiments.tasks import blobs
@@ -167,3 +170,37 @@ def test_held_statistics_are_those_of_all_samples_at_once(monkeypatch: pytest.Mo
         for norm in found.model.norms:
             norm.held = None
         torch.testing.assert_close(ours, found.model(images), rtol=1e-9, atol=1e-11)
+
+
+def test_images_are_mirrored_and_shifted_as_a_whole() -> None:
+    torch.manual_seed(0)
+    x = torch.arange(1.0, 2 * 9 * 3 * 5 * 4 + 1).reshape(2, 9, 3, 5, 4)  # no zeros, none alike
+    assert torch.equal(varied(x, mirror=False, shift=0), x)
+    mirrored = varied(x, mirror=True, shift=0)
+    ways = {
+        (torch.equal(new, old), torch.equal(new, old.flip(-1)))
+        for new, old in zip(mirrored.flatten(0, 1), x.flatten(0, 1))
+    }
+    assert ways == {(True, False), (False, True)}
+    seen = set()
+    for new, old in zip(varied(x, mirror=False, shift=2).flatten(0, 1), x.flatten(0, 1)):
+        wide = functional.pad(old, (2, 2, 2, 2))
+        places = product(range(5), repeat=2)
+        there = [(i, j) for i, j in places if torch.equal(new, wide[:, i : i + 5, j : j + 4])]
+        assert len(there) == 1
+        seen.update(there)
+    assert len(seen) > 8
+
+
+def test_varied_images_change_what_is_learned() -> None:
+    plain, other = (
+        [p.detach() for p in _after_a_task(given).parameters()] for given in ({}, {"mirror": True})
+    )
+    assert not torch.equal(plain[0], other[0])
+
+
+def _after_a_task(given: dict[str, Any]) -> torch.nn.Module:
+    torch.manual_seed(0)
+    learner = narrow("sgd", [0], **given)
+    learner.learn(0)
+    return learner.model

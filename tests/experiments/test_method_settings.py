@@ -34,6 +34,8 @@ from helpers import weights
         ("sgd", {"average": 1.0}, "average must be below 1, got 1"),
         ("sgd", {"average": 0.9, "patience": 2}, "average and patience are two ways"),
         ("sgd", {"smooth": 1.0}, "smooth=1 needs images, which inputs of"),
+        ("sgd", {"mirror": True}, "mirror=True, shift=0 are for images in colour"),
+        ("sgd", {"shift": -1}, "shift must be a finite number >= 0"),
         ("sgd", {"local": 4.0}, "local=4 needs images, which inputs of .* not; use local=0"),
         ("sgd", {"activation": "swish"}, "activation must be one of"),
         ("sgd", {"loss": "hinge"}, "loss must be one of"),

@@ -289,6 +289,11 @@ def build_network(scenario: Scenario, settings: Settings) -> nn.Module:
                 f"{name}={getattr(s, name):g} needs images, which inputs of {scenario.name} are "
                 f"not; use {name}=0"
             )
+    if s.mirror or s.shift:
+        raise ValueError(
+            f"mirror={s.mirror}, shift={s.shift} are for images in colour, which inputs of "
+            f"{scenario.name} are not; leave them out"
+        )
     sizes = [math.prod(scenario.inputs), *s.sizes, scenario.classes]
     made = StackedMLP(sizes, s.activation, s.init, s.scale, scenario.seeds, bias=s.bias)
     if s.smooth and scenario.image is not None:
