@@ -4,8 +4,8 @@
     python experiments/tune_rows.py --device cuda --rows split-cifar100-heads --methods gpm sgp
 
 Test data is not looked at. Every point of a grid is a line of OUT/ROW/METHOD/trials.jsonl, and
-OUT/best.json has the best; started again, what is there is not done again. At the end the best are
-printed for `tuned.py`.
+OUT/best.json has the best; started again, what is there is not done again. `--adopt` writes the
+best into `tuned.json` of this checkout, from which `conceptors all` and `--preset best` take them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import time
 from pathlib import Path
 
 from conceptors.experiments.events import quiet
-from conceptors.experiments.tune_rows import How, experiment, for_tuned, points, searches
+from conceptors.experiments.tune_rows import How, chosen, experiment, points, searches
 from conceptors.experiments.tune_rows import run_searches as run
+from conceptors.experiments.tuned import adopt
 
 
 def main() -> None:
@@ -27,15 +28,14 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seeds", type=int, default=1, help="for every point (default 1)")
     parser.add_argument(
-        "--set", nargs="+", default=[], metavar="NAME=VALUE", help="for all: precision=tf32"
+        "--set", nargs="+", default=[], type=setting, metavar="NAME=VALUE", help="for all of them"
     )
+    parser.add_argument("--adopt", action="store_true", help="write the best into tuned.json")
     parser.add_argument("--list", action="store_true", help="show the grids and stop")
     parser.add_argument("--out", type=Path, default=Path("results/tuning/rows"))
     options = parser.parse_args()
-    wanted, how = (
-        searches(options.rows, options.methods),
-        How(options.device, options.seeds, dict(text.split("=", 1) for text in options.set)),
-    )
+    wanted = searches(options.rows, options.methods)
+    how = How(options.device, options.seeds, dict(options.set))
     if options.list:
         for search in wanted:
             print(f"{search}: {len(points(search, experiment(search, how)))} points {search.grid}")
@@ -45,7 +45,16 @@ def main() -> None:
     def tell(text: str) -> None:
         print(f"{time.perf_counter() - started:.0f} s {text}", file=sys.stderr, flush=True)
 
-    print(for_tuned(run(wanted, options.out, how, progress=quiet, tell=tell)))
+    best = run(wanted, options.out, how, progress=quiet, tell=tell)
+    if options.adopt:
+        adopt(chosen(best, wanted))
+
+
+def setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals and value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not like precision=tf32")
+    return name, value
 
 
 if __name__ == "__main__":

@@ -17,13 +17,14 @@ from conceptors.experiments.methods import METHODS
 from conceptors.experiments.trials import Trial, scores_of_points, validation_accuracies
 from conceptors.experiments.tune_rows import (
     How,
+    chosen,
     experiment,
-    for_tuned,
     points,
     run_searches,
     searches,
     stacks,
 )
+from conceptors.experiments.tuned import TUNED, adopt, read
 from experiments.tasks import blobs
 
 ROW = "disjoint-mnist-2"
@@ -102,6 +103,31 @@ def test_every_grid_can_be_tried(row: str) -> None:
                 assert alphas.count(",") in (0, layers - 1)
 
 
+def test_what_is_chosen_is_written_over_what_was(tmp_path: Path) -> None:
+    path = tmp_path / "tuned.json"
+    path.write_text("{}")
+    adopt({"disjoint-mnist-5": {"gpm": {"rate": 0.1}}, ROW: {"cab": {"aperture": 2.0}}}, path)
+    adopt({ROW: {"cab": {"aperture": 3.0}, "owm": {"alpha_decay": "0.1,1"}}}, path)
+    assert read(path) == {
+        ROW: {"cab": {"aperture": 3.0}, "owm": {"alpha_decay": "0.1,1"}},
+        "disjoint-mnist-5": {"gpm": {"rate": 0.1}},
+    }
+    assert list(read(path)) == [ROW, "disjoint-mnist-5"]  # in the order of the benchmarks
+    assert read() == {
+        row: {name: own for name, own in by_method.items() if name != "*"}
+        for row, by_method in TUNED.items()
+        if len(by_method) > 1
+    }
+
+
+def test_what_was_chosen_has_no_part_in_a_search() -> None:
+    (search,) = searches([ROW], ["cab"])
+    config = experiment(search, How("cpu")).config("cab")
+    assert {name: config[name] for name in search.grid} == {
+        name: values[0] for name, values in search.grid.items()
+    }
+
+
 def test_names_are_checked() -> None:
     assert {search.row for search in searches()} == set(QUICK)
     with pytest.raises(ExperimentError, match="no grid for 'disjoint'; did you mean"):
@@ -125,7 +151,8 @@ def test_the_best_is_kept_and_nothing_is_done_twice(tmp_path: Path) -> None:
         assert len(lines) == len(points(search, experiment(search, how)))
         top = max(line["validation"] for line in lines)
         assert best[ROW][search.method]["validation"] == round(top, 3)
-        assert f'"{search.method}": {best[ROW][search.method]["settings"]}' in for_tuned(best)
+    found = chosen(best, wanted[1:])
+    assert found == {ROW: {wanted[1].method: best[ROW][wanted[1].method]["settings"]}}
     steps: list[Event] = []
     assert run_searches(wanted, tmp_path, how, progress=steps.append, tell=said.append) == best
     assert not steps

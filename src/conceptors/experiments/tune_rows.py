@@ -25,6 +25,7 @@ from conceptors.experiments.methods import METHODS
 from conceptors.experiments.methods.settings import may_differ
 from conceptors.experiments.scenarios.data import Arrays
 from conceptors.experiments.trials import Trial, scores_of_points
+from conceptors.experiments.tuned import Chosen
 
 FIRST_SEED = 100  # seeds that are reported are others
 
@@ -82,10 +83,15 @@ def experiment(search: Search, how: How) -> Experiment:
         list(range(FIRST_SEED, FIRST_SEED + how.seeds)),
         preset=search.row,
         options={**benchmark.options, "tasks": tasks},
-        settings={search.method: how.settings} if how.settings else {},
+        settings={search.method: {**_first(search.grid), **how.settings}},
         device=how.device,
         arrays=how.arrays,
     )
+
+
+def _first(grid: Grid) -> dict[str, Any]:
+    """One point: so that what was chosen before has no part in a search."""
+    return {name: values[0] for name, values in grid.items()}
 
 
 def points(search: Search, common: Experiment) -> list[dict[str, Any]]:
@@ -152,17 +158,16 @@ def run_searches(
     return best
 
 
-def for_tuned(best: dict[str, dict[str, Any]]) -> str:
-    """Lines for `tuned.py`.
+def chosen(best: dict[str, dict[str, Any]], wanted: Sequence[Search]) -> Chosen:
+    """The settings that these searches found best, as `tuned.adopt` takes them.
 
-    >>> print(for_tuned({"a-row": {"gpm": {"settings": {"rate": 0.1}, "validation": 95.0}}}))
-    "a-row":
-        "gpm": {'rate': 0.1},  # 95.00 on validation data
+    >>> best = {"a-row": {"gpm": {"settings": {"rate": 0.1}, "validation": 95.0}}}
+    >>> chosen(best, [Search("a-row", "gpm", {})])
+    {'a-row': {'gpm': {'rate': 0.1}}}
     """
-    lines = []
-    for row, by_method in best.items():
-        lines.append(f'"{row}":')
-        for method, one in by_method.items():
-            said = f"{one['validation']:.2f} on validation data"
-            lines.append(f'    "{method}": {one["settings"]},  # {said}')
-    return "\n".join(lines)
+    found: Chosen = {}
+    for search in wanted:
+        found.setdefault(search.row, {})[search.method] = best[search.row][search.method][
+            "settings"
+        ]
+    return found
