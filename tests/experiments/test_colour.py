@@ -203,4 +203,5 @@ def _after_a_task(given: dict[str, Any]) -> torch.nn.Module:
     torch.manual_seed(0)
     learner = narrow("sgd", [0], **given)
     learner.learn(0)
-    return learner.model
+    model: torch.nn.Module = learner.model
+    return model
