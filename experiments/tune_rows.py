@@ -16,7 +16,15 @@ import time
 from pathlib import Path
 
 from conceptors.experiments.events import quiet
-from conceptors.experiments.tune_rows import How, chosen, experiment, points, searches
+from conceptors.experiments.experiment import ExperimentError
+from conceptors.experiments.tune_rows import (
+    How,
+    Search,
+    chosen,
+    experiment,
+    points,
+    searches,
+)
 from conceptors.experiments.tune_rows import run_searches as run
 from conceptors.experiments.tuned import adopt
 
@@ -34,8 +42,16 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="show the grids and stop")
     parser.add_argument("--out", type=Path, default=Path("results/tuning/rows"))
     options = parser.parse_args()
-    wanted = searches(options.rows, options.methods)
+    if options.adopt and (more := set(dict(options.set)) - {"precision"}):
+        parser.error(f"--adopt writes what a grid tries, not {', '.join(sorted(more))} of --set")
     how = How(options.device, options.seeds, dict(options.set))
+    try:
+        act(searches(options.rows, options.methods), how, options)
+    except ExperimentError as error:
+        parser.error(str(error))
+
+
+def act(wanted: list[Search], how: How, options: argparse.Namespace) -> None:
     if options.list:
         for search in wanted:
             print(f"{search}: {len(points(search, experiment(search, how)))} points {search.grid}")

@@ -124,11 +124,17 @@ def test_where_ours_is_not_ahead() -> None:
     assert "It is 1.50 behind gpm, mostly because it learns tasks less well: " in said[1]
     assert said[2] == (
         "`permuted-mnist-10-deep`: cab has 97.00 with 1 of 10 seeds. A single seed says nothing "
-        "about cuber\\* as published (97.25), trgp\\* as published (96.34), gpm as published "
-        "(93.91), ewc."
+        "about cuber\\* as published (97.25), codecl\\* as published (96.56), trgp\\* as published "
+        "(96.34), gpm as published (93.91), ewc."
     )
     assert said[3] == "Ahead of all others, and the goal is reached: `disjoint-mnist-2`."
     assert said[4] == "Ours was not run yet: `split-cifar100-heads`."
+    alone = [tabled(f"disjoint-mnist-{n}", {"cab": spread(97.5)}) for n in (2, 5)]
+    assert shortfalls(alone) == (
+        "- Ahead of all that is published, nothing else was run, and the goal is reached: "
+        "`disjoint-mnist-2`.\n"
+        "- Nothing else was run or published, and the goal is reached: `disjoint-mnist-5`."
+    )
 
 
 def test_results_of_another_preset_are_refused(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import math
 import os
 import statistics
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -129,10 +130,21 @@ def check_asked(experiment: Experiment, path: Path) -> None:
         held = json.loads(path.read_bytes())
     except ValueError:
         held = None
-    if held != asked:
+    if _with_defaults(held) != _with_defaults(asked):
         raise ExperimentError(
             f"{path.parent} holds a search with other settings; choose another --out"
         )
+
+
+def _with_defaults(identity: Any) -> Any:
+    """Settings that came later had their defaults in what was written before."""
+    if not isinstance(identity, dict) or not isinstance(identity.get("configs"), dict):
+        return identity
+    configs = {
+        method: {**asdict(METHODS[method].settings_type()), **own} if method in METHODS else own
+        for method, own in identity["configs"].items()
+    }
+    return json.loads(json.dumps({**identity, "configs": configs}))
 
 
 class Book:

@@ -51,8 +51,13 @@ _CAB: dict[str, Grid] = {
     "split-cifar100-heads": {"aperture": [1.0, 2.0, 4.0, 8.0], "rate": [0.02, 0.05]},
     "split-cifar100-single": {"aperture": [1.0, 2.0, 4.0, 8.0], "rate": [0.05, 0.2]},
 }
-_EWC: Grid = {"strength": [10.0, 100.0, 1e3, 1e4], "rate": [0.02, 0.1]}
-_IMM: Grid = {"mode": ["mean", "mode"], "share": [0.5, 0.65], "l2": [0.0, 1e-2]}
+_EWC: Grid = {"strength": [10.0, 100.0, 1e3, 1e4], "rate": [0.001, 0.01, 0.1]}
+_IMM: Grid = {
+    "mode": ["mean", "mode"],
+    "share": [0.5, 0.65],
+    "l2": [0.0, 1e-2],
+    "rate": [0.1, 0.4],
+}
 
 
 def _disjoint(by_layer: str) -> dict[str, Grid]:

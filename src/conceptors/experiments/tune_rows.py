@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from conceptors.experiments.methods import METHODS
 from conceptors.experiments.methods.settings import may_differ
 from conceptors.experiments.scenarios.data import Arrays
 from conceptors.experiments.trials import Trial, scores_of_points
-from conceptors.experiments.tuned import Chosen
+from conceptors.experiments.tuned import SHARED, TUNED, Chosen
 
 FIRST_SEED = 100  # seeds that are reported are others
 
@@ -74,7 +74,13 @@ def searches(rows: Sequence[str] = (), methods: Sequence[str] = ()) -> list[Sear
 
 
 def experiment(search: Search, how: How) -> Experiment:
-    """What its points have in common."""
+    """What its points have in common.
+
+    Raises:
+        ExperimentError: a setting is given that the grid tries.
+    """
+    if both := sorted(set(search.grid) & set(how.settings)):
+        raise ExperimentError(f"{both[0]} is tried by the grid of {search}; leave it out")
     benchmark = BENCHMARKS[search.row]
     tasks = FEWER_TASKS.get(search.row, benchmark.tasks)
     return Experiment(
@@ -83,15 +89,17 @@ def experiment(search: Search, how: How) -> Experiment:
         list(range(FIRST_SEED, FIRST_SEED + how.seeds)),
         preset=search.row,
         options={**benchmark.options, "tasks": tasks},
-        settings={search.method: {**_first(search.grid), **how.settings}},
+        settings={search.method: {**_before(search), **how.settings}},
         device=how.device,
         arrays=how.arrays,
     )
 
 
-def _first(grid: Grid) -> dict[str, Any]:
-    """One point: so that what was chosen before has no part in a search."""
-    return {name: values[0] for name, values in grid.items()}
+def _before(search: Search) -> dict[str, Any]:
+    """What undoes all that was chosen before: it has no part in a search."""
+    usual = {**asdict(METHODS[search.method].settings_type()), **SHARED[search.row]}
+    own = {name: usual[name] for name in TUNED[search.row].get(search.method, {})}
+    return own | {name: values[0] for name, values in search.grid.items()}
 
 
 def points(search: Search, common: Experiment) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ _DISJOINT: Settings = {
 }
 _PERMUTED: Settings = {"batch": 64, "epochs": 8.0, "rate": 0.2, "average": 0.999}
 _CIFAR: Settings = {"loss": "softmax", "batch": 64, "epochs": 50.0, "rate": 0.01}
-_SHARED: dict[str, Settings] = {
+SHARED: dict[str, Settings] = {
     "disjoint-mnist-2": _DISJOINT,
     "disjoint-mnist-2-deep": _DISJOINT,
     "disjoint-mnist-5": _DISJOINT,
@@ -53,7 +53,7 @@ def adopt(best: Chosen, path: Path = _OWN) -> None:
     held = read(path)
     for row, by_method in best.items():
         held.setdefault(row, {}).update(by_method)
-    ordered = {row: dict(sorted(held[row].items())) for row in _SHARED if row in held}
+    ordered = {row: dict(sorted(held[row].items())) for row in SHARED if row in held}
     lines = []
     for row, by_method in ordered.items():
         own = [f"  {json.dumps(name)}: {json.dumps(one)}" for name, one in by_method.items()]
@@ -61,4 +61,4 @@ def adopt(best: Chosen, path: Path = _OWN) -> None:
     write_atomically(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
 
 
-TUNED: Chosen = {row: {"*": shared, **read().get(row, {})} for row, shared in _SHARED.items()}
+TUNED: Chosen = {row: {"*": shared, **read().get(row, {})} for row, shared in SHARED.items()}

@@ -8,7 +8,9 @@ from conceptors.report.text import in_markdown, number, spread
 
 def shortfalls(tables: list[Table]) -> str:
     """One item per benchmark that leaves something to wish for, then those that leave nothing."""
-    items, fine, waiting = [], [], []
+    items: list[str] = []
+    fine: dict[str, list[str]] = {}
+    waiting = []
     for table in tables:
         name = f"`{table.benchmark.name}`"
         if table.own is None:
@@ -16,12 +18,20 @@ def shortfalls(tables: list[Table]) -> str:
         elif said := _said(table, table.own):
             items.append(f"- {name}: {' '.join(said)}")
         else:
-            fine.append(name)
-    if fine:
-        items.append(f"- Ahead of all others, and the goal is reached: {', '.join(fine)}.")
+            fine.setdefault(_ahead_of(table), []).append(name)
+    for whom, names in fine.items():
+        items.append(f"- {whom}, and the goal is reached: {', '.join(names)}.")
     if waiting:
         items.append(f"- Ours was not run yet: {', '.join(waiting)}.")
     return "\n".join(items)
+
+
+def _ahead_of(table: Table) -> str:
+    if not table.rivals:
+        return "Nothing else was run or published"
+    if all(other.n is None for other in table.rivals):
+        return "Ahead of all that is published, nothing else was run"
+    return "Ahead of all others"
 
 
 def _said(table: Table, own: Standing) -> list[str]:

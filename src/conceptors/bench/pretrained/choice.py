@@ -39,12 +39,22 @@ def choose(done: list[Results], cells: list[Cell]) -> dict[str, dict[str, Settin
             if cell.method == name and cell.settings in there and cell.settings not in tried:
                 tried.append(cell.settings)
         if tried:
+            seeds = _common(own, tried)
             chosen[name] = {
-                column: max(tried, key=lambda settings: _score(own, settings, column))
+                column: max(tried, key=lambda settings: _score(own, settings, seeds, column))
                 for column in COLUMNS
             }
     return chosen
 
 
-def _score(done: list[Results], settings: Settings, column: str) -> float:
-    return mean(final(one[column]) for one in done if one["settings"] == settings)
+def _common(done: list[Results], tried: list[Settings]) -> set[int]:
+    """Seeds that all of these settings were tried with: trials may have been stopped half-way."""
+    by_settings = [{one["seed"] for one in done if one["settings"] == own} for own in tried]
+    shared = set.intersection(*by_settings)
+    return shared or set.union(*by_settings)
+
+
+def _score(done: list[Results], settings: Settings, seeds: set[int], column: str) -> float:
+    return mean(
+        final(one[column]) for one in done if one["settings"] == settings and one["seed"] in seeds
+    )

@@ -281,6 +281,11 @@ def only(outputs: Tensor, classes: Tensor | None, least: float = -1e4) -> Tensor
 def build_network(scenario: Scenario, settings: Settings) -> nn.Module:
     """The network for a scenario: fully connected, or AlexNet for images in colour."""
     if len(scenario.inputs) == 3:
+        if settings.shift >= min(scenario.inputs[1:]):
+            raise ValueError(
+                f"shift={settings.shift} leaves nothing of images of {scenario.inputs[1:]} pixels; "
+                f"use a few pixels"
+            )
         return AlexNet(scenario.classes, scenario.seeds, settings.dropout)
     s = settings
     for name in ("smooth", "local"):

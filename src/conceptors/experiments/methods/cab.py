@@ -101,7 +101,8 @@ class Cab(Shielded):
         split, classes = self.scenario.tasks[number].train, self.trained_classes(number)
         chance = 1 / (self.scenario.classes if classes is None else int(classes[0].sum()))
         right = self.accuracy(split, number, s.validation) / 100
-        self.known = ((right - chance) / (1 - chance)).clamp(0, 1)
+        if chance < 1:  # of a task of one class nothing can be known
+            self.known = ((right - chance) / (1 - chance)).clamp(0, 1)
         if s.reuse:
             self.strides = self.shield.strides(self.batches(split, number), self._known())
         self._record_reuse()
