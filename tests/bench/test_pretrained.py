@@ -153,6 +153,17 @@ def test_only_what_is_asked_for_is_chosen() -> None:
     assert choice.choose([*done, other], cells)["plain"]["one"] == cells[0].settings
 
 
+def test_trials_are_compared_on_the_seeds_that_they_share() -> None:
+    cells = choice.trials(["plain"], {}, SMALL, "cpu", seeds=2)
+
+    def tried(place: int, right: float) -> Any:
+        return {**cells[place].key(), "one": [[right]], "known": [[right]]}
+
+    stopped = [tried(0, 86.0), tried(1, 84.0), tried(2, 85.5)]  # the second has one seed only
+    assert choice.choose(stopped, cells)["plain"]["one"] == cells[0].settings
+    assert choice.choose([*stopped, tried(3, 85.5)], cells)["plain"]["one"] == cells[2].settings
+
+
 def test_another_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text("{}", "utf-8")
     with pytest.raises(ValueError, match="not of this script"):

@@ -21,10 +21,12 @@ from experiments.tasks import blobs
 TINY: dict[str, Any] = {"hidden": "20", "steps": 60, "batch": 16, "check_every": 20}
 
 
-def disjoint(method: str, seeds: list[int], *, heads: bool = False, **settings: Any) -> Any:
-    """A learner of five tasks of two classes each."""
+def disjoint(
+    method: str, seeds: list[int], *, heads: bool = False, tasks: int = 5, **settings: Any
+) -> Any:
+    """A learner of five tasks of two classes each, or of as many as are asked for."""
     kind = METHODS[method]
-    scenario = replace(build("disjoint-mnist", seeds, tasks=5, arrays=blobs()), heads=heads)
+    scenario = replace(build("disjoint-mnist", seeds, tasks=tasks, arrays=blobs()), heads=heads)
     return kind(scenario, parse_settings(kind.settings_type, {**TINY, **settings}), CPU, quiet)
 
 
@@ -116,6 +118,12 @@ def test_seeds_that_diverged_learn_nothing() -> None:
     assert found.readouts[0].n_samples > 0
     assert found.readouts[1].n_samples == 0
     assert found.test()[0, :2].mean() > 80
+
+
+def test_of_a_task_of_one_class_nothing_is_known() -> None:
+    reusing = {"lift": 20, "reuse": True, "claim_once": True}
+    found = taught(disjoint("cab-readout", [0, 1], tasks=10, **reusing), 2)
+    assert found.extras[0]["known"] == [0.0]
 
 
 def test_colour_images_with_one_head() -> None:

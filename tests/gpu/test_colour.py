@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def learned(method: str, device: str, replay: bool = True, **settings: Any) -> list[Tensor]:
-    """Weights after two tasks, with more steps than it takes to record them."""
+    """What two tasks change of the weights, with more steps than it takes to record them."""
     kind: Any = METHODS[method]
 
     class Narrow(kind):  # type: ignore[misc]
@@ -43,11 +43,12 @@ def learned(method: str, device: str, replay: bool = True, **settings: Any) -> l
         build("split-cifar100", [0, 1, 2], tasks=2, arrays=arrays).to(place), parsed, place, quiet
     )
     made.replay = replay
+    begun = [p.detach().cpu().clone() for p in made.model.parameters()]
     torch.manual_seed(0)
     for number in range(2):
         made.learn(number)
     assert made.test().shape == (3, 2)
-    return [p.detach().cpu() for p in made.model.parameters()]
+    return [p.detach().cpu() - b for p, b in zip(made.model.parameters(), begun)]
 
 
 CAB: dict[str, Any] = {"aperture": 3.0, "samples": 60}
@@ -70,14 +71,14 @@ def test_recorded_steps_are_those_of_the_cpu(method: str, settings: dict[str, An
     for replay in (False, True):
         ours = learned(method, DEVICE, replay, precision="exact", rate=SLOW, **settings)
         for one, other in zip(ours, theirs):
-            assert float((one - other).norm() / other.norm()) < 2e-3
+            assert float((one - other).norm() / other.norm()) < 0.02
 
 
 @pytest.mark.parametrize(("method", "settings"), [("sgd", {}), ("cab", CAB)])
 def test_tf32_is_near(method: str, settings: dict[str, Any]) -> None:
     theirs = learned(method, "cpu", rate=SLOW, **settings)
     for one, other in zip(learned(method, DEVICE, rate=SLOW, **settings), theirs):
-        assert float((one - other).norm() / other.norm()) < 0.05
+        assert float((one - other).norm() / other.norm()) < 0.3
 
 
 def test_dropout_is_drawn_anew_when_a_recording_is_replayed() -> None:
