@@ -48,7 +48,7 @@ _CAB: dict[str, Grid] = {
         "rate": [0.2, 0.3],
     },
     "permuted-mnist-100": {"input_aperture": [0.5, 1.0, 2.0], "aperture": [0.5, 1.0, 2.0]},
-    "split-cifar100-heads": {"aperture": [1.0, 2.0, 4.0, 8.0], "rate": [0.02, 0.05]},
+    "split-cifar100-heads": {"aperture": [0.25, 0.5, 1.0, 2.0], "rate": [0.05, 0.1]},
     "split-cifar100-single": {"aperture": [1.0, 2.0, 4.0, 8.0], "rate": [0.05, 0.2]},
 }
 _EWC: Grid = {"strength": [10.0, 100.0, 1e3, 1e4], "rate": [0.001, 0.01, 0.1]}

@@ -1,4 +1,4 @@
-"""`Shield(model)`, with nothing chosen but the rate."""
+"""`Shield(model)`, with nothing chosen but the rate and the kind of head."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Shielded(Method):
     """Three lines: a shield, a guard for the optimizer, and `remember` after each domain."""
 
     name = "shield"
-    about = "`Shield(model)`, nothing chosen but the rate"
+    about = "`Shield(model)`, its rate and kind of head chosen"
     defaults: ClassVar[Settings] = {"rate": 1e-4, "heads": "own"}
     grid: ClassVar[list[Settings]] = [
         {"rate": rate, "heads": heads} for rate in (1e-4, 3e-5, 1e-5) for heads in ("own", "one")
