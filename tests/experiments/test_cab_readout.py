@@ -121,7 +121,7 @@ def test_seeds_that_diverged_learn_nothing() -> None:
 
 
 def test_of_a_task_of_one_class_nothing_is_known() -> None:
-    reusing = {"lift": 20, "reuse": True, "claim_once": True}
+    reusing: dict[str, Any] = {"lift": 20, "reuse": True, "claim_once": True}
     found = taught(disjoint("cab-readout", [0, 1], tasks=10, **reusing), 2)
     assert found.extras[0]["known"] == [0.0]
 
