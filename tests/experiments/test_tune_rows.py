@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from conceptors.experiments.compare import why_not
 from conceptors.experiments.events import Event, quiet
 from conceptors.experiments.experiment import Experiment, ExperimentError
 from conceptors.experiments.grids import GRIDS, QUICK
+from conceptors.experiments.ledger import locked
 from conceptors.experiments.methods import METHODS
 from conceptors.experiments.trials import Trial, scores_of_points, validation_accuracies
 from conceptors.experiments.tune_rows import (
@@ -135,6 +137,24 @@ def test_what_a_grid_tries_is_not_given_too() -> None:
     (search,) = searches([ROW], ["owm"])
     with pytest.raises(ExperimentError, match="rate is tried by the grid of disjoint-mnist-2, owm"):
         experiment(search, How("cpu", settings={"rate": 0.5}))
+
+
+def test_a_search_waits_until_another_has_written(tmp_path: Path) -> None:
+    order: list[str] = []
+
+    def second() -> None:
+        with locked(tmp_path, wait=True):
+            order.append("second")
+
+    with locked(tmp_path):
+        with pytest.raises(ExperimentError, match="another run is writing to"), locked(tmp_path):
+            pass
+        other = threading.Thread(target=second)
+        other.start()
+        other.join(0.2)
+        order.append("first")
+    other.join(10)
+    assert order == ["first", "second"]
 
 
 def test_names_are_checked() -> None:

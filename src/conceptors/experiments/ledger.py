@@ -160,8 +160,11 @@ def difference(results: Results, wanted: dict[str, Any]) -> list[str]:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """One run at a time in a folder; the lock of a killed run is taken over."""
+def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
+    """One run at a time in a folder; the lock of a killed run is taken over.
+
+    `wait` for another one to end, instead of an error: for what takes a moment.
+    """
     path = folder / ".lock"
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -172,7 +175,7 @@ def locked(folder: Path) -> Iterator[None]:
             import fcntl
 
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except OSError:
                 raise ExperimentError(
                     f"another run is writing to {folder}; wait for it, or choose another --out"

@@ -158,7 +158,7 @@ def run_searches(
     for number, search in enumerate(wanted, 1):
         line = run_search(search, folder, how, progress)
         kept = {"settings": line["settings"], "validation": round(line["validation"], 3)}
-        with locked(folder):  # others may run other searches beside this one
+        with locked(folder, wait=True):  # others may run other searches beside this one
             best = json.loads(path.read_bytes()) if path.exists() else {}
             best.setdefault(search.row, {})[search.method] = kept
             write_atomically(path, json.dumps(best, indent=1).encode())
