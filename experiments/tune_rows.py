@@ -2,6 +2,7 @@
 
     python experiments/tune_rows.py --device cuda                   # the MNIST rows, minutes
     python experiments/tune_rows.py --device cuda --rows split-cifar100-heads --methods gpm sgp
+    python experiments/tune_rows.py --rows disjoint-mnist-5 --methods cab --grid aperture 6 12 24
 
 Test data is not looked at. Every point of a grid is a line of OUT/ROW/METHOD/trials.jsonl, and
 OUT/best.json has the best; started again, what is there is not done again. `--adopt` writes the
@@ -38,16 +39,25 @@ def main() -> None:
     parser.add_argument(
         "--set", nargs="+", default=[], type=setting, metavar="NAME=VALUE", help="for all of them"
     )
+    parser.add_argument(
+        "--grid",
+        nargs="+",
+        action="append",
+        default=[],
+        metavar=("NAME", "VALUE"),
+        help="what to try instead, once for each setting; needs --rows and --methods",
+    )
     parser.add_argument("--adopt", action="store_true", help="write the best into tuned.json")
     parser.add_argument("--list", action="store_true", help="show the grids and stop")
     parser.add_argument("--out", type=Path, default=Path("results/tuning/rows"))
     options = parser.parse_args()
-    if options.adopt and (more := set(dict(options.set)) - {"precision"}):
+    if options.adopt and (more := set(dict(options.set)) - {"precision", "epochs"}):
         parser.error(f"--adopt writes what a grid tries, not {', '.join(sorted(more))} of --set")
     how = How(options.device, options.seeds, dict(options.set))
     try:
-        act(searches(options.rows, options.methods), how, options)
-    except ExperimentError as error:
+        own = {name: values for name, *values in options.grid}
+        act(searches(options.rows, options.methods, own), how, options)
+    except (ExperimentError, ValueError) as error:
         parser.error(str(error))
 
 

@@ -42,6 +42,9 @@ def test_the_results_have_all_parts(tmp_path: Path) -> None:
         assert len(row["accuracy"]) == 2
         assert all(len(part) == 2 for part in row["accuracy"])
         assert row["seconds"] > 0
+        assert row["together"] == 1
+        assert row["machine"] == results["environment"]["device_name"]
+        assert ("step_seconds" in row) == (row["method"] == "sgd")  # of 20 steps, not of 5
         assert row["config"]["hidden"] == "8"
         assert row["config"]["steps"] == (5 if row["method"] == "cab" else 20)
         assert [h["task"] for h in row["history"]] == [0, 1]
@@ -193,3 +196,14 @@ def test_losses_that_are_no_numbers_are_still_strict_json(
 
     results = json.loads((tmp_path / "results.json").read_text(), parse_constant=refuse)
     assert None in results["runs"][0]["history"][0]["loss"]
+
+
+def test_with_many_tasks_those_to_come_are_not_tested(tmp_path: Path) -> None:
+    tiny = {**FAST, "steps": 1}
+    many = replace(TWO, scenario="permuted-mnist", methods=["sgd"], options={"tasks": 21})
+    said: list[Event] = []
+    results = run(replace(many, seeds=[0], settings={"*": tiny}), tmp_path, progress=said.append)
+    (found,) = results.to_json()["runs"]
+    assert [len(row) for row in found["accuracy"]] == list(range(1, 22))
+    assert {event.tasks for event in said if event.kind == "task"} == {21}
+    assert read_results(tmp_path / "results.json")

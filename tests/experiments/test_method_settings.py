@@ -9,7 +9,6 @@ import torch
 
 from conceptors.experiments.events import quiet
 from conceptors.experiments.methods import METHODS, parse_settings
-from conceptors.experiments.runner import Experiment
 from conceptors.experiments.scenarios import build
 from experiments.learners import CPU, learner
 from experiments.tasks import blobs
@@ -126,9 +125,3 @@ def test_smooth_initial_weights_are_blurred_at_the_same_size() -> None:
     steps = [float(w.diff(dim=-1).square().mean() / w.square().mean()) for w in (first, blurred)]
     assert steps[1] < 0.5 * steps[0]
     assert torch.equal(second, same)
-
-
-def test_the_shields_seeds_learn_one_by_one() -> None:
-    made = Experiment("disjoint-mnist", ["shield", "cab"], [0, 1], stacked=2)
-    assert made.groups("shield", [0, 1], CPU) == [[0], [1]]
-    assert made.groups("cab", [0, 1], CPU) == [[0, 1]]

@@ -43,6 +43,8 @@ STACKED: list[tuple[str, dict[str, Any]]] = [
     ("ewc", {"labels": "sample", "loss": "softmax", "online": True, "fade": 0.9}),
     ("imm", {"l2": 0.01}),
     ("imm", {"mode": "mean", "drop": 0.3}),
+    ("shield", {}),
+    ("shield", {"momentum": 0.9}),
     ("joint", {}),
     ("owm", {"clip": 0.5}),
     ("owm", {"update": "task", "loss": "softmax", "alpha": "0.5,2", "alpha_decay": "0.1,1"}),

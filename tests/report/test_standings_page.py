@@ -10,7 +10,17 @@ import pytest
 
 from conceptors.experiments.benchmarks import BENCHMARKS
 from conceptors.report.standings import read_tables
-from conceptors.report.standings_page import BEGIN, END, FIGURES, between, body, figure, write
+from conceptors.report.standings_page import (
+    BEGIN,
+    END,
+    FIGURES,
+    between,
+    body,
+    figure,
+    overview,
+    section,
+    write,
+)
 from conceptors.report.theme import svg
 from report import compared, sample
 from report.compared import spread
@@ -91,6 +101,24 @@ def test_one_benchmark(made: str) -> None:
     assert f"]({FIGURES.as_posix()}/disjoint-mnist-2.svg)" in made
     assert f"{FIGURES.as_posix()}/disjoint-mnist-5.svg" not in made
     assert "### disjoint-mnist-5\n\ndisjoint-mnist, 5 tasks, network 800" in made
+
+
+def test_steps_are_compared_on_one_machine_only(tmp_path: Path) -> None:
+    methods = {name: spread(97.0) for name in ("sgd", "cab", "owm")}
+    found = compared.results("disjoint-mnist-2", methods)
+    for run in found.runs:
+        run.extras["machine"] = "a slow machine" if run.method == "owm" else "a fast machine"
+    compared.write(tmp_path, {"disjoint-mnist-2": found})
+    (table,) = read_tables(tmp_path, ["disjoint-mnist-2"])
+    shown = rows("\n\n".join(section(table)), "### disjoint-mnist-2\n")
+    assert (shown["cab"][6], shown["owm"][6], shown["sgd"][6]) == ("1.50 ×", "–", "1.00 ×")
+    assert table.made.endswith("on a fast machine, torch 2.13.0; owm on a slow machine")
+
+
+def test_what_nothing_chosen_costs_is_told(tmp_path: Path) -> None:
+    methods = {"cab": spread(97.0), "shield": spread(96.4)}
+    compared.write(tmp_path, {"disjoint-mnist-2": compared.results("disjoint-mnist-2", methods)})
+    assert "| *shield above cab* | −0.60 |" in overview(read_tables(tmp_path, ["disjoint-mnist-2"]))
 
 
 def test_the_figure_has_every_seed(made: str, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from conceptors._internal.suggest import nearest
 
-OURS = ("cab", "cab-readout")  # the best of these is held against the others
+OURS = ("cab", "cab-readout", "shield")  # the best of these is held against the others
 METHODS_COMPARED = (
     *(
         "sgd",

@@ -147,6 +147,9 @@ def _check_run(run: Any, where: str) -> int:
     found = _check_accuracy(_part(run, "accuracy", where), f"{where}.accuracy")
     _number(_part(run, "final_accuracy", where), f"{where}.final_accuracy", 0.0, 100.0)
     _number(_part(run, "seconds", where), f"{where}.seconds", 0.0)
+    for name in ("step_seconds", "together"):
+        _number(run.get(name), f"{where}.{name}", 0.0, optional=True)
+    _kind(run.get("machine") or "", str, f"{where}.machine")
     for name in ("forgetting", "backward_transfer"):
         _number(run.get(name), f"{where}.{name}", optional=True, finite=False)
     _kind(run.get("config") or {}, dict, f"{where}.config")

@@ -38,18 +38,26 @@ _CAB: dict[str, Grid] = {
         "later_rate": [1.0, 4.0],
     },
     "permuted-mnist-10": {
-        "input_aperture": [2.0, 4.0],
+        "input_aperture": [4.0, 7.0],
         "aperture": [4.0, 8.0, 16.0],
-        "rate": [0.2, 0.3],
+        "rate": [0.3, 0.5],
     },
     "permuted-mnist-10-deep": {
-        "input_aperture": [2.0, 4.0],
-        "aperture": [1.0, 2.0, 4.0],
-        "rate": [0.2, 0.3],
+        "input_aperture": [4.0, 7.0],
+        "aperture": [4.0, 8.0, 16.0],
+        "rate": [0.3, 0.5],
     },
     "permuted-mnist-100": {"input_aperture": [0.5, 1.0, 2.0], "aperture": [0.5, 1.0, 2.0]},
-    "split-cifar100-heads": {"aperture": [0.25, 0.5, 1.0, 2.0], "rate": [0.05, 0.1]},
-    "split-cifar100-single": {"aperture": [1.0, 2.0, 4.0, 8.0], "rate": [0.05, 0.2]},
+    "split-cifar100-heads": {
+        "aperture": [2.0, 2.8, 4.0, 5.6],
+        "norm_aperture": [30.0],
+        "rate": [0.1, 0.2],
+    },
+    "split-cifar100-single": {
+        "aperture": [1.0, 2.0, 4.0, 8.0],
+        "norm_aperture": [30.0],
+        "rate": [0.05, 0.2],
+    },
 }
 _EWC: Grid = {"strength": [10.0, 100.0, 1e3, 1e4], "rate": [0.001, 0.01, 0.1]}
 _IMM: Grid = {
@@ -60,18 +68,18 @@ _IMM: Grid = {
 }
 
 
-def _disjoint(by_layer: str) -> dict[str, Grid]:
+def _disjoint(*by_layer: str) -> dict[str, Grid]:
     return {
-        "owm": {"alpha_decay": [by_layer, "0.1", "0.01"], "rate": [0.2, 0.4, 0.8]},
+        "owm": {"alpha_decay": [*by_layer], "rate": [0.4, 0.8, 1.6]},
         "gpm": {
-            "threshold": [0.9, 0.97],
-            "input_threshold": [0.99, 0.995, 0.999],
+            "threshold": [0.8, 0.9, 0.97],
+            "input_threshold": [0.99, 0.999, 0.9997],
             "later_rate": [0.0, 0.1],  # 0: as before
         },
         "sgp": {
-            "coefficient": [1.0, 5.0, 25.0],
-            "threshold": [0.97, 0.995],
-            "later_rate": [0.0, 2.0],
+            "coefficient": [25.0, 100.0, 400.0],
+            "threshold": [0.9, 0.97],
+            "input_threshold": [0.99, 0.999],
         },
     }
 
@@ -97,25 +105,27 @@ _PERMUTED_100: dict[str, Grid] = {
     "codecl": {"kept": [0.8, 0.9, 0.95]},
 }
 _CIFAR_ONE_HEAD: dict[str, Grid] = {
-    "owm": {"alpha_decay": ["0.1", "0.01"], "rate": [0.01, 0.05]},
-    "gpm": {"threshold": [0.95, 0.97], "increase": [0.003], "rate": [0.01, 0.05]},
-    "sgp": {"coefficient": [5.0, 10.0, 25.0], "increase": [0.003], "rate": [0.01, 0.05]},
+    "ewc": {"strength": [100.0, 1e3, 1e4], "rate": [0.01, 0.05]},
+    "imm": {"mode": ["mean", "mode"], "rate": [0.01, 0.05]},
+    "owm": {"alpha_decay": ["0.1", "0.01"], "rate": [0.02, 0.1]},
+    "gpm": {"threshold": [0.95, 0.97], "increase": [0.003], "rate": [0.05, 0.1]},
+    "sgp": {"coefficient": [3.0, 10.0], "increase": [0.003], "rate": [0.05, 0.1]},
 }
 _CIFAR_HEADS: dict[str, Grid] = {
     **_CIFAR_ONE_HEAD,
-    "trgp": {"increase": [0.003], "trust": [0.5, 0.8], "rate": [0.01, 0.05]},
-    "codecl": {"aperture": [4.0, 6.0, 8.0], "kept": [0.95], "rate": [0.01, 0.05]},
+    "trgp": {"increase": [0.003], "trust": [0.5], "rate": [0.05, 0.1]},
+    "codecl": {"aperture": [4.0, 8.0], "kept": [0.95], "rate": [0.05, 0.1]},
 }
 
 _RELATIVES: dict[str, dict[str, Grid]] = {
-    "disjoint-mnist-2": _disjoint("0.001,1"),
-    "disjoint-mnist-2-deep": _disjoint("0.001,0.1,1"),
-    "disjoint-mnist-5": _disjoint("0.001,1"),
-    "disjoint-mnist-10": _disjoint("0.001,1"),
+    "disjoint-mnist-2": _disjoint("0.001,1", "0.0001,1"),
+    "disjoint-mnist-2-deep": _disjoint("0.001,0.1,1", "0.0001,0.1,1"),
+    "disjoint-mnist-5": _disjoint("0.001,1", "0.0001,1"),
+    "disjoint-mnist-10": _disjoint("0.001,1", "0.0001,1"),
     "permuted-mnist-10": _PERMUTED,
     "permuted-mnist-10-deep": _PERMUTED,
     "permuted-mnist-100": _PERMUTED_100,
-    "disjoint-fashion-2": _disjoint("0.001,1"),
+    "disjoint-fashion-2": _disjoint("0.001,1", "0.0001,1"),
     "split-cifar100-heads": _CIFAR_HEADS,
     "split-cifar100-single": _CIFAR_ONE_HEAD,
 }

@@ -17,6 +17,8 @@ from conceptors.experiments.machine import environment
 from conceptors.experiments.methods import METHODS, parse_settings
 from conceptors.experiments.results import Failure, Run, measures
 
+_TESTED_AHEAD = 20  # tasks up to which those to come are tested too: it is half of the testing
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -56,10 +58,15 @@ class Piece:
             going = [i for i in range(count) if i not in learner.diverged]
             if not going:
                 break
-            for rows, row in zip(accuracy, learner.test().tolist()):
+            known = number + 1 if len(scenario.tasks) > _TESTED_AHEAD else None
+            for rows, row in zip(accuracy, learner.test(known).tolist()):
                 rows.append([round(value, 4) for value in row])
             progress(self._task_done(number, going, [rows[-1] for rows in accuracy], sizes))
         seconds = (time.perf_counter() - started) / count
+        where = environment(device)
+        made = {"machine": where["device_name"], "together": count}  # what times depend on
+        if learner.clock.steps:  # of all seeds together
+            made["step_seconds"] = round(learner.clock.seconds / learner.clock.steps, 9)
         runs = [
             Run(
                 method=self.method,
@@ -68,7 +75,7 @@ class Piece:
                 **measures(accuracy[i], sizes[i]),
                 seconds=round(seconds, 3),
                 config=config,
-                extras={"history": history[i], **learner.extras[i]},
+                extras={**made, "history": history[i], **learner.extras[i]},
             )
             for i, seed in enumerate(self.seeds)
             if i not in learner.diverged
@@ -81,7 +88,7 @@ class Piece:
             "task_names": [task.name for task in scenario.tasks],
             "runs": [run.to_json() for run in runs],
             "failed": [failure.to_json() for failure in failed],
-            "environment": environment(device),
+            "environment": where,
         }
 
     def _task_done(
@@ -102,7 +109,7 @@ class Piece:
             self.method,
             tuple(self.seeds[i] for i in going),
             upto,
-            len(rows[0]),
+            len(sizes[0]),
             accuracy=statistics.mean(row[number] for row in told),
             accuracy_so_far=statistics.mean(so_far),
             rows=told,

@@ -6,6 +6,7 @@ work instead of many small ones. For a shield every seed is a group of its own.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -51,7 +52,7 @@ class StackedLinear(Stacked):
 @register(StackedLinear)
 class StackedLinearRule:
     def blocks(self, layer: Any) -> list[Block]:
-        return [_whole(is_product=True)]
+        return [_whole(layer, is_product=True)]
 
     def rows(self, layer: Any, call: Call, sample: Sample) -> RowsByBlock:
         yield "", Rows(call.args[0])
@@ -79,7 +80,7 @@ class StackedConv2dRule:
     """Rows are patches, as those of Conv2d."""
 
     def blocks(self, layer: Any) -> list[Block]:
-        return [_whole(bias=None)]
+        return [_whole(layer, bias=None)]
 
     def rows(self, layer: Any, call: Call, sample: Sample) -> RowsByBlock:
         seeds, *_, high, wide = layer.weight.shape
@@ -88,10 +89,13 @@ class StackedConv2dRule:
             yield "", rows
 
 
-def _whole(**more: Any) -> Block:
+def _whole(layer: Any, **more: Any) -> Block:
     """Parameters that are `[g, out, ...]` already."""
     whole = lambda parameter: parameter  # noqa: E731
-    return Block(view=whole, bias_view=whole, layout="stacked", rows_first=False, **more)
+    seeds = len(layer.weight)
+    return Block(
+        view=whole, bias_view=whole, layout="stacked", rows_first=False, networks=seeds, **more
+    )
 
 
 class StackedBatchNorm(Stacked):
@@ -132,7 +136,7 @@ class StackedBatchNormRule:
     """Every channel of every seed is a group, as those of BatchNorm."""
 
     def blocks(self, layer: Any) -> list[Block]:
-        return [channels()]
+        return [replace(channels(), networks=len(layer.weight))]
 
     def rows(self, layer: Any, call: Call, sample: Sample) -> RowsByBlock:
         normalised = layer.normalised(call.args[0], None, None)

@@ -16,12 +16,13 @@ from typing import Any
 from conceptors._internal.files import write_atomically
 from conceptors._internal.suggest import nearest
 from conceptors.experiments.benchmarks import BENCHMARKS
+from conceptors.experiments.compare import plan
 from conceptors.experiments.events import Progress
 from conceptors.experiments.experiment import Experiment, ExperimentError
 from conceptors.experiments.grid import Book, check_asked
 from conceptors.experiments.grids import FEWER_TASKS, GRIDS, QUICK, Grid
 from conceptors.experiments.ledger import locked, open_ledger
-from conceptors.experiments.methods import METHODS
+from conceptors.experiments.methods import METHODS, Settings
 from conceptors.experiments.methods.settings import may_differ
 from conceptors.experiments.scenarios.data import Arrays
 from conceptors.experiments.trials import Trial, scores_of_points
@@ -52,12 +53,19 @@ class How:
     arrays: Arrays | None = field(default=None, compare=False, repr=False)  # instead of all data
 
 
-def searches(rows: Sequence[str] = (), methods: Sequence[str] = ()) -> list[Search]:
+def searches(
+    rows: Sequence[str] = (), methods: Sequence[str] = (), grid: Grid | None = None
+) -> list[Search]:
     """All grids of the named benchmarks and methods, by default of those that take minutes.
 
+    Args:
+        grid: what to try instead, with each of the named methods.
+
     Raises:
-        ExperimentError: unknown name.
+        ExperimentError: unknown name, or a grid of one's own without names.
     """
+    if grid:
+        return _own_searches(rows, methods, grid)
     known = {method for by_method in GRIDS.values() for method in by_method}
     for row in rows:
         if row not in GRIDS:
@@ -71,6 +79,20 @@ def searches(rows: Sequence[str] = (), methods: Sequence[str] = ()) -> list[Sear
         for method, grid in GRIDS[row].items()
         if method in (methods or known)
     ]
+
+
+def _own_searches(rows: Sequence[str], methods: Sequence[str], grid: Grid) -> list[Search]:
+    if not (rows and methods):
+        raise ExperimentError("a grid of your own needs --rows and --methods, which it is for")
+    for name, values in grid.items():
+        if not values:
+            raise ExperimentError(f"the grid has nothing to try for {name}; write {name} 1 2")
+    for method in methods:
+        if method not in METHODS or not issubclass(METHODS[method].settings_type, Settings):
+            able = [name for name in METHODS if issubclass(METHODS[name].settings_type, Settings)]
+            raise ExperimentError(f"no method {method!r} trains a network{nearest(method, able)}")
+    plan(rows, methods)  # checks names of benchmarks
+    return [Search(row, method, grid) for row in dict.fromkeys(rows) for method in methods]
 
 
 def experiment(search: Search, how: How) -> Experiment:

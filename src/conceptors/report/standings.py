@@ -35,7 +35,8 @@ class Standing:
     transfer: float | None = None  # backward
     stored: float | None = None  # numbers that it keeps from task to task
     seconds: float | None = None
-    step: float | None = None  # seconds of a training step
+    step: float | None = None  # seconds of a training step of all seeds at once
+    timed: tuple[Any, ...] = ()  # where, and how many seeds at once: steps compare if this is alike
     source: str = ""  # where it was published
 
     @property
@@ -172,13 +173,18 @@ def _made(results: dict[str, Any]) -> str:
     found = results["environment"]
     where = found.get("device_name") or found.get("device") or "a machine that is not named"
     torch = f", torch {found['torch']}" if found.get("torch") else ""
-    return f"`{results.get('command') or 'conceptors all'}` on {where}{torch}"
+    made = f"`{results.get('command') or 'conceptors all'}` on {where}{torch}"
+    elsewhere: dict[str, list[str]] = {}
+    for method in measures.methods(results):
+        for machine in {run.get("machine") or where for run in measures.runs_of(results, method)}:
+            if machine != where:
+                elsewhere.setdefault(machine, []).append(method)
+    return made + "".join(f"; {', '.join(names)} on {it}" for it, names in elsewhere.items())
 
 
 def _standing(results: dict[str, Any], method: str) -> Standing:
     entry, runs = results["summary"][method], measures.runs_of(results, method)
     kind = METHODS.get(method)
-    steps = np.mean([_steps(run) for run in runs])
     return Standing(
         method,
         entry["mean"],
@@ -191,13 +197,20 @@ def _standing(results: dict[str, Any], method: str) -> Standing:
         transfer=entry.get("backward_transfer"),
         stored=entry.get("stored_numbers"),
         seconds=entry.get("seconds"),
-        step=float(entry["seconds"] / steps) if steps and entry.get("seconds") else None,
+        step=_step(runs),
+        timed=_timed(runs),
     )
 
 
-def _steps(run: dict[str, Any]) -> int:
-    """Training steps of all tasks."""
-    return sum(part["step"][-1] for part in run.get("history") or [] if part.get("step"))
+def _timed(runs: list[dict[str, Any]]) -> tuple[Any, ...]:
+    """Machine and seeds at once; empty where runs differ."""
+    found = {(run.get("machine"), run.get("together")) for run in runs}
+    return found.pop() if len(found) == 1 else ()
+
+
+def _step(runs: list[dict[str, Any]]) -> float | None:
+    found = [run.get("step_seconds") for run in runs]
+    return float(np.mean(found)) if all(found) else None  # type: ignore[arg-type]
 
 
 def _learned(runs: list[dict[str, Any]]) -> float | None:

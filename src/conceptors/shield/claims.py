@@ -183,14 +183,22 @@ def _conceptor(
 def _weight_of_drift(site: WeightBlock, moments: Moments | SketchedMoments) -> Tensor:
     """tr R `[g]` over E|W x|², so that drift is seen in units of what the layer gives out.
 
-    A layer that gives out nothing, as adapters do at first, has a hundredth of usual weights.
+    A layer that gives out nothing, as adapters do at first, has a hundredth of usual weights. The
+    layers of several networks side by side are layers of their own.
     """
     whole = {id(p): site.whole(p.data) for p in site.parameters}
     matrix = site.matrix(site.parameters, whole)  # [g, out, d]
     inputs, outputs = moments.output_energy(matrix)
     out, dim = matrix.shape[1:]
-    least = 1e-4 * inputs.sum() * (out / (3 * dim))
-    return inputs / torch.maximum(outputs, least).clamp_min(1e-300)
+    least = 1e-4 * (out / (3 * dim)) * _of_network(inputs, site.block.networks)
+    given = torch.maximum(_of_network(outputs, site.block.networks), least)
+    return inputs / given.clamp_min(1e-300)
+
+
+def _of_network(x: Tensor, networks: int) -> Tensor:
+    """Sums `[g]` over all groups of the same network."""
+    sums = x.reshape(networks, -1).sum(1)
+    return sums.repeat_interleave(len(x) // networks)
 
 
 def _rounding(moments: Moments | SketchedMoments) -> float:

@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from conceptors._internal.precision import passes_in
 from conceptors.experiments.events import Event, Progress
+from conceptors.experiments.methods.clock import Clock
 from conceptors.experiments.methods.lesson import Lesson
 from conceptors.experiments.methods.norms import hold_statistics
 from conceptors.experiments.methods.settings import OwnSettings, Settings
@@ -49,6 +50,7 @@ class Learner:
         self.extras: list[dict[str, Any]] = [{} for _ in self.seeds]  # into the results
         self.pace = torch.ones(len(self.seeds), device=device)  # 0: has come to its end
         self.diverged: dict[int, str] = {}  # place of a seed -> where that was; the others go on
+        self.clock = Clock(device)
 
     # --- what methods change --------------------------------------------------------------
 
@@ -122,7 +124,15 @@ class Learner:
         wanted = self.settings.precision
         if wanted == "auto":
             wanted = "tf32" if isinstance(self.model, AlexNet) else "exact"
-        return passes_in(wanted)
+        return passes_in("tf32" if wanted == "bf16" else wanted)
+
+    def forward_pass(self) -> AbstractContextManager[Any]:
+        """Around outputs and loss of a training step: bfloat16 if that is wanted.
+
+        Weights that were cast are not kept, as they change between replays of a recording.
+        """
+        half = self.settings.precision == "bf16" and self.device.type == "cuda"
+        return torch.autocast("cuda", torch.bfloat16, enabled=half, cache_enabled=False)
 
     def _learn(self, number: int) -> list[dict[str, Any]]:
         s = self.settings
@@ -134,7 +144,9 @@ class Learner:
         self.model.train()
         for step in range(1, total + 1):
             lesson.step(step - 1)
+            self.clock.go(step)
             if step % s.check_every == 0 or step == total:
+                self.clock.stop(step)
                 held_out = self.scenario.tasks[number].validation
                 found, loss = self.evaluate(held_out, number, s.validation)
                 history["step"].append(step)
@@ -266,10 +278,11 @@ class Learner:
         self.model.train()
         return 100 * right.cpu() / sizes, loss.cpu() / sizes
 
-    def test(self) -> Tensor:
-        """Test accuracy on all tasks `[seeds, tasks]`."""
+    def test(self, count: int | None = None) -> Tensor:
+        """Test accuracy on all tasks, or the first ones, `[seeds, tasks]`."""
+        tasks = self.scenario.tasks[:count]
         with self.weights_for_test():
-            found = [self.accuracy(task.test, k) for k, task in enumerate(self.scenario.tasks)]
+            found = [self.accuracy(task.test, k) for k, task in enumerate(tasks)]
         return torch.stack(found, 1)
 
 

@@ -22,6 +22,7 @@ class CabSettings(ShieldedSettings):
         9.0, "of the conceptors of all layers: larger protects more", each=True
     )
     input_aperture: float = setting(0.0, "aperture of the first layer, 0 for the same", each=True)
+    norm_aperture: float = setting(0.0, "aperture of norms, 0 for the same", each=True)
     energy: float = setting(
         0.0, "share of a task's energy that every layer's conceptor keeps, in place of apertures"
     )
@@ -57,7 +58,6 @@ class Cab(Shielded):
     name: ClassVar[str] = "cab"
     about: ClassVar[str] = "conceptor-aided back-propagation (He & Jaeger 2017)"
     settings_type: ClassVar[type[Settings]] = CabSettings
-    stackable: ClassVar[bool] = True
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -69,14 +69,20 @@ class Cab(Shielded):
     def protection(self) -> dict[str, Any]:
         s = self.settings
         first = matrix_layers(self.model)[0].name
-        own, given = self.each("aperture"), self.each("input_aperture")
-        apertures = {first: _all(torch.where(given > 0, given, own)), "*": _all(own)}
+        apertures = {first: self._apertures("input_aperture"), "*": self._apertures("aperture")}
+        if isinstance(self.model, AlexNet):
+            apertures = {"norms": self._apertures("norm_aperture"), **apertures}
         return {
             "aperture": Energy(s.energy) if s.energy else apertures,
             "hard": s.hard,
             "increment_decay": s.increment_decay,
             "project": self._projects(),
         }
+
+    def _apertures(self, name: str) -> float | ByGroup:
+        """As the setting of that name has them, where it is not 0."""
+        own, given = self.each("aperture"), self.each(name)
+        return _all(torch.where(given > 0, given, own))
 
     def _projects(self) -> Literal["gradients", "inputs"]:
         s = self.settings

@@ -19,7 +19,7 @@ from conceptors.experiments.scenarios import Split
 from conceptors.shield import Shield, ShieldFullWarning
 
 _COMPARED = 10  # at most so many tasks are compared with each other
-_DRAWN = 1024  # inputs up to which layers have spectra, which take long to find, beside quotas
+_DRAWN = 1024  # inputs up to which layers of an MLP have spectra, which take long to find: of one
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,6 @@ class Shielded(Learner):
     name: ClassVar[str] = "shield"
     about: ClassVar[str] = "Shield(model) with nothing chosen: apertures from the tasks' own data"
     settings_type: ClassVar[type[Settings]] = ShieldedSettings
-    stackable: ClassVar[bool] = False  # how much of a step passes is measured over all seeds
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -103,8 +102,9 @@ class Shielded(Learner):
             label = self.label(name, number)
             seeds, quotas = len(self.extras), conceptor.quota  # [groups], as many for every seed
             kinds = {"quota": quotas.reshape(seeds, -1).mean(1).tolist()}
-            if len(quotas) == seeds and conceptor.dim <= _DRAWN:  # norms have groups of two
-                kinds["spectra"] = (conceptor.singular_values * 1e5).round().div(1e5).tolist()
+            if isinstance(self.model, StackedMLP) and conceptor.dim <= _DRAWN:
+                drawn = conceptor[:1].singular_values
+                kinds["spectra"] = (drawn * 1e5).round().div(1e5).tolist()
             for kind, by_seed in kinds.items():
                 for extra, shown in zip(self.extras, by_seed):
                     extra.setdefault(kind, {}).setdefault(label, []).append(shown)
@@ -112,9 +112,8 @@ class Shielded(Learner):
         if not shares:
             return
         first = next(iter(shares[-1]))
-        if len(shares) == len(self.scenario.tasks) <= _COMPARED and len(self.seeds) == len(
-            shares[-1][first].singular_values
-        ):
+        groups = shares[-1][first].batch_shape
+        if len(shares) == len(self.scenario.tasks) <= _COMPARED and groups == (len(self.seeds),):
             found = torch.stack(
                 [torch.stack([similarity(a[first], b[first]) for b in shares]) for a in shares], -1
             )  # [tasks, seeds, tasks]

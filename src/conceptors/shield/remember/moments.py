@@ -154,13 +154,13 @@ class Moments:
         return self.correlation().diagonal(dim1=-2, dim2=-1).sum(-1)
 
     def output_energy(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        """(E|x|² `[g]`, E|W x|² `[]`) for W `[g, out, d]`; tokens count as often as met."""
+        """(E|x|², E|W x|²) `[g]` each for W `[g, out, d]`; tokens count as often as met."""
         R = self.total / self.weight
         inputs: Tensor = R.diagonal(dim1=-2, dim2=-1).sum(-1)
         matrix = full(matrix)
         if R.shape[-1] == 1:
-            return inputs, (matrix.square().sum((1, 2)) * inputs).sum()
-        return inputs, ((matrix @ R.to(matrix)) * matrix).sum().to(inputs)
+            return inputs, matrix.square().sum((1, 2)) * inputs
+        return inputs, ((matrix @ R.to(matrix)) * matrix).sum((1, 2)).to(inputs)
 
     def conceptor(self, aperture: float | Tensor) -> Conceptor:
         """The conceptors `[g]` of the rows, in float64."""
@@ -207,7 +207,8 @@ class SketchedMoments:
 
     def output_energy(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
         inputs, matrix = self.energy(), full(matrix[0])
-        return inputs, (matrix @ self.sketch.rows().to(matrix).mT).square().sum().to(inputs)
+        outputs = (matrix @ self.sketch.rows().to(matrix).mT).square().sum()
+        return inputs, outputs.to(inputs)[None]
 
     def conceptor(self, aperture: float | Tensor) -> Conceptor:
         found = self.sketch.conceptor(float(torch.as_tensor(aperture))).to(torch.float64)
