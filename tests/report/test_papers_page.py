@@ -57,7 +57,7 @@ def test_figures_are_held_against_published_ones(tmp_path: Path) -> None:
         "| no, by one seed | 1 | −0.20 | – |" in lines
     )
     assert sum("not run yet" in line for line in lines) == len(PROTOCOLS) - 2
-    assert any(line.startswith(f"- `{OWM}` is −1.35 off.") for line in lines)
+    assert any(line.startswith(f"- `{OWM}` is 1.35 below what is published.") for line in lines)
     assert f"- Made by `conceptors all --published --rows {GPM}` on a fast machine" in text
 
 

@@ -86,17 +86,20 @@ def _verdict(gap: float | None, seeds: int | None) -> str:
     """Whether the figure is reached; of one seed that is said, as it settles little."""
     if gap is None:
         return "not run yet"
-    return ("yes" if abs(gap) <= CLOSE else "no") + (", by one seed" if seeds == 1 else "")
+    found = "above" if gap > CLOSE else "yes" if gap >= -CLOSE else "no"
+    return found + (", by one seed" if seeds == 1 else "")
 
 
 def _missed(tables: dict[str, Table]) -> list[str]:
-    """Why figures are not reached, where that was found out."""
+    """Why figures are not as published, where that was found out."""
     lines = []
     for name, found in tables.items():
         protocol, one = PROTOCOLS[name], found.of(PROTOCOLS[name].published.method)
         if one is not None and abs(one.mean - protocol.published.mean) > CLOSE:
             why = protocol.finding or "Why is not known."
-            lines.append(f"- `{name}` is {number(one.mean - protocol.published.mean)} off. {why}")
+            gap = one.mean - protocol.published.mean
+            side = "above" if gap > 0 else "below"
+            lines.append(f"- `{name}` is {number(abs(gap))} {side} what is published. {why}")
     return lines
 
 

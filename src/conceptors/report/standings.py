@@ -176,9 +176,9 @@ def _made(results: dict[str, Any]) -> str:
     made = f"`{results.get('command') or 'conceptors all'}` on {where}{torch}"
     elsewhere: dict[str, list[str]] = {}
     for method in measures.methods(results):
-        for machine in {run.get("machine") or where for run in measures.runs_of(results, method)}:
-            if machine != where:
-                elsewhere.setdefault(machine, []).append(method)
+        machines = {run.get("machine") or where for run in measures.runs_of(results, method)}
+        for machine in sorted(machines - {where}):
+            elsewhere.setdefault(machine, []).append(method)
     return made + "".join(f"; {', '.join(names)} on {it}" for it, names in elsewhere.items())
 
 

@@ -144,7 +144,8 @@ class Learner:
         self.model.train()
         for step in range(1, total + 1):
             lesson.step(step - 1)
-            self.clock.go(step)
+            if number:  # in the first task there is nothing to keep yet
+                self.clock.go(step)
             if step % s.check_every == 0 or step == total:
                 self.clock.stop(step)
                 held_out = self.scenario.tasks[number].validation

@@ -10,7 +10,7 @@ _WARM_UP = 10  # steps of a task that are not counted: some of them are being re
 
 
 class Clock:
-    """Seconds of the steps of all tasks.
+    """Seconds of training steps.
 
     Attributes:
         seconds: of the steps that were counted.
