@@ -185,3 +185,30 @@ def test_the_best_is_kept_and_nothing_is_done_twice(tmp_path: Path) -> None:
     steps: list[Event] = []
     assert run_searches(wanted, tmp_path, how, progress=steps.append, tell=said.append) == best
     assert not steps
+
+
+def test_a_grid_of_ones_own(tmp_path: Path) -> None:
+    found = searches([ROW], ["cab-readout"], {"aperture": ["2", "9"], "lift": ["20"]})
+    assert [(one.row, one.method) for one in found] == [(ROW, "cab-readout")]
+    how = How("cpu", settings={**TINY, "hidden": "8"}, arrays=blobs())
+    asked = points(found[0], experiment(found[0], how))
+    assert asked == [{"aperture": 2.0, "lift": 20}, {"aperture": 9.0, "lift": 20}]
+    best = run_searches(found, tmp_path, how, progress=quiet, tell=lambda text: None)
+    assert best[ROW]["cab-readout"]["settings"] in asked
+
+
+@pytest.mark.parametrize(
+    ("rows", "methods", "grid", "said"),
+    [
+        ([], ["cab"], {"rate": ["1"]}, "needs --rows and --methods"),
+        ([ROW], [], {"rate": ["1"]}, "needs --rows and --methods"),
+        ([ROW], ["cab"], {"rate": []}, "nothing to try for rate"),
+        ([ROW], ["readout"], {"lift": ["3"]}, "no method 'readout' trains a network"),
+        (["disjoint"], ["cab"], {"rate": ["1"]}, "unknown benchmark 'disjoint'"),
+    ],
+)
+def test_a_grid_of_ones_own_that_cannot_be(
+    rows: list[str], methods: list[str], grid: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ExperimentError, match=said):
+        searches(rows, methods, grid)
