@@ -30,9 +30,9 @@ task, mean ± standard deviation over seeds; the highest without \\* and ‡ is 
 _COLUMNS = """\
 *Forgetting* is how far a task is below its best, mean over tasks; *numbers* are those that a method
 keeps from task to task beyond the network; *seconds* are those of a seed, tests included, with all
-seeds at once on a GPU; *step* is the time of a training step from the second task on, as a multiple of
-plain SGD's on the same machine with as many seeds at once. *Ahead* is a higher mean with standard errors that do not
-overlap; published means count as they are."""
+seeds at once on a GPU; *step* is the time of a training step from the second task on, as a multiple
+of plain SGD's on the same machine with as many seeds at once. *Ahead* is a higher mean with
+standard errors that do not overlap; published means count as they are."""
 
 
 def write(folder: Path, page: Path, rows: Sequence[str] = ()) -> list[Path]:
