@@ -23,7 +23,7 @@ def run(method: str, seed: int, final: float, tasks: int, lost: float) -> Run:
         "history": [{"task": k, "step": steps, "loss": [], "validation": []} for k in range(tasks)]
     }
     if method != "readout":
-        extras["step_seconds"] = {"sgd": 0.02, "cab": 0.03}.get(method, 0.04)
+        extras["step_seconds"] = {"sgd": 0.002, "cab": 0.003}.get(method, 0.004)
     if method in ("readout", "owm"):
         extras["stored_numbers"] = 1_234_567
     seconds = {"sgd": 2.0, "cab": 3.0}.get(method, 4.0)

@@ -113,7 +113,7 @@ _CIFAR_ONE_HEAD: dict[str, Grid] = {
 }
 _CIFAR_HEADS: dict[str, Grid] = {
     **_CIFAR_ONE_HEAD,
-    "trgp": {"increase": [0.003], "trust": [0.5], "rate": [0.05, 0.1]},
+    "trgp": {"increase": [0.003], "trust": [0.5, 0.8], "rate": [0.05, 0.1]},
     "codecl": {"aperture": [4.0, 8.0], "kept": [0.95], "rate": [0.05, 0.1]},
 }
 
