@@ -74,6 +74,17 @@ def test_stacked_seeds_are_as_one_by_one(method: str, settings: dict[str, Any]) 
         torch.testing.assert_close(tested[i : i + 1], alone.test(), rtol=0, atol=2.6)  # a sample
 
 
+def test_the_first_seed_of_a_stack_has_the_spectra_that_it_has_alone() -> None:
+    together, alone = learner("cab", [3, 8]), learner("cab", [3])
+    for made in (together, alone):
+        made.learn(0)
+    ours, theirs = together.extras[0]["spectra"], alone.extras[0]["spectra"]
+    assert list(ours) == list(theirs) == ["input", "hidden 1"]
+    for layer, values in ours.items():
+        assert values[0] == pytest.approx(theirs[layer][0], abs=2e-5)  # rounded
+    assert "spectra" not in together.extras[1]  # a page shows one
+
+
 def test_seeds_differ() -> None:
     found = learner("sgd", [0, 1])
     assert not torch.equal(found.model.layers[0].weight[0], found.model.layers[0].weight[1])

@@ -19,7 +19,7 @@ from conceptors.experiments.scenarios import Split
 from conceptors.shield import Shield, ShieldFullWarning
 
 _COMPARED = 10  # at most so many tasks are compared with each other
-_DRAWN = 1024  # inputs up to which layers of an MLP have spectra, which take long to find: of one
+_DRAWN = 1024  # inputs up to which layers of an MLP have spectra, of one seed: they take long
 
 
 @dataclass(frozen=True)
