@@ -211,6 +211,13 @@ def test_nearly_orthonormal_columns_are_made_so(dtype: torch.dtype) -> None:
     assert distance(P @ P, P) < 8 * torch.finfo(dtype).eps
 
 
+def test_columns_of_float32_are_made_orthonormal_in_float64() -> None:
+    """So that settings like TF32, which round products of float32, change nothing."""
+    U = torch.linalg.qr(normal(0, 40, 20).float()).Q
+    vectors, _, _ = Conceptor.from_spectrum(U, torch.full((20,), 0.5)).to(torch.float64).spectrum
+    assert distance(vectors.mT @ vectors, eye(20)) < 1e-13
+
+
 def test_from_conceptor() -> None:
     X = normal(0, 12, 4)
     C = Conceptor.from_states(X, 2.0)

@@ -187,6 +187,15 @@ def test_autocast_and_scaling(dtype: torch.dtype) -> None:
 # --- precision ----------------------------------------------------------------------------------
 
 
+def test_directions_of_float32_stay_orthonormal() -> None:
+    """Products of float32 are rounded to 10 bits here, which would look like slanted directions."""
+    U = torch.linalg.qr(torch.randn(4, 600, 200, device=DEVICE)).Q
+    C = Conceptor.from_spectrum(U, torch.full((4, 200), 0.5, device=DEVICE))
+    vectors = C.to(torch.float64).spectrum[0]
+    apart = vectors.mT @ vectors - torch.eye(200, dtype=torch.float64, device=DEVICE)
+    assert float(apart.abs().amax()) < 1e-12
+
+
 @pytest.mark.parametrize("size", [256, 2048])
 def test_thin_products_are_nearly_as_exact_as_float32(size: int) -> None:
     """Tensor cores round each sum down: 5e-6 over 2048 terms, where float32 has 3e-7."""

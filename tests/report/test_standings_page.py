@@ -115,6 +115,18 @@ def test_steps_are_compared_on_one_machine_only(tmp_path: Path) -> None:
     assert table.made.endswith("on a fast machine, torch 2.13.0; owm on a slow machine")
 
 
+def test_runs_that_shared_a_machine_show_no_times(tmp_path: Path) -> None:
+    found = compared.results("disjoint-mnist-2", {"sgd": spread(50.0), "cab": spread(97.0)})
+    for run in found.runs:
+        if run.method == "cab":
+            run.extras["shared"] = True
+            del run.extras["step_seconds"]
+    compared.write(tmp_path, {"disjoint-mnist-2": found})
+    (table,) = read_tables(tmp_path, ["disjoint-mnist-2"])
+    shown = rows("\n\n".join(section(table)), "### disjoint-mnist-2\n")
+    assert (shown["cab"][5:7], shown["sgd"][5:7]) == (["–", "–"], ["2.00", "1.00 ×"])
+
+
 def test_what_nothing_chosen_costs_is_told(tmp_path: Path) -> None:
     methods = {"cab": spread(97.0), "shield": spread(96.4)}
     compared.write(tmp_path, {"disjoint-mnist-2": compared.results("disjoint-mnist-2", methods)})

@@ -123,8 +123,10 @@ class ConceptorBase:
         alpha = None
         if aperture is not None:
             alpha = checks.aperture(aperture, values.shape[:-1], values)
-        vectors = spectra.orthonormalised(vectors)
-        spectrum = Spectrum(vectors, spectra.odds_of(values), math.inf if rest else 0.0)
+        wide = spectra.work_dtype(vectors)
+        odds = spectra.odds_of(values.to(wide))
+        made = spectra.orthonormalised(vectors.to(wide))
+        spectrum = Spectrum(made, odds, math.inf if rest else 0.0)
         return cls.from_form(SpectrumForm(spectrum, vectors.dtype), alpha)
 
     @classmethod

@@ -27,7 +27,12 @@ def act_on_all(options: argparse.Namespace) -> int:
     planned = plan_published if options.published else plan
     made = planned(options.rows, options.methods, options.seeds or (1 if options.check else None))
     how = How(
-        options.device, options.stacked, options.check, options.retry, command=_command(options)
+        options.device,
+        options.stacked,
+        options.check,
+        options.retry,
+        command=_command(options),
+        shared=options.shared,
     )
     if options.list:
         return _list(made, how, folder)
@@ -105,5 +110,6 @@ def _command(options: argparse.Namespace) -> str:
     """The command for the results: without the folder, which means nothing elsewhere."""
     words = ["conceptors", "all", *(["--published"] if options.published else [])]
     words += ["--check"] if options.check else []
+    words += ["--shared"] if options.shared else []
     words += ["--seeds", str(options.seeds)] if options.seeds else []
     return shlex.join([*words, "--device", options.device])

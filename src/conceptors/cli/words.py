@@ -299,6 +299,11 @@ def _all_words(command: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="make the page from the results instead (default: docs/comparison.md)",
     )
+    command.add_argument(
+        "--shared",
+        action="store_true",
+        help="other work runs on the machine meanwhile: times are not shown on the page",
+    )
     _retry_word(command)
     _machine_words(command)
 

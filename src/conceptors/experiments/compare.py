@@ -83,6 +83,7 @@ class How:
     check: bool = False  # tiny sizes, only to see that everything runs
     retry: bool = False  # also seeds that failed with the same settings
     command: str = ""  # each benchmark adds its name
+    shared: bool = False  # other work runs on the machine: times are not shown
     arrays: Arrays | None = field(default=None, compare=False, repr=False)  # instead of all data
 
 
@@ -162,6 +163,7 @@ def experiment(cell: Cell, how: How) -> Experiment:
         device=how.device,
         stacked=how.stacked,
         command=f"{how.command} --rows {cell.benchmark.name}".strip(),
+        shared=how.shared,
         arrays=how.arrays,
     )
 

@@ -34,6 +34,7 @@ class Experiment:
     stacked: int = 0  # seeds learned at once; 0: all on a GPU, one on a CPU
     command: str = ""
     replay: bool = True  # on a GPU, steps are recorded once and replayed
+    shared: bool = False  # other work runs on the machine: times tell nothing
     arrays: Arrays | Encoded | None = field(
         default=None, compare=False, repr=False
     )  # instead of its data

@@ -64,8 +64,10 @@ class Piece:
             progress(self._task_done(number, going, [rows[-1] for rows in accuracy], sizes))
         seconds = (time.perf_counter() - started) / count
         where = environment(device)
-        made = {"machine": where["device_name"], "together": count}  # what times depend on
-        if learner.clock.steps:  # of all seeds together
+        made: dict[str, Any] = {"machine": where["device_name"], "together": count}
+        if self.experiment.shared:
+            made["shared"] = True
+        elif learner.clock.steps:  # of all seeds together
             made["step_seconds"] = round(learner.clock.seconds / learner.clock.steps, 9)
         runs = [
             Run(

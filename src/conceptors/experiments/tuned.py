@@ -34,6 +34,7 @@ _CIFAR: Settings = {  # from a look at cab with heads
     "rate": 0.1,
     "dropout": 0.25,
     "mirror": True,
+    "shift": 2,
     "average": 0.998,
 }
 SHARED: dict[str, Settings] = {
@@ -46,7 +47,7 @@ SHARED: dict[str, Settings] = {
     "permuted-mnist-100": _PERMUTED,
     "disjoint-fashion-2": _DISJOINT,
     "split-cifar100-heads": _CIFAR,
-    "split-cifar100-single": {**_CIFAR, "norms": "first"},
+    "split-cifar100-single": {**_CIFAR, "epochs": 10.0, "norms": "first"},
 }
 
 

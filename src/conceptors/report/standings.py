@@ -196,7 +196,7 @@ def _standing(results: dict[str, Any], method: str) -> Standing:
         forgetting=entry.get("forgetting"),
         transfer=entry.get("backward_transfer"),
         stored=entry.get("stored_numbers"),
-        seconds=entry.get("seconds"),
+        seconds=None if any(run.get("shared") for run in runs) else entry.get("seconds"),
         step=_step(runs),
         timed=_timed(runs),
     )

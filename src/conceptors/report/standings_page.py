@@ -31,7 +31,8 @@ _COLUMNS = """\
 *Forgetting* is how far a task is below its best, mean over tasks; *numbers* are those that a method
 keeps from task to task beyond the network; *seconds* are those of a seed, tests included, with all
 seeds at once on a GPU; *step* is the time of a training step from the second task on, as a multiple
-of plain SGD's on the same machine with as many seeds at once. *Ahead* is a higher mean with
+of plain SGD's on the same machine with as many seeds at once; runs that shared a machine with
+others (`--shared`) have neither. *Ahead* is a higher mean with
 standard errors that do not overlap; published means count as they are."""
 
 

@@ -83,8 +83,10 @@ class CodeCl(LearnerWithOwnParts):
             if layer.shape[2] > self.settings.free:
                 shared = self._shared(self.claimed[layer], pruned(new, self.settings.least))
                 if bool(shared.any()):
-                    self.parts[number][layer] = OwnPart(shared[:, None])
-        self._matrices = {layer: claimed.matrix() for layer, claimed in self.claimed.items()}
+                    self.parts[number][layer] = OwnPart(shared[:, None].to(layer.weight))
+        self._matrices = {
+            layer: claimed.matrix().to(layer.weight) for layer, claimed in self.claimed.items()
+        }
 
     def gradients(self, number: int) -> None:
         super().gradients(number)
@@ -110,7 +112,7 @@ class CodeCl(LearnerWithOwnParts):
         found = rows(self.model, self.layers, [drawn_inputs(self, number, self.settings.samples)])
         made = {}
         for layer in self.layers:
-            states = found[layer.name]
+            states = found[layer.name].double()  # passes may be in TF32
             aperture, kept = (self.each(n, len(states)).to(states) for n in ("aperture", "kept"))
             made[layer] = wide_enough(states, aperture, kept)
         return made
