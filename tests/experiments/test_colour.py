@@ -52,41 +52,6 @@ def test_stacked_seeds_are_as_one_by_one(method: str, settings: dict[str, Any]) 
             torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-4)  # rounded
 
 
-@pytest.mark.parametrize(
-    ("method", "settings"),
-    [
-        ("sgd", {}),
-        ("ewc", {"fisher_samples": 3, "labels": "true"}),
-        ("imm", {}),
-        ("owm", {}),
-        ("gpm", {}),
-        ("sgp", {}),
-        ("trgp", {}),
-        ("codecl", {}),
-        ("shield", {}),
-        ("cab", {"aperture": 3.0}),
-        ("cab", {"aperture": 3.0, "project": "gradients"}),
-        ("cab-readout", {"lift": 20, "norms": "first"}),
-    ],
-    ids=str,
-)
-def test_training_steps_in_half_precision_are_near(
-    method: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def learned(half: bool) -> list[float]:
-        torch.manual_seed(0)
-        made = narrow(method, [0, 4], rate=1e-3, steps=2, **settings)
-        cast = torch.autocast("cpu", torch.bfloat16, enabled=half, cache_enabled=False)
-        monkeypatch.setattr(made, "forward_pass", lambda: cast)
-        losses = [history["loss"][-1] for k in range(2) for history in made.learn(k)]
-        assert all(p.dtype == torch.float32 for p in made.model.parameters())
-        return losses
-
-    exact, half = learned(False), learned(True)
-    assert exact != half
-    assert half == pytest.approx(exact, rel=0.02)
-
-
 @pytest.mark.usefixtures("double")
 def test_projecting_inputs_is_projecting_gradients() -> None:
     found = [narrow("cab", [0, 1], aperture=3.0, project=p) for p in ("auto", "gradients")]

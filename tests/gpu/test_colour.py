@@ -81,21 +81,6 @@ def test_tf32_is_near(method: str, settings: dict[str, Any]) -> None:
         assert float((one - other).norm() / other.norm()) < 0.3
 
 
-@pytest.mark.parametrize(
-    ("method", "settings"), [("sgd", {}), ("cab", CAB), ("owm", {}), ("shield", {})]
-)
-def test_half_precision_is_recorded_as_it_is_launched(
-    method: str, settings: dict[str, Any]
-) -> None:
-    launched, recorded = (
-        learned(method, DEVICE, replay, precision="bf16", rate=SLOW, **settings)
-        for replay in (False, True)
-    )
-    for one, other in zip(recorded, launched):
-        assert bool(one.isfinite().all())
-        assert float((one - other).norm() / other.norm()) < 0.3
-
-
 def test_dropout_is_drawn_anew_when_a_recording_is_replayed() -> None:
     short, long = (learned("sgd", DEVICE, dropout=0.5, steps=n, rate=1e-3) for n in (8, 9))
     assert all(bool(w.isfinite().all()) for w in [*short, *long])

@@ -150,6 +150,7 @@ def _check_run(run: Any, where: str) -> int:
     for name in ("step_seconds", "together"):
         _number(run.get(name), f"{where}.{name}", 0.0, optional=True)
     _kind(run.get("machine") or "", str, f"{where}.machine")
+    _kind(run.get("shared") or False, bool, f"{where}.shared")
     for name in ("forgetting", "backward_transfer"):
         _number(run.get(name), f"{where}.{name}", optional=True, finite=False)
     _kind(run.get("config") or {}, dict, f"{where}.config")

@@ -38,20 +38,20 @@ _CAB: dict[str, Grid] = {
         "later_rate": [1.0, 4.0],
     },
     "permuted-mnist-10": {
-        "input_aperture": [4.0, 7.0],
-        "aperture": [4.0, 8.0, 16.0],
-        "rate": [0.3, 0.5],
+        "input_aperture": [2.8, 4.0, 5.5],
+        "aperture": [2.8, 4.0, 8.0],
+        "rate": [0.3, 0.4],
     },
     "permuted-mnist-10-deep": {
-        "input_aperture": [4.0, 7.0],
-        "aperture": [4.0, 8.0, 16.0],
-        "rate": [0.3, 0.5],
+        "input_aperture": [2.8, 4.0, 5.5],
+        "aperture": [4.0, 6.0, 8.0],
+        "rate": [0.3, 0.4],
     },
     "permuted-mnist-100": {"input_aperture": [0.5, 1.0, 2.0], "aperture": [0.5, 1.0, 2.0]},
     "split-cifar100-heads": {
-        "aperture": [2.0, 2.8, 4.0, 5.6],
+        "aperture": [1.0, 1.4, 2.0, 2.8],
         "norm_aperture": [30.0],
-        "rate": [0.1, 0.2],
+        "rate": [0.05, 0.1],
     },
     "split-cifar100-single": {
         "aperture": [1.0, 2.0, 4.0, 8.0],
@@ -85,9 +85,9 @@ def _disjoint(*by_layer: str) -> dict[str, Grid]:
 
 
 _PERMUTED: dict[str, Grid] = {
-    "owm": {"alpha_decay": ["1", "0.1", "0.01"], "rate": [0.2, 0.5, 1.0]},
-    "gpm": {"threshold": [0.95, 0.99], "input_threshold": [0.9, 0.95, 0.99], "rate": [0.2]},
-    "sgp": {"coefficient": [1.0, 5.0, 25.0], "threshold": [0.97, 0.99], "rate": [0.2]},
+    "owm": {"alpha_decay": ["1", "0.1"], "rate": [0.5, 1.0, 2.0, 4.0]},
+    "gpm": {"threshold": [0.97, 0.99, 0.995], "input_threshold": [0.9, 0.95], "rate": [0.2]},
+    "sgp": {"coefficient": [1.0, 5.0, 25.0, 100.0], "threshold": [0.9, 0.95, 0.97], "rate": [0.2]},
     "trgp": {
         "threshold": [0.99],
         "input_threshold": [0.95, 0.99],
@@ -113,6 +113,8 @@ _CIFAR_ONE_HEAD: dict[str, Grid] = {
 }
 _CIFAR_HEADS: dict[str, Grid] = {
     **_CIFAR_ONE_HEAD,
+    "gpm": {"threshold": [0.9, 0.95], "increase": [0.003], "rate": [0.1, 0.2]},
+    "sgp": {"coefficient": [1.0, 3.0], "increase": [0.003], "rate": [0.02, 0.05]},
     "trgp": {"increase": [0.003], "trust": [0.5, 0.8], "rate": [0.05, 0.1]},
     "codecl": {"aperture": [4.0, 8.0], "kept": [0.95], "rate": [0.05, 0.1]},
 }

@@ -124,15 +124,7 @@ class Learner:
         wanted = self.settings.precision
         if wanted == "auto":
             wanted = "tf32" if isinstance(self.model, AlexNet) else "exact"
-        return passes_in("tf32" if wanted == "bf16" else wanted)
-
-    def forward_pass(self) -> AbstractContextManager[Any]:
-        """Around outputs and loss of a training step: bfloat16 if that is wanted.
-
-        Weights that were cast are not kept, as they change between replays of a recording.
-        """
-        half = self.settings.precision == "bf16" and self.device.type == "cuda"
-        return torch.autocast("cuda", torch.bfloat16, enabled=half, cache_enabled=False)
+        return passes_in(wanted)
 
     def _learn(self, number: int) -> list[dict[str, Any]]:
         s = self.settings

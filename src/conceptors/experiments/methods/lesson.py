@@ -57,8 +57,7 @@ class Lesson:
             x, y = split.take(places)
             if s.mirror or s.shift:
                 x = varied(x, s.mirror, s.shift)
-            with learner.forward_pass():
-                losses = learner.loss(learner.forward(x), y, number)  # [seeds, batch]
+            losses = learner.loss(learner.forward(x), y, number)  # [seeds, batch]
             by_seed = losses.sum(1) if s.gradient != "mean" else losses.mean(1)
             optimizer.zero_grad(set_to_none=True)
             by_seed.sum().backward()

@@ -102,9 +102,8 @@ class Settings(OwnSettings):
     shift: int = setting(0, "and shifted by up to so many pixels both ways")
     precision: str = setting(
         "auto",
-        "of passes on a GPU; auto: tf32 for convolutional networks, else exact; bf16: that in "
-        "training steps, and tf32",
-        choices=("auto", "exact", "tf32", "bf16"),
+        "of passes on a GPU; auto: tf32 for convolutional networks, else exact",
+        choices=("auto", "exact", "tf32"),
     )
     check_every: int = setting(1000, "steps between checks on validation images")
     validation: int = setting(1000, "images of those checks")

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from conceptors._internal.precision import full
 from conceptors.experiments.methods.base import Learner
 from conceptors.experiments.methods.relatives.layers import (
     MatrixLayer,
@@ -130,7 +129,7 @@ class Owm(Learner):
         if not self.model.training or not call.output.requires_grad:
             return
         mean = self.means[layer.name].zero_()
-        parts = [full(part) for part in layer.rows(call, self._sample)]
+        parts = list(layer.rows(call, self._sample))
         count = sum(part.shape[1] for part in parts)
         for part in parts:
             mean += part.sum(1)
@@ -140,7 +139,7 @@ class Owm(Learner):
             x = torch.cat(parts, 1)
 
             def errors(e: Tensor) -> None:
-                self._errors[layer.name] = full(e).reshape(len(x), count, out), x
+                self._errors[layer.name] = e.reshape(len(x), count, out), x
 
             call.output.register_hook(errors)
 
