@@ -23,8 +23,7 @@ def timeless(results: dict[str, Any]) -> dict[str, Any]:
     del left["environment"]
     for row in [*left["runs"], *left["summary"].values()]:
         row.pop("seconds")
-        for name in ("together", "step_seconds"):
-            row.pop(name, None)
+        row.pop("together", None)
     return left
 
 

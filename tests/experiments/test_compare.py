@@ -256,16 +256,12 @@ def test_an_interruption_is_no_failure(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*/failed-*"))
 
 
-def test_times_on_a_shared_machine_are_not_kept(tmp_path: Path) -> None:
+def test_a_shared_machine_is_noted(tmp_path: Path) -> None:
     """The results are otherwise the same, and belong together with others."""
-    how = How("cpu", arrays=blobs())
-    cell = replace(plan(ROWS[:1], ["sgd"], 1).cells[0], settings={"hidden": "8", "steps": 20})
     for shared in (False, True):
         folder = tmp_path / str(shared)
-        assert not run_all(
-            [cell], folder, replace(how, shared=shared), progress=quiet, tell=lambda _: None
-        )
+        assert compared(folder, ROWS[:1], ["sgd"], how=replace(TINY, shared=shared))[0] == {}
         (found,) = read(folder / ROWS[0])["runs"]
         assert found.get("shared", False) is shared
-        assert ("step_seconds" in found) is not shared
-    assert standing(experiment(cell, how), tmp_path / "True" / ROWS[0]).left == []
+    wanted = experiment(plan(ROWS[:1], ["sgd"], 1).cells[0], TINY)
+    assert standing(wanted, tmp_path / "True" / ROWS[0]).left == []

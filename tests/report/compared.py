@@ -22,8 +22,6 @@ def run(method: str, seed: int, final: float, tasks: int, lost: float) -> Run:
     extras: dict[str, Any] = {
         "history": [{"task": k, "step": steps, "loss": [], "validation": []} for k in range(tasks)]
     }
-    if method != "readout":
-        extras["step_seconds"] = {"sgd": 0.002, "cab": 0.003}.get(method, 0.004)
     if method in ("readout", "owm"):
         extras["stored_numbers"] = 1_234_567
     seconds = {"sgd": 2.0, "cab": 3.0}.get(method, 4.0)

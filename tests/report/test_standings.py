@@ -48,7 +48,7 @@ def test_the_numbers_of_a_method() -> None:
     assert plain.error == pytest.approx(1.0, abs=1e-4)
     assert plain.learned == pytest.approx(61.0 + 8.1)  # nine of ten tasks
     assert (plain.forgetting, plain.transfer) == (9.0, -9.0)
-    assert plain.step == pytest.approx(2.0 / 1000)
+    assert plain.step is None
     assert own is found.own
     assert [one.method for one in found.rivals] == ["owm", "sgd"]
     assert found.seeds["sgd"] == [(0, 60.0), (1, 62.0)]

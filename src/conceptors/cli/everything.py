@@ -6,14 +6,25 @@ import argparse
 import shlex
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from conceptors.cli.engine import chosen_engine
 from conceptors.cli.progress import ProgressLine
-from conceptors.experiments.compare import How, Plan, experiment, plan, run_all, standing
+from conceptors.experiments.compare import (
+    Cell,
+    How,
+    Plan,
+    experiment,
+    forget_device_memory,
+    plan,
+    run_all,
+    standing,
+)
 from conceptors.experiments.events import Event
 from conceptors.experiments.experiment import ExperimentError
 from conceptors.experiments.protocols import plan_published
+from conceptors.experiments.step_times import BESIDE, STEPS, time_steps
 
 RESULTS, PUBLISHED = Path("results/comparison"), Path("results/published")
 
@@ -24,6 +35,8 @@ def act_on_all(options: argparse.Namespace) -> int:
     folder = usual if options.out is None else Path(options.out)
     if options.page:
         return _page(folder, Path(options.page), options)
+    if options.steps and options.published:
+        raise ExperimentError("--steps times the comparison's methods; leave --published out")
     planned = plan_published if options.published else plan
     made = planned(options.rows, options.methods, options.seeds or (1 if options.check else None))
     how = How(
@@ -36,6 +49,8 @@ def act_on_all(options: argparse.Namespace) -> int:
     )
     if options.list:
         return _list(made, how, folder)
+    if options.steps:
+        return _time(made, how, folder, quiet=options.quiet)
     if options.check and options.out is None:
         with tempfile.TemporaryDirectory() as passing:
             return _run(made, how, Path(passing), options)
@@ -90,6 +105,24 @@ def _list(made: Plan, how: How, folder: Path) -> int:
     return 0
 
 
+def _time(made: Plan, how: How, folder: Path, *, quiet: bool) -> int:
+    """Times of steps, a file for each benchmark, where those of plain SGD are always there."""
+    by_row: dict[str, list[Cell]] = {}
+    for cell in made.cells:
+        row = by_row.setdefault(cell.benchmark.name, [replace(cell, method=BESIDE)])
+        row += [cell] if cell.method != BESIDE else []
+    for number, (name, cells) in enumerate(by_row.items(), 1):
+        if not quiet:
+            print(f"[{number}/{len(by_row)}] {name}", file=sys.stderr, flush=True)
+        found = time_steps(cells, how)
+        found.write(folder / name / STEPS)
+        for cell in cells:
+            if (ratio := found.ratio(cell.method)) is not None:
+                print(f"{name}, {cell.method}: {ratio:.2f} ×")
+        forget_device_memory()
+    return 0
+
+
 def _page(folder: Path, page: Path, options: argparse.Namespace) -> int:
     from conceptors.report import need_charts
 
@@ -109,7 +142,7 @@ def _page(folder: Path, page: Path, options: argparse.Namespace) -> int:
 def _command(options: argparse.Namespace) -> str:
     """The command for the results: without the folder, which means nothing elsewhere."""
     words = ["conceptors", "all", *(["--published"] if options.published else [])]
-    words += ["--check"] if options.check else []
+    words += ["--check"] if options.check else ["--steps"] if options.steps else []
     words += ["--shared"] if options.shared else []
     words += ["--seeds", str(options.seeds)] if options.seeds else []
     return shlex.join([*words, "--device", options.device])

@@ -52,6 +52,7 @@ examples:
   conceptors all --check                                   all of it at tiny sizes, in minutes
   conceptors all --device cuda                             everything that is not done yet
   conceptors all --rows disjoint-mnist-2 --methods sgd cab --seeds 3 --out out/few
+  conceptors all --steps --device cuda                     times of training steps, alone there
   conceptors all --page                                    the page, from the results
   conceptors all --published --device cuda                 relatives held to their papers
 
@@ -291,6 +292,11 @@ def _all_words(command: argparse.ArgumentParser) -> None:
         "--check",
         action="store_true",
         help="run at tiny sizes to see that all works; nothing is kept without --out",
+    )
+    does.add_argument(
+        "--steps",
+        action="store_true",
+        help="only time a training step of every method, in turns, beside plain SGD's",
     )
     does.add_argument(
         "--page",

@@ -147,8 +147,7 @@ def _check_run(run: Any, where: str) -> int:
     found = _check_accuracy(_part(run, "accuracy", where), f"{where}.accuracy")
     _number(_part(run, "final_accuracy", where), f"{where}.final_accuracy", 0.0, 100.0)
     _number(_part(run, "seconds", where), f"{where}.seconds", 0.0)
-    for name in ("step_seconds", "together"):
-        _number(run.get(name), f"{where}.{name}", 0.0, optional=True)
+    _number(run.get("together"), f"{where}.together", 0.0, optional=True)
     _kind(run.get("machine") or "", str, f"{where}.machine")
     _kind(run.get("shared") or False, bool, f"{where}.shared")
     for name in ("forgetting", "backward_transfer"):

@@ -247,7 +247,7 @@ def run_all(
             outcome = f"failed, {failed[str(cell)]}"
             _keep(note, traceback.format_exc())
         tell(f"[{number}/{len(left)}] {cell}: {outcome}")
-        _forget_device_memory()
+        forget_device_memory()
     return failed
 
 
@@ -338,7 +338,7 @@ def _keep(path: Path, text: str) -> None:
         return
 
 
-def _forget_device_memory() -> None:
+def forget_device_memory() -> None:
     """What a cell held on a GPU, also one that failed, is free for the next."""
     gc.collect()
     if torch.cuda.is_available():

@@ -67,8 +67,6 @@ class Piece:
         made: dict[str, Any] = {"machine": where["device_name"], "together": count}
         if self.experiment.shared:
             made["shared"] = True
-        elif learner.clock.steps:  # of all seeds together
-            made["step_seconds"] = round(learner.clock.seconds / learner.clock.steps, 9)
         runs = [
             Run(
                 method=self.method,

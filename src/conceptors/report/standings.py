@@ -14,6 +14,7 @@ from conceptors.experiments.benchmarks import BENCHMARKS, METHODS_COMPARED, OURS
 from conceptors.experiments.compare import needs_task_label
 from conceptors.experiments.methods import METHODS, Settings
 from conceptors.experiments.results import read_results
+from conceptors.experiments.step_times import STEPS, StepTimes
 from conceptors.report import measures
 from conceptors.report.measures import CEILINGS
 
@@ -35,8 +36,7 @@ class Standing:
     transfer: float | None = None  # backward
     stored: float | None = None  # numbers that it keeps from task to task
     seconds: float | None = None
-    step: float | None = None  # seconds of a training step of all seeds at once
-    timed: tuple[Any, ...] = ()  # where, and how many seeds at once: steps compare if this is alike
+    step: float | None = None  # time of a training step, as a multiple of plain SGD's
     source: str = ""  # where it was published
 
     @property
@@ -149,12 +149,16 @@ def read_tables(folder: Path, rows: Sequence[str] = ()) -> list[Table]:
                 f"{path} has settings of the preset {results.get('preset')!r}, not of {name!r}; "
                 f"run it with: conceptors all --rows {name}"
             )
-        tables.append(table(BENCHMARKS[name], results))
+        timed = path.with_name(STEPS)
+        times = StepTimes.read(timed) if timed.is_file() else None
+        tables.append(table(BENCHMARKS[name], results, times))
     return tables
 
 
-def table(benchmark: Benchmark, results: dict[str, Any] | None) -> Table:
-    """The standings of one benchmark's results."""
+def table(
+    benchmark: Benchmark, results: dict[str, Any] | None, times: StepTimes | None = None
+) -> Table:
+    """The standings of one benchmark's results, with times of steps where they are known."""
     published = [
         Standing(p.method, p.mean, p.std, label=p.label, source=p.source)
         for p in benchmark.published
@@ -163,13 +167,13 @@ def table(benchmark: Benchmark, results: dict[str, Any] | None) -> Table:
         return Table(benchmark, [], published, {})
     names = [m for m in METHODS_COMPARED if m in measures.methods(results)]
     names += [m for m in measures.methods(results) if m not in names]  # one's own
-    reached = [_standing(results, name) for name in names]
+    reached = [_standing(results, name, times) for name in names]
     seeds = {name: measures.final_accuracies(results, name) for name in names}
     reached.sort(key=lambda one: -one.mean)
-    return Table(benchmark, reached, published, seeds, _made(results))
+    return Table(benchmark, reached, published, seeds, _made(results, times))
 
 
-def _made(results: dict[str, Any]) -> str:
+def _made(results: dict[str, Any], times: StepTimes | None) -> str:
     found = results["environment"]
     where = found.get("device_name") or found.get("device") or "a machine that is not named"
     torch = f", torch {found['torch']}" if found.get("torch") else ""
@@ -179,10 +183,14 @@ def _made(results: dict[str, Any]) -> str:
         machines = {run.get("machine") or where for run in measures.runs_of(results, method)}
         for machine in sorted(machines - {where}):
             elsewhere.setdefault(machine, []).append(method)
-    return made + "".join(f"; {', '.join(names)} on {it}" for it, names in elsewhere.items())
+    made += "".join(f"; {', '.join(names)} on {it}" for it, names in elsewhere.items())
+    if times is not None:
+        many = f"{times.seeds} seed{'s' if times.seeds > 1 else ''} at once"
+        made += f"; steps timed by `{times.command}` on {times.machine}, {many}"
+    return made
 
 
-def _standing(results: dict[str, Any], method: str) -> Standing:
+def _standing(results: dict[str, Any], method: str, times: StepTimes | None) -> Standing:
     entry, runs = results["summary"][method], measures.runs_of(results, method)
     kind = METHODS.get(method)
     return Standing(
@@ -197,20 +205,8 @@ def _standing(results: dict[str, Any], method: str) -> Standing:
         transfer=entry.get("backward_transfer"),
         stored=entry.get("stored_numbers"),
         seconds=None if any(run.get("shared") for run in runs) else entry.get("seconds"),
-        step=_step(runs),
-        timed=_timed(runs),
+        step=None if times is None else times.ratio(method),
     )
-
-
-def _timed(runs: list[dict[str, Any]]) -> tuple[Any, ...]:
-    """Machine and seeds at once; empty where runs differ."""
-    found = {(run.get("machine"), run.get("together")) for run in runs}
-    return found.pop() if len(found) == 1 else ()
-
-
-def _step(runs: list[dict[str, Any]]) -> float | None:
-    found = [run.get("step_seconds") for run in runs]
-    return float(np.mean(found)) if all(found) else None  # type: ignore[arg-type]
 
 
 def _learned(runs: list[dict[str, Any]]) -> float | None:

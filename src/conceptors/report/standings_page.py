@@ -30,10 +30,10 @@ task, mean ± standard deviation over seeds; the highest without \\* and ‡ is 
 _COLUMNS = """\
 *Forgetting* is how far a task is below its best, mean over tasks; *numbers* are those that a method
 keeps from task to task beyond the network; *seconds* are those of a seed, tests included, with all
-seeds at once on a GPU; *step* is the time of a training step from the second task on, as a multiple
-of plain SGD's on the same machine with as many seeds at once; runs that shared a machine with
-others (`--shared`) have neither. *Ahead* is a higher mean with
-standard errors that do not overlap; published means count as they are."""
+seeds at once on a GPU, missing where other work ran beside it (`--shared`); *step* is the time of a
+training step from the second task on, as a multiple of plain SGD's, measured in turns
+(`conceptors all --steps`). *Ahead* is a higher mean with standard errors that do not overlap;
+published means count as they are."""
 
 
 def write(folder: Path, page: Path, rows: Sequence[str] = ()) -> list[Path]:
@@ -173,7 +173,6 @@ def _outcome(table: Table) -> str:
 def _own_table(table: Table) -> str:
     head = ["", "accuracy", "seeds", "forgetting", "backward transfer", "numbers", "seconds"]
     head += ["step", f"{table.own.method if table.own else OURS[0]} is"]
-    plain = table.of("sgd")
     rows = [
         [
             in_markdown(one.name),
@@ -183,7 +182,7 @@ def _own_table(table: Table) -> str:
             number(one.transfer, signed=True),
             MISSING if one.stored is None else f"{one.stored:,.0f}",
             duration(one.seconds),
-            _times(one, plain),
+            MISSING if one.step is None else f"{one.step:.2f} ×",
             _verdict(table, one),
         ]
         for one in table.reached
@@ -198,12 +197,6 @@ def _own_table(table: Table) -> str:
         for one in sorted(table.published, key=lambda one: -one.mean)
     ]
     return markdown(head, rows)
-
-
-def _times(one: Standing, plain: Standing | None) -> str:
-    if one.step is None or plain is None or plain.step is None or one.timed != plain.timed:
-        return MISSING
-    return f"{one.step / plain.step:.2f} ×"
 
 
 def _verdict(table: Table, one: Standing) -> str:
