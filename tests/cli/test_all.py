@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 from conceptors.cli import main
 from conceptors.experiments.all import main as as_a_module
 from conceptors.experiments.benchmarks import BENCHMARKS
+from conceptors.experiments.compare import Cell, How
+from conceptors.experiments.step_times import StepTimes
 from conceptors.report.papers_page import BEGIN, END
 from experiments.runs import read
 from experiments.tasks import blobs
@@ -55,6 +58,49 @@ def test_run_list_and_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "### permuted-mnist-10\n" in page.read_text("utf-8")
     assert "### disjoint-mnist-5\n" not in page.read_text("utf-8")
     assert (tmp_path / "assets" / "comparison" / "permuted-mnist-10.svg").exists()
+
+
+def test_times_of_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def timed(cells: list[Cell], how: How, tell: Callable[[str], None]) -> StepTimes:
+        asked.append([str(cell) for cell in cells])
+        if len(asked) > 2:
+            tell("without owm: out of memory")
+        return StepTimes({"sgd": 1.0, "owm": 2.0}, 0.1, 10, "a machine", "2.13.0", how.command)
+
+    monkeypatch.setattr("conceptors.cli.everything.time_steps", timed)
+    words = [*ALL, "--methods", "owm", "sgd", "--steps", "--out", str(tmp_path)]
+    assert main(words) == 0
+    assert asked == [[f"{row}, sgd", f"{row}, owm"] for row in ALL[-2:]]
+    said = capsys.readouterr()
+    assert said.err == "[1/2] disjoint-mnist-2\n[2/2] permuted-mnist-10\n"
+    assert "permuted-mnist-10, owm: 2.00 ×\n" in said.out
+    assert said.out.endswith(f"times: {tmp_path}/*/steps.json\n")
+    found = StepTimes.read(tmp_path / "permuted-mnist-10" / "steps.json")
+    assert found.command == "conceptors all --steps --device cpu"
+    assert main([*words, "--quiet"]) == 1
+    assert capsys.readouterr().err == "without owm: out of memory\n" * 2
+
+
+@pytest.mark.parametrize("word", ["--published", "--shared", "--engine ray"])
+def test_steps_are_timed_alone_on_this_machine(
+    word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["all", "--steps", *word.split()]) == 2
+    assert "leave --published, --shared and --engine out" in capsys.readouterr().err
+
+
+def test_a_shared_machine_is_in_the_command(tmp_path: Path) -> None:
+    words = [*ALL[:-1], "--methods", "sgd", "--check", "--shared", "--quiet"]
+    assert main([*words, "--out", str(tmp_path)]) == 0
+    found = read(tmp_path / "disjoint-mnist-2")
+    assert (
+        found["command"] == "conceptors all --check --shared --device cpu --rows disjoint-mnist-2"
+    )
+    assert found["runs"][0]["shared"] is True
 
 
 def test_protocols_of_papers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -110,7 +110,8 @@ def test_steps_and_where_they_were_timed(tmp_path: Path) -> None:
     for run in found.runs:
         run.extras["machine"] = "a slow machine" if run.method == "owm" else "a fast machine"
     compared.write(tmp_path, {"disjoint-mnist-2": found})
-    times = StepTimes({"sgd": 0.2, "cab": 0.3}, 10, "a third", "2.13.0", "conceptors all --steps")
+    ratios = {"sgd": 1.0, "cab": 1.5}
+    times = StepTimes(ratios, 0.1, 10, "a third", "2.13.0", "conceptors all --steps")
     times.write(tmp_path / "disjoint-mnist-2" / "steps.json")
     (table,) = read_tables(tmp_path, ["disjoint-mnist-2"])
     shown = rows("\n\n".join(section(table)), "### disjoint-mnist-2\n")

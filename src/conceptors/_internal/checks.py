@@ -183,7 +183,8 @@ def spectrum(vectors: Any, values: Any, rest: Any) -> tuple[Tensor, Tensor, floa
         )
     if number(rest, "rest", 0.0, 1.0) not in (0.0, 1.0):
         raise ValueError(f"rest must be 0 or 1, got {rest}")
-    wide = vectors if vectors.device.type == "mps" else vectors.double()  # which TF32 spares
+    # in float64, as products of float32 may be rounded to TF32
+    wide = vectors if vectors.device.type == "mps" else vectors.double()
     gram = wide.mT @ wide
     held = gram.diagonal(dim1=-2, dim2=-1) > 0.5
     if vectors.shape[-1] == vectors.shape[-2]:

@@ -24,7 +24,7 @@ from conceptors.experiments.compare import (
 from conceptors.experiments.events import Event
 from conceptors.experiments.experiment import ExperimentError
 from conceptors.experiments.protocols import plan_published
-from conceptors.experiments.step_times import BESIDE, STEPS, time_steps
+from conceptors.experiments.step_times import PLAIN, STEPS, time_steps
 
 RESULTS, PUBLISHED = Path("results/comparison"), Path("results/published")
 
@@ -35,8 +35,11 @@ def act_on_all(options: argparse.Namespace) -> int:
     folder = usual if options.out is None else Path(options.out)
     if options.page:
         return _page(folder, Path(options.page), options)
-    if options.steps and options.published:
-        raise ExperimentError("--steps times the comparison's methods; leave --published out")
+    if options.steps and (options.published or options.shared or options.engine != "local"):
+        raise ExperimentError(
+            "--steps times the comparison's methods, alone on this machine; leave --published, "
+            "--shared and --engine out"
+        )
     planned = plan_published if options.published else plan
     made = planned(options.rows, options.methods, options.seeds or (1 if options.check else None))
     how = How(
@@ -109,18 +112,24 @@ def _time(made: Plan, how: How, folder: Path, *, quiet: bool) -> int:
     """Times of steps, a file for each benchmark, where those of plain SGD are always there."""
     by_row: dict[str, list[Cell]] = {}
     for cell in made.cells:
-        row = by_row.setdefault(cell.benchmark.name, [replace(cell, method=BESIDE)])
-        row += [cell] if cell.method != BESIDE else []
+        row = by_row.setdefault(cell.benchmark.name, [replace(cell, method=PLAIN)])
+        row += [cell] if cell.method != PLAIN else []
+    left_out: list[str] = []
+
+    def tell(text: str) -> None:
+        left_out.append(text)
+        print(text, file=sys.stderr, flush=True)
+
     for number, (name, cells) in enumerate(by_row.items(), 1):
         if not quiet:
             print(f"[{number}/{len(by_row)}] {name}", file=sys.stderr, flush=True)
-        found = time_steps(cells, how)
+        found = time_steps(cells, how, tell)
         found.write(folder / name / STEPS)
-        for cell in cells:
-            if (ratio := found.ratio(cell.method)) is not None:
-                print(f"{name}, {cell.method}: {ratio:.2f} ×")
+        for method, ratio in found.ratios.items():
+            print(f"{name}, {method}: {ratio:.2f} ×")
         forget_device_memory()
-    return 0
+    print(f"times: {folder}/*/{STEPS}")
+    return 1 if left_out else 0
 
 
 def _page(folder: Path, page: Path, options: argparse.Namespace) -> int:

@@ -86,8 +86,16 @@ def _disjoint(*by_layer: str) -> dict[str, Grid]:
 
 _PERMUTED: dict[str, Grid] = {
     "owm": {"alpha_decay": ["1", "0.1"], "rate": [0.5, 1.0, 2.0, 4.0]},
-    "gpm": {"threshold": [0.97, 0.99, 0.995], "input_threshold": [0.9, 0.95], "rate": [0.2]},
-    "sgp": {"coefficient": [1.0, 5.0, 25.0, 100.0], "threshold": [0.9, 0.95, 0.97], "rate": [0.2]},
+    "gpm": {
+        "threshold": [0.97, 0.99, 0.995],
+        "input_threshold": [0.8, 0.9, 0.95],
+        "rate": [0.2, 0.5],
+    },
+    "sgp": {
+        "coefficient": [5.0, 25.0, 100.0],
+        "threshold": [0.9, 0.95, 0.97],
+        "rate": [0.2, 0.5],
+    },
     "trgp": {
         "threshold": [0.99],
         "input_threshold": [0.95, 0.99],

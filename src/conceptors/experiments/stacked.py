@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from conceptors.layers import Block, Call, Rows, RowsByBlock, Sample, register
@@ -62,7 +63,7 @@ class StackedConv2d(Stacked):
     """Convolutions: weight `[seeds, out, c, k, k]`, inputs `[seeds, batch, c, h, w]`.
 
     Attributes:
-        products: whether they are products of matrices while training, as `Products` says.
+        products: whether they are products of matrices while training: see `AsProducts`.
     """
 
     products = False
@@ -73,7 +74,7 @@ class StackedConv2d(Stacked):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.products and self.training:
-            made: Tensor = Products.apply(x, self.weight)  # type: ignore[no-untyped-call]
+            made: Tensor = AsProducts.apply(x, self.weight)  # type: ignore[no-untyped-call]
             return made
         return convolve(x, self.weight)
 
@@ -84,10 +85,11 @@ def convolve(x: Tensor, weight: Tensor) -> Tensor:
     return by_seed(found, len(weight))
 
 
-class Products(torch.autograd.Function):
-    """The same with patches as columns X, kept for the backward pass: W X, G Xᵀ and Wᵀ G.
+class AsProducts(torch.autograd.Function):
+    """`convolve` with patches as columns X, which are kept for the backward pass: W X, G Xᵀ, Wᵀ G.
 
-    Libraries have few kernels for convolutions in groups, and slow ones for their gradients.
+    Memory for speed: on an H200 most of a training step of five stacked AlexNets is spent in the
+    gradients of convolutions in groups. Whether this is faster there is not known yet.
     """
 
     @staticmethod
@@ -102,6 +104,7 @@ class Products(torch.autograd.Function):
         return found
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *errors: Tensor) -> tuple[Tensor | None, Tensor]:
         columns, weight = ctx.saved_tensors
         channels, high, wide = weight.shape[2:]

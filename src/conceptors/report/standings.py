@@ -205,7 +205,7 @@ def _standing(results: dict[str, Any], method: str, times: StepTimes | None) -> 
         transfer=entry.get("backward_transfer"),
         stored=entry.get("stored_numbers"),
         seconds=None if any(run.get("shared") for run in runs) else entry.get("seconds"),
-        step=None if times is None else times.ratio(method),
+        step=None if times is None else times.ratios.get(method),
     )
 
 

@@ -31,9 +31,9 @@ _COLUMNS = """\
 *Forgetting* is how far a task is below its best, mean over tasks; *numbers* are those that a method
 keeps from task to task beyond the network; *seconds* are those of a seed, tests included, with all
 seeds at once on a GPU, missing where other work ran beside it (`--shared`); *step* is the time of a
-training step from the second task on, as a multiple of plain SGD's, measured in turns
-(`conceptors all --steps`). *Ahead* is a higher mean with standard errors that do not overlap;
-published means count as they are."""
+training step in the second to fourth task, each of few steps, as a multiple of plain SGD's,
+measured in turns (`conceptors all --steps`). *Ahead* is a higher mean with standard errors that do
+not overlap; published means count as they are."""
 
 
 def write(folder: Path, page: Path, rows: Sequence[str] = ()) -> list[Path]:

@@ -78,7 +78,9 @@ def _rows(results: dict[str, Any], origin: str) -> list[Row]:
     rows = []
     for m, look in zip(names, method_looks(names)):
         entry = given[m]
-        n = entry.get("n") or len(measures.runs_of(results, m))
+        runs = measures.runs_of(results, m)
+        n = entry.get("n") or len(runs)
+        seconds = None if any(run.get("shared") for run in runs) else entry.get("seconds")
         rows.append(
             Row(
                 method=m,
@@ -91,7 +93,7 @@ def _rows(results: dict[str, Any], origin: str) -> list[Row]:
                 transfer=_plain(
                     entry.get("backward_transfer"), m in best["backward_transfer"], signed=True
                 ),
-                seconds=Cell(duration(entry.get("seconds")), entry.get("seconds")),
+                seconds=Cell(duration(seconds), seconds),
                 stored=_whole(entry.get("stored_numbers")),
                 origin=origin,
             )

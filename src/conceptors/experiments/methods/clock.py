@@ -6,7 +6,7 @@ import time
 
 import torch
 
-_WARM_UP = 10  # steps of a task that are not counted: some of them are being recorded
+WARM_UP = 10  # steps of a task that are not counted: some of them are being recorded
 
 
 class Clock:
@@ -24,7 +24,7 @@ class Clock:
 
     def go(self, done: int) -> None:
         """From here on steps are counted, if enough of the task are done; else nothing happens."""
-        if self._since is None and done >= _WARM_UP:
+        if self._since is None and done >= WARM_UP:
             self._since = self._now(), done
 
     def stop(self, done: int) -> None:
