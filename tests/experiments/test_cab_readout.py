@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from conceptors import Readout
 from conceptors.experiments.events import quiet
@@ -138,6 +139,41 @@ def test_colour_images_with_one_head() -> None:
         )
         scores[method] = float(taught(found, 2).test().mean())
     assert scores["cab-readout"] > scores["sgd"] + 10
+
+
+@torch.no_grad()
+def test_all_layers_are_read_side_by_side() -> None:
+    """Maps as means over cells; what enters fully connected layers as it is."""
+    found = narrow("cab-readout", [0, 1], heads=False, norms="first", reads="all", grid=2, lift=0)
+    model = found.model.eval()
+    x = images(found, 0)
+    wanted = []
+    for i, layer in enumerate((model.conv1, model.conv2, model.conv3)):
+        x = torch.relu(model.norms[i](layer(x)))
+        x = torch.stack([functional.max_pool2d(own, 2) for own in x])
+        cells = [part.mean((-1, -2)) for row in x.chunk(2, -2) for part in row.chunk(2, -1)]
+        wanted.append(torch.stack(cells, -1).flatten(2))
+    wanted[-1] = x = x.flatten(2)
+    for i, layer in enumerate((model.fc1, model.fc2)):
+        x = torch.relu(model.norms[3 + i](layer(x)))
+        wanted.append(x)
+    seen = found.features(images(found, 0))
+    torch.testing.assert_close(seen, torch.cat(wanted, -1))
+    assert found.readouts[0].in_features == seen.shape[-1]
+    last = narrow("cab-readout", [0, 1], heads=False, norms="first", lift=0)
+    torch.testing.assert_close(last.features(images(last, 0)), x)
+
+
+def test_one_hidden_layer_has_one_thing_to_read() -> None:
+    last, every = (
+        taught(disjoint("cab-readout", [0], lift=20, reads=reads), 2) for reads in ("last", "all")
+    )
+    assert torch.equal(last.test(), every.test())
+
+
+def test_cells_of_nothing() -> None:
+    with pytest.raises(ValueError, match="grid must be at least 1, got 0"):
+        disjoint("cab-readout", [0], grid=0)
 
 
 @pytest.mark.usefixtures("fake")

@@ -32,6 +32,7 @@ from experiments.tasks import blobs
         ("ewc", {"fisher_samples": 3, "labels": "true"}),
         ("sgd", {"norms": "first"}),
         ("cab-readout", {"aperture": 3.0, "lift": 20, "norms": "first"}),
+        ("cab-readout", {"aperture": 3.0, "lift": 20, "norms": "first", "reads": "all"}),
     ],
     ids=str,
 )

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from conceptors.experiments.benchmarks import BENCHMARKS
 from conceptors.experiments.compare import why_not
@@ -15,7 +17,8 @@ from conceptors.experiments.events import Event, quiet
 from conceptors.experiments.experiment import Experiment, ExperimentError
 from conceptors.experiments.grids import GRIDS, QUICK
 from conceptors.experiments.ledger import locked
-from conceptors.experiments.methods import METHODS
+from conceptors.experiments.methods import METHODS, parse_settings
+from conceptors.experiments.methods.settings import settings_of_members
 from conceptors.experiments.trials import Trial, scores_of_points, validation_accuracies
 from conceptors.experiments.tune_rows import (
     How,
@@ -75,10 +78,28 @@ def test_a_point_that_diverges_does_not_take_the_others_with_it() -> None:
     assert min(map(min, found[:2])) > 0
 
 
-@pytest.mark.parametrize("name", ["decay", "increment_decay"])
-def test_rates_do_not_differ_where_weights_are_pulled(name: str) -> None:
-    with pytest.raises(ValueError, match=f"rates cannot differ within a stack with {name}=0.1"):
-        scores_of_points(tiny("cab", **{name: 0.1}), [{"rate": 0.1}, {"rate": 0.2}], quiet)
+def test_rates_do_not_differ_where_weights_decay() -> None:
+    with pytest.raises(ValueError, match=r"rates cannot differ within a stack with decay=0\.1"):
+        scores_of_points(tiny("cab", decay=0.1), [{"rate": 0.1}, {"rate": 0.2}], quiet)
+
+
+def test_rates_differ_also_where_weights_are_pulled_back() -> None:
+    """Every member at its own rate."""
+    rates = [0.1, 0.4]
+    kind = METHODS["cab"]
+    common = tiny("cab", momentum=0.5, increment_decay=0.1)
+    alone = [parse_settings(kind.settings_type, {**common.config("cab"), "rate": r}) for r in rates]
+
+    def weights(seeds: list[int], settings: Any) -> list[Tensor]:
+        found = kind(common.build(seeds, torch.device("cpu")), settings, torch.device("cpu"), quiet)
+        for number in range(2):
+            found.learn(number)
+        return [p.detach() for p in found.model.parameters()]
+
+    together = weights([100, 101], settings_of_members(alone))
+    for i, (seed, own) in enumerate(zip([100, 101], alone)):
+        for ours, theirs in zip(together, weights([seed], own)):
+            torch.testing.assert_close(ours[i : i + 1], theirs, rtol=1e-4, atol=1e-5)
 
 
 def test_what_cannot_differ_is_named() -> None:

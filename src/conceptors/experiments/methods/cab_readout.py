@@ -28,14 +28,26 @@ _FIRST = 10_000  # samples of the first task at most, that a lift is fixed by
 @dataclass(frozen=True)
 class CabReadoutSettings(RidgeSettings, CabSettings):
     lift: int = setting(2000, "random features of what the body gives, 0 for that itself")
+    reads: str = setting(
+        "last",
+        "what the readout sees: the inputs of the last layer, or of all layers but the first",
+        choices=("last", "all"),
+    )
+    grid: int = setting(4, "cells in each direction that maps are averaged over, see reads")
+
+    def check(self) -> None:
+        super().check()
+        if self.grid < 1:
+            raise ValueError(f"grid must be at least 1, got {self.grid}")
 
 
 class CabReadout(Cab):
     """Each task trains the outputs of its own classes only, and what it leaves of them is not kept.
 
-    After a task every seed's `Readout` adds the inputs of the last layer, over all the task's
-    training samples, to its sums: classes of different tasks are told apart though no task saw
-    both. Features of earlier tasks stay as they were as far as the shield keeps the body.
+    After a task every seed's `Readout` adds the inputs of the last layer (or of all but the first,
+    side by side), over all the task's training samples, to its sums: classes of different tasks are
+    told apart though no task saw both. Features of earlier tasks stay as they were as far as the
+    shield keeps the body.
     """
 
     name: ClassVar[str] = "cab-readout"
@@ -44,8 +56,11 @@ class CabReadout(Cab):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        s, self._last = self.settings, matrix_layers(self.model)[-1]
-        width = self._last.shape[2] - (self._last.bias is not None)
+        s, layers = self.settings, matrix_layers(self.model)
+        self._read = layers[1:] if s.reads == "all" else layers[-1:]
+        blank = torch.zeros(len(self.seeds), 2, *self.scenario.inputs, device=self.device)
+        with torch.no_grad():
+            width = self.features(blank).shape[-1]
         self.readouts = [
             Readout(
                 width,
@@ -115,15 +130,15 @@ class CabReadout(Cab):
             yield rows, labels, counted
 
     def features(self, x: Tensor) -> Tensor:
-        """What enters the last layer `[seeds, n, d]`."""
+        """What enters the layers that are read `[seeds, n, d]`."""
         found: list[Tensor] = []
 
         def seen(layer: MatrixLayer, call: Call) -> None:
-            found.append(call.args[0])
+            found.append(pooled(call.args[0], self.settings.grid))
 
-        with watching([self._last], seen):
+        with watching(self._read, seen):
             self.model(x)
-        return found[0]
+        return torch.cat(found, -1)
 
     def outputs(self, x: Tensor, number: int) -> Tensor:
         """The readouts' scores; of the network's own outputs while a task is being learned."""
@@ -159,3 +174,13 @@ class CabReadout(Cab):
             for readout in self.readouts
         ]
         return [conceptors + own for conceptors, own in zip(super().stored_numbers(), sums)]
+
+
+def pooled(x: Tensor, grid: int) -> Tensor:
+    """Maps `[seeds, n, c, h, w]` as means over cells `[seeds, n, d]`; what is no map stays."""
+    if x.ndim == 3:
+        return x
+    high, wide = (min(grid, size) for size in x.shape[-2:])
+    cells = functional.adaptive_avg_pool2d(x.flatten(0, 1), (high, wide))
+    found: Tensor = cells.flatten(1).unflatten(0, x.shape[:2])
+    return found

@@ -50,7 +50,8 @@ class Lesson:
         def finish() -> None:
             if s.gradient == "unit":
                 to_unit_length(learner.model)
-            schedule.apply()
+            if not drifting:
+                schedule.apply()
 
         # functions, not methods: an optimizer that is held in a circle would outlive its task
         def step() -> None:
@@ -65,8 +66,9 @@ class Lesson:
             before = [p.detach().clone() for p in parameters] if drifting else []
             optimizer.step()
             for parameter, value in zip(parameters, before):
-                going = like(schedule.pace, parameter) > 0
-                parameter.data.copy_(torch.where(going, parameter, value))
+                pace = like(schedule.pace, parameter)
+                slowed = value.lerp(parameter.data, pace)  # pulls are slowed like gradients
+                parameter.data.copy_(torch.where(pace > 0, slowed, value))
             if mean is not None:
                 mean.add(schedule.pace > 0)
             latest.copy_(losses.detach().mean(1))

@@ -181,13 +181,11 @@ def settings_of_members(members: list[OwnSettings]) -> OwnSettings:
             f"{stuck[0]} is one for all members of a stack, got {differing[stuck[0]]}; what may "
             f"differ: {', '.join(sorted(able))}"
         )
-    if {"rate", "later_rate"} & set(differing):
-        for name in ("decay", "increment_decay"):  # pull at the optimizer's rate, the fastest
-            if getattr(first, name, 0):
-                raise ValueError(
-                    f"rates cannot differ within a stack with {name}={getattr(first, name):g}; set "
-                    f"it to 0, or try them one by one"
-                )
+    if isinstance(first, Settings) and first.decay and {"rate", "later_rate"} & set(differing):
+        raise ValueError(
+            f"rates cannot differ within a stack with decay={first.decay:g}, which is at the "
+            f"optimizer's own rate; set it to 0, or try them one by one"
+        )
     return replace(first, **differing)
 
 
