@@ -171,6 +171,19 @@ def test_one_hidden_layer_has_one_thing_to_read() -> None:
     assert torch.equal(last.test(), every.test())
 
 
+def test_a_body_that_is_fixed_after_the_first_task() -> None:
+    found = narrow("cab-readout", [0, 1], heads=False, norms="first", body="fixed", lift=20)
+    found.learn(0)
+    before = {name: p.detach().clone() for name, p in found.model.named_parameters()}
+    histories = found.learn(1)
+    moved = [n for n, p in found.model.named_parameters() if not torch.equal(p, before[n])]
+    assert moved == ["head.weight"]  # which is thrown away
+    assert [history["step"] for history in histories] == [[1], [1]]
+    assert found.shield.conceptors() == {}
+    assert found.stored_numbers() == [21**2 + 100 * 21 + 100 + 2] * 2
+    assert found.test()[:, 1].min() > 0
+
+
 def test_cells_of_nothing() -> None:
     with pytest.raises(ValueError, match="grid must be at least 1, got 0"):
         disjoint("cab-readout", [0], grid=0)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from conceptors._internal.precision import exactly
@@ -32,6 +32,11 @@ class CabReadoutSettings(RidgeSettings, CabSettings):
         "last",
         "what the readout sees: the inputs of the last layer, or of all layers but the first",
         choices=("last", "all"),
+    )
+    body: str = setting(
+        "shielded",
+        "what learns after the first task: all layers but the last under conceptors, or none",
+        choices=("shielded", "fixed"),
     )
     grid: int = setting(4, "cells in each direction that maps are averaged over, see reads")
 
@@ -73,6 +78,7 @@ class CabReadout(Cab):
             for seed in self.seeds
         ]
         self._learning = False
+        self._fixed = False  # the body, in the task that is being learned
 
     # --- the body -------------------------------------------------------------------------
 
@@ -84,11 +90,22 @@ class CabReadout(Cab):
         return self.scenario.tasks[number].classes
 
     def learn(self, number: int) -> list[dict[str, Any]]:
-        self._learning = True
+        self._learning, self._fixed = True, number > 0 and self.settings.body == "fixed"
         try:
             return super().learn(number)
         finally:
             self._learning = False
+
+    def trained(self) -> list[nn.Parameter]:
+        return matrix_layers(self.model)[-1].parameters if self._fixed else super().trained()
+
+    def steps(self, number: int) -> int:
+        """One, where only what is thrown away would learn."""
+        return 1 if self._fixed else super().steps(number)
+
+    def remember(self, batches: Iterable[Any]) -> None:
+        if self.settings.body == "shielded":  # else nothing will move
+            super().remember(batches)
 
     # --- the readouts ---------------------------------------------------------------------
 
