@@ -42,7 +42,7 @@ tour: $(READY) ## the algebra and incremental regression at work on small digits
 	$(BIN)/python examples/demo.py
 
 test: $(READY) browser ## all tests and doctests, two processes at a time
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 test-gpu: ## contract, protection, graphs and precision on a CUDA machine (PYTHON=python3 has the torch to use)
 	@$(PYTHON) -c 'import torch, sys; print(torch.__version__, torch.cuda.get_device_name())'

@@ -42,6 +42,7 @@ _TINY: dict[str, Any] = {
     "fisher_samples": 20,
     "labels": "true",  # of the Fisher: one gradient for each sample, not one for each class
     "lift": 50,
+    "reads": "last",  # thousands of features of all layers take minutes on a CPU
     "filters": 20,
 }
 _TINY_TASKS, _TINY_SAMPLES, _TINY_LAYER = 5, 1000, "16"

@@ -56,9 +56,10 @@ _CAB: dict[str, Grid] = {
         "rate": [0.5],
     },
     "split-cifar100-heads": {
-        "aperture": [1.0, 1.4, 2.0, 2.8],
+        "increment_decay": [0.0, 3e-4],
+        "aperture": [1.4, 2.0, 2.8],
         "norm_aperture": [30.0],
-        "rate": [0.05, 0.1],
+        "rate": [0.1, 0.2],
     },
     "split-cifar100-single": {
         "aperture": [1.0, 2.0, 4.0, 8.0],
