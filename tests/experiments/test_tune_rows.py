@@ -83,11 +83,11 @@ def test_rates_do_not_differ_where_weights_decay() -> None:
         scores_of_points(tiny("cab", decay=0.1), [{"rate": 0.1}, {"rate": 0.2}], quiet)
 
 
-def test_rates_differ_also_where_weights_are_pulled_back() -> None:
-    """Every member at its own rate."""
+@pytest.mark.parametrize("pull", [0.0, 0.1])
+def test_members_learn_and_are_pulled_back_at_their_own_rates(pull: float) -> None:
     rates = [0.1, 0.4]
     kind = METHODS["cab"]
-    common = tiny("cab", momentum=0.5, increment_decay=0.1)
+    common = tiny("cab", momentum=0.5, increment_decay=pull)
     alone = [parse_settings(kind.settings_type, {**common.config("cab"), "rate": r}) for r in rates]
 
     def weights(seeds: list[int], settings: Any) -> list[Tensor]:

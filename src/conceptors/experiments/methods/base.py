@@ -92,6 +92,10 @@ class Learner:
         """Whether weights also move without a gradient."""
         return bool(self.settings.momentum > 0 or self.settings.decay > 0)
 
+    def pulled(self) -> bool:
+        """Whether each step also draws weights back, by its rate."""
+        return False
+
     def end_task(self, number: int) -> None:
         """After the last step of a task."""
 

@@ -93,7 +93,10 @@ class Cab(Shielded):
         return "inputs" if small and s.gradient == "mean" and not s.decay else "gradients"
 
     def drifts(self) -> bool:
-        return super().drifts() or bool(self.settings.increment_decay > 0)
+        return super().drifts() or self.pulled()
+
+    def pulled(self) -> bool:
+        return bool(self.settings.increment_decay > 0)
 
     # --- similar tasks --------------------------------------------------------------------
 

@@ -46,11 +46,12 @@ class Lesson:
         self._places = places = self._stream.places(0).clone()
         self.latest = latest = torch.zeros(len(seeds), device=device)
         drifting = not schedule.is_even and learner.drifts()
+        pulled = drifting and learner.pulled()  # at the optimizer's rate: whole steps are slowed
 
         def finish() -> None:
             if s.gradient == "unit":
                 to_unit_length(learner.model)
-            if not drifting:
+            if not pulled:
                 schedule.apply()
 
         # functions, not methods: an optimizer that is held in a circle would outlive its task
@@ -67,8 +68,8 @@ class Lesson:
             optimizer.step()
             for parameter, value in zip(parameters, before):
                 pace = like(schedule.pace, parameter)
-                slowed = value.lerp(parameter.data, pace)  # pulls are slowed like gradients
-                parameter.data.copy_(torch.where(pace > 0, slowed, value))
+                moved = value.lerp(parameter.data, pace) if pulled else parameter.data
+                parameter.data.copy_(torch.where(pace > 0, moved, value))
             if mean is not None:
                 mean.add(schedule.pace > 0)
             latest.copy_(losses.detach().mean(1))
