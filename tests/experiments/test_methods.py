@@ -117,6 +117,22 @@ def test_a_seed_that_reached_its_goal_stands_still(method: str, optimizer: dict[
             torch.testing.assert_close(ours[i : i + 1], theirs, rtol=1e-4, atol=1e-5)
 
 
+def test_a_shield_may_be_told_share_and_pull() -> None:
+    quotas, drifts = [], []
+    for settings in ({}, {"share": 0.99}, {"pull": 500.0}):
+        made = learner("shield", [0], **settings)
+        made.learn(0)
+        before = [p.detach().clone() for p in made.model.parameters()]
+        quotas.append(made.extras[0]["quota"]["hidden 1"][0])
+        made.learn(1)
+        moved = [(p.detach() - b).square().sum() for p, b in zip(made.model.parameters(), before)]
+        drifts.append(float(torch.stack(moved).sum()))
+    assert quotas[1] > quotas[0] == quotas[2]
+    assert drifts[2] < drifts[0]
+    with pytest.raises(ValueError, match="Auto share must be less than 1"):
+        learner("shield", [0], share=1.0)
+
+
 def test_later_tasks_may_stop_earlier() -> None:
     found = learner("sgd", [0], stop_above=90.0, stop_above_later=70.0)
     assert found.threshold(0) == 90.0

@@ -18,7 +18,6 @@ from conceptors.experiments.stacked import (
     StackedLinear,
     by_channel,
     by_seed,
-    convolve,
 )
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -113,21 +112,6 @@ def test_seeds_do_not_meet() -> None:
     other[1] += 1
     same = (model(other) == out).flatten(1).all(1)
     assert same.tolist() == [True, False, True]
-
-
-@pytest.mark.parametrize("kernel", [(1, 1), (2, 3), (5, 4)])
-def test_convolutions_as_products_are_the_same(kernel: tuple[int, int]) -> None:
-    layer = StackedConv2d(normal(3, 4, 2, *kernel))
-    x = normal(3, 6, 2, 5, 7, seed=1).requires_grad_()
-    found = []
-    for layer.products in (False, True):
-        out = layer(x)
-        errors = normal(*out.shape, seed=2)
-        found.append([out, *torch.autograd.grad((out * errors).sum(), [x, layer.weight])])
-    for one, other in zip(*found):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
-    out = layer.eval()(x)
-    assert torch.equal(out, convolve(x, layer.weight))  # in tests nothing is kept
 
 
 def test_dropout_is_for_training_alone() -> None:

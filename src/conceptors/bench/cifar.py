@@ -15,7 +15,6 @@ from conceptors.experiments.methods.lesson import Lesson
 from conceptors.experiments.networks import AlexNet
 from conceptors.experiments.scenarios import Scenario, build
 from conceptors.experiments.scenarios.data import Arrays
-from conceptors.experiments.stacked import StackedConv2d
 
 _EPOCHS, _TASKS = 40, 10
 
@@ -29,11 +28,7 @@ def cifar(size: Size, device: torch.device) -> list[Row]:
     plain.learn(0)
     ours.learn(0)
     remembering = timed(lambda: ours.end_task(0), device)  # again: the first time warms up
-    products = _learner("sgd", scenario, width, batch, device)
-    for layer in products.model.modules():
-        if isinstance(layer, StackedConv2d):
-            layer.products = True
-    learners = {"plain": plain, "ours": ours, "products": products}
+    learners = {"plain": plain, "ours": ours}
     with ours.passes():
         calls = {name: _steps(learner) for name, learner in learners.items()}
         found = side_by_side(calls, device, **effort(size, device))
@@ -43,11 +38,6 @@ def cifar(size: Size, device: torch.device) -> list[Row]:
     whole = _TASKS * (steps * found["ours"].median + remembering)
     return [
         compared(row, found["ours"], found["plain"]),
-        compared(
-            Row("cifar", f"{about}: convolutions of SGD as products of matrices"),
-            found["products"],
-            found["plain"],
-        ),
         Row(
             "cifar",
             f"{about}: {_TASKS} tasks of {_EPOCHS} epochs with CAB, reckoned from steps",

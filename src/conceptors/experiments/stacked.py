@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from conceptors.layers import Block, Call, Rows, RowsByBlock, Sample, register
@@ -60,67 +59,16 @@ class StackedLinearRule:
 
 
 class StackedConv2d(Stacked):
-    """Convolutions: weight `[seeds, out, c, k, k]`, inputs `[seeds, batch, c, h, w]`.
-
-    Attributes:
-        products: whether they are products of matrices while training: see `AsProducts`.
-    """
-
-    products = False
+    """Convolutions: weight `[seeds, out, c, k, k]`, inputs `[seeds, batch, c, h, w]`."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
         self.weight = nn.Parameter(weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.products and self.training:
-            made: Tensor = AsProducts.apply(x, self.weight)  # type: ignore[no-untyped-call]
-            return made
-        return convolve(x, self.weight)
-
-
-def convolve(x: Tensor, weight: Tensor) -> Tensor:
-    """Every seed's images with its own weight: one convolution in groups."""
-    found = functional.conv2d(by_channel(x), weight.flatten(0, 1), groups=len(weight))
-    return by_seed(found, len(weight))
-
-
-class AsProducts(torch.autograd.Function):
-    """`convolve` with patches as columns X, which are kept for the backward pass: W X, G Xᵀ, Wᵀ G.
-
-    Memory for speed: on an H200 most of a training step of five stacked AlexNets is spent in the
-    gradients of convolutions in groups. Whether this is faster there is not known yet.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        high, wide = weight.shape[-2:]
-        windows = x.unfold(3, high, 1).unfold(4, wide, 1)  # [seeds, batch, c, h', w', k, k]
-        columns = windows.permute(0, 2, 5, 6, 1, 3, 4).flatten(4).flatten(1, 3)
-        ctx.save_for_backward(columns, weight)
-        ctx.shape = x.shape
-        made = (weight.flatten(2) @ columns).unflatten(2, [x.shape[1], *windows.shape[3:5]])
-        found: Tensor = made.transpose(1, 2)
-        return found
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *errors: Tensor) -> tuple[Tensor | None, Tensor]:
-        columns, weight = ctx.saved_tensors
-        channels, high, wide = weight.shape[2:]
-        error = errors[0].transpose(1, 2)  # [seeds, out, batch, h', w']
-        places = error.shape[2:]
-        error = error.flatten(2)
-        own = (error @ columns.mT).view_as(weight)
-        if not ctx.needs_input_grad[0]:
-            return None, own
-        parts = (weight.flatten(2).mT @ error).view(-1, channels, high, wide, *places)
-        seeds, batch, _, rows, cols = ctx.shape
-        back = parts.new_zeros(seeds, channels, batch, rows, cols)
-        for i in range(high):
-            for j in range(wide):
-                back[..., i : i + places[1], j : j + places[2]] += parts[:, :, i, j]
-        return back.transpose(1, 2), own
+        weight = self.weight
+        found = functional.conv2d(by_channel(x), weight.flatten(0, 1), groups=len(weight))
+        return by_seed(found, len(weight))
 
 
 @register(StackedConv2d)

@@ -20,7 +20,7 @@ from conceptors.experiments.compare import plan
 from conceptors.experiments.events import Progress
 from conceptors.experiments.experiment import Experiment, ExperimentError
 from conceptors.experiments.grid import Book, check_asked
-from conceptors.experiments.grids import FEWER_TASKS, GRIDS, QUICK, Grid
+from conceptors.experiments.grids import GRIDS, QUICK, Grid
 from conceptors.experiments.ledger import locked, open_ledger
 from conceptors.experiments.methods import METHODS, Settings
 from conceptors.experiments.methods.settings import may_differ
@@ -104,13 +104,12 @@ def experiment(search: Search, how: How) -> Experiment:
     if both := sorted(set(search.grid) & set(how.settings)):
         raise ExperimentError(f"{both[0]} is tried by the grid of {search}; leave it out")
     benchmark = BENCHMARKS[search.row]
-    tasks = FEWER_TASKS.get(search.row, benchmark.tasks)
     return Experiment(
         benchmark.scenario,
         [search.method],
         list(range(FIRST_SEED, FIRST_SEED + how.seeds)),
         preset=search.row,
-        options={**benchmark.options, "tasks": tasks},
+        options=benchmark.options,
         settings={search.method: {**_before(search), **how.settings}},
         device=how.device,
         arrays=how.arrays,

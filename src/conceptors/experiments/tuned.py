@@ -44,7 +44,7 @@ SHARED: dict[str, Settings] = {
     "disjoint-mnist-10": {**_DISJOINT, "scale": 1.2, "average": 0.999},
     "permuted-mnist-10": _PERMUTED,
     "permuted-mnist-10-deep": _PERMUTED,
-    "permuted-mnist-100": _PERMUTED,
+    "permuted-mnist-100": {**_PERMUTED, "epochs": 1.0, "average": 0.995, "precision": "tf32"},
     "disjoint-fashion-2": _DISJOINT,
     "split-cifar100-heads": _CIFAR,
     "split-cifar100-single": {**_CIFAR, "epochs": 10.0, "norms": "first"},

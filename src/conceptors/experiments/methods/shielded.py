@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from conceptors.algebra.conceptor import similarity
+from conceptors.algebra.targets import Auto
 from conceptors.experiments.methods.base import Learner
 from conceptors.experiments.methods.relatives.layers import matrix_layers
 from conceptors.experiments.methods.settings import Settings, setting
@@ -28,6 +29,16 @@ class ShieldedSettings(Settings):
     rows: int = setting(0, "rows of a layer of a thousand images for them, 0 for all")
 
 
+@dataclass(frozen=True)
+class AutoSettings(ShieldedSettings):
+    share: float = setting(0.9, "of a task's energy that every layer claims, see Auto")
+    pull: float = setting(20.0, "how strongly layers are drawn back to what they did, see Auto")
+
+    def check(self) -> None:
+        super().check()
+        Auto(self.share, self.pull)
+
+
 class Shielded(Learner):
     """`Shield(model)`: apertures and all else are chosen from the data.
 
@@ -36,7 +47,7 @@ class Shielded(Learner):
 
     name: ClassVar[str] = "shield"
     about: ClassVar[str] = "Shield(model) with nothing chosen: apertures from the tasks' own data"
-    settings_type: ClassVar[type[Settings]] = ShieldedSettings
+    settings_type: ClassVar[type[Settings]] = AutoSettings
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -51,7 +62,7 @@ class Shielded(Learner):
 
     def protection(self) -> dict[str, Any]:
         """What the shield is told."""
-        return {}
+        return {"aperture": Auto(self.settings.share, self.settings.pull)}
 
     def unprotected(self) -> list[str]:
         """Layers that the shield leaves alone."""
