@@ -119,7 +119,8 @@ def test_a_seed_that_reached_its_goal_stands_still(method: str, optimizer: dict[
 
 def test_a_shield_may_be_told_share_and_pull() -> None:
     quotas, drifts = [], []
-    for settings in ({}, {"share": 0.99}, {"pull": 500.0}):
+    told: list[dict[str, Any]] = [{}, {"share": 0.99}, {"pull": 500.0}]
+    for settings in told:
         made = learner("shield", [0], **settings)
         made.learn(0)
         before = [p.detach().clone() for p in made.model.parameters()]
