@@ -33,7 +33,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=2, help="of each task")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    warnings.simplefilter("ignore")
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    warnings.simplefilter("ignore")  # that little is free, which is the point
     images, labels = load("fashion-mnist")[:2]
     x, y = images.flatten(1).float() / 255, labels.long()
     rows: list[dict[str, Any]] = []
