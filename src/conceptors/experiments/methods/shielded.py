@@ -32,7 +32,9 @@ class ShieldedSettings(Settings):
 @dataclass(frozen=True)
 class AutoSettings(ShieldedSettings):
     share: float = setting(0.9, "of a task's energy that every layer claims, see Auto")
-    pull: float = setting(Auto.pull, "how strongly layers are drawn back to what they did, see Auto")
+    pull: float = setting(
+        Auto.pull, "how strongly layers are drawn back to what they did, see Auto"
+    )
 
     def check(self) -> None:
         super().check()
