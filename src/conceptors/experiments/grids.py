@@ -17,9 +17,11 @@ _CAB: dict[str, Grid] = {
         "later_rate": [4.0, 8.0],
     },
     "disjoint-mnist-2-deep": {
-        "input_aperture": [270.0, 600.0],
-        "aperture": [35.0, 70.0, 140.0],
-        "later_rate": [1.0, 2.0, 4.0],
+        "increment_decay": [1e-4, 3e-4],
+        "input_aperture": [270.0],
+        "aperture": [70.0, 140.0],
+        "later_rate": [4.0, 8.0],
+        "samples": [10_000],
     },
     "disjoint-mnist-5": {
         "input_aperture": [500.0, 1000.0, 2000.0],
