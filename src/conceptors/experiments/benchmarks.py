@@ -10,7 +10,7 @@ from typing import Any
 
 from conceptors._internal.suggest import nearest
 
-OURS = ("cab", "cab-readout", "shield")  # the best of these is held against the others
+OURS = ("cab", "cab-readout", "shield", "shield-readout")  # the best of these is held against the others
 METHODS_COMPARED = (
     *(
         "sgd",
@@ -24,6 +24,7 @@ METHODS_COMPARED = (
         "cab",
         "cab-readout",
         "shield",
+        "shield-readout",
         "readout",
         "joint",
     ),

@@ -2,7 +2,6 @@
 
 from conceptors.experiments.methods.base import Learner
 from conceptors.experiments.methods.cab import Cab
-from conceptors.experiments.methods.cab_readout import CabReadout
 from conceptors.experiments.methods.closed.acil import Acil
 from conceptors.experiments.methods.closed.conceptor_ridge import ConceptorRidgeMethod
 from conceptors.experiments.methods.closed.klda import Klda
@@ -27,6 +26,7 @@ from conceptors.experiments.methods.settings import (
     setting,
 )
 from conceptors.experiments.methods.shielded import Shielded
+from conceptors.experiments.methods.with_readout import CabReadout, ShieldReadout
 
 METHODS: dict[str, type[Learner]] = {}
 
@@ -39,7 +39,8 @@ def add(method: type[Learner]) -> type[Learner]:
     return method
 
 
-_TRAINED = (Learner, Joint, Cab, CabReadout, Shielded, Ewc, Imm, Owm, Gpm, Sgp, Trgp, CodeCl)
+_SHIELDED = (Cab, CabReadout, Shielded, ShieldReadout)
+_TRAINED = (Learner, Joint, *_SHIELDED, Ewc, Imm, Owm, Gpm, Sgp, Trgp, CodeCl)
 _CLOSED = (ReadoutMethod, ConceptorRidgeMethod, Ncm, Slda, Klda, Ranpac, Acil)
 for _method in (*_TRAINED, *_CLOSED):
     add(_method)

@@ -1,4 +1,4 @@
-"""A body that learns under conceptors, and a readout in closed form after it."""
+"""A body that learns under conceptors, and a readout in closed form in its last layer's place."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from conceptors.experiments.methods.cab import Cab, CabSettings
 from conceptors.experiments.methods.closed.readout import RidgeSettings
 from conceptors.experiments.methods.relatives.layers import MatrixLayer, matrix_layers, watching
 from conceptors.experiments.methods.settings import Settings, setting
+from conceptors.experiments.methods.shielded import AutoSettings, Shielded, ShieldedSettings
 from conceptors.experiments.scenarios import Split
 from conceptors.layers import Call
 
@@ -26,7 +27,9 @@ _FIRST = 10_000  # samples of the first task at most, that a lift is fixed by
 
 
 @dataclass(frozen=True)
-class CabReadoutSettings(RidgeSettings, CabSettings):
+class ReadingSettings(RidgeSettings, ShieldedSettings):
+    """What is read of a body, and when that learns."""
+
     lift: int = setting(2000, "random features of what the body gives, 0 for that itself")
     reads: str = setting(
         "last",
@@ -45,8 +48,12 @@ class CabReadoutSettings(RidgeSettings, CabSettings):
         if self.grid < 1:
             raise ValueError(f"grid must be at least 1, got {self.grid}")
 
+    def lift_of(self, width: int) -> int:
+        """Random features of that many that the body gives, 0 for none."""
+        return self.lift
 
-class CabReadout(Cab):
+
+class ReadsOut(Shielded):
     """Each task trains the outputs of its own classes only, and what it leaves of them is not kept.
 
     After a task every seed's `Readout` adds the inputs of the last layer (or of all but the first,
@@ -54,10 +61,6 @@ class CabReadout(Cab):
     told apart though no task saw both. Features of earlier tasks stay as they were as far as the
     shield keeps the body.
     """
-
-    name: ClassVar[str] = "cab-readout"
-    about: ClassVar[str] = "cab for all layers but the last, and a Readout in its place"
-    settings_type: ClassVar[type[Settings]] = CabReadoutSettings
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -69,7 +72,7 @@ class CabReadout(Cab):
         self.readouts = [
             Readout(
                 width,
-                s.lift,
+                s.lift_of(width),
                 classes=self.scenario.classes,
                 regularization=s.amount,
                 scores=s.scores,
@@ -191,6 +194,38 @@ class CabReadout(Cab):
             for readout in self.readouts
         ]
         return [conceptors + own for conceptors, own in zip(super().stored_numbers(), sums)]
+
+
+@dataclass(frozen=True)
+class CabReadoutSettings(ReadingSettings, CabSettings):
+    """Apertures are chosen."""
+
+
+class CabReadout(ReadsOut, Cab):
+    name: ClassVar[str] = "cab-readout"
+    about: ClassVar[str] = "cab for all layers but the last, and a Readout in its place"
+    settings_type: ClassVar[type[Settings]] = CabReadoutSettings
+
+
+@dataclass(frozen=True)
+class ShieldReadoutSettings(ReadingSettings, AutoSettings):
+    """Apertures are found."""
+
+    lift: int = setting(2000, "random features of what is read, where that is less; 0 for none")
+    reads: str = setting(
+        "all",
+        "what the readout sees: the inputs of the last layer, or of all layers but the first",
+        choices=("last", "all"),
+    )
+
+    def lift_of(self, width: int) -> int:
+        return self.lift if width < self.lift else 0
+
+
+class ShieldReadout(ReadsOut):
+    name: ClassVar[str] = "shield-readout"
+    about: ClassVar[str] = "Shield(model) for all layers but the last, a Readout of all in its place"
+    settings_type: ClassVar[type[Settings]] = ShieldReadoutSettings
 
 
 def pooled(x: Tensor, grid: int) -> Tensor:
