@@ -134,9 +134,14 @@ def test_runs_that_shared_a_machine_show_no_times(tmp_path: Path) -> None:
 
 
 def test_what_nothing_chosen_costs_is_told(tmp_path: Path) -> None:
-    methods = {"cab": spread(97.0), "shield": spread(96.4)}
+    methods = {"cab": spread(97.0), "shield": spread(96.4), "readout": spread(98.0)}
     compared.write(tmp_path, {"disjoint-mnist-2": compared.results("disjoint-mnist-2", methods)})
-    assert "| *shield above cab* | −0.60 |" in overview(read_tables(tmp_path, ["disjoint-mnist-2"]))
+    found = overview(read_tables(tmp_path, ["disjoint-mnist-2"]))
+    assert "above the best chosen* | −0.60 (shield) |" in found
+    methods |= {"cab-readout": spread(97.2), "shield-readout": spread(97.3)}
+    compared.write(tmp_path, {"disjoint-mnist-2": compared.results("disjoint-mnist-2", methods)})
+    found = overview(read_tables(tmp_path, ["disjoint-mnist-2"]))
+    assert "above the best chosen* | +0.10 (shield-readout) |" in found
 
 
 def test_the_figure_has_every_seed(made: str, tmp_path: Path) -> None:
