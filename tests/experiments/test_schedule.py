@@ -23,7 +23,13 @@ class Two(nn.Module):
 
 
 def schedule(model: nn.Module, rate: float = 0.01, **settings: Any) -> Schedule:
-    given = {"patience": 2, "rate_factor": 2.0, "least_rate": 0.004, "stop_above": 0.0, **settings}
+    given: dict[str, Any] = {
+        "patience": 2,
+        "rate_factor": 2.0,
+        "least_rate": 0.004,
+        "stop_above": 0.0,
+    }
+    given |= {"judged": "loss", **settings}
     return Schedule(list(model.parameters()), SimpleNamespace(**given), rate, 2, CPU)
 
 
@@ -45,6 +51,26 @@ def test_a_seed_slows_down_and_ends_by_its_own_loss() -> None:
     assert model.weight.grad.flatten().tolist() == [0.5, 0.0]
     made.finish()
     assert model.weight.flatten().tolist() == [3.0, 4.0]  # where the loss was lowest
+
+
+def test_seeds_are_judged_by_accuracy() -> None:
+    """Whatever the loss is, as long as it is a number."""
+    model = Two()
+    made = schedule(model, judged="accuracy")
+    looks = [
+        ((50.0, 50.0), (1.0, math.nan)),
+        ((60.0, 40.0), (2.0, 1.0)),
+        ((60.0, 30.0), (0.5, 0.5)),
+    ]
+    for step, (accuracy, loss) in enumerate(looks):
+        model.weight.data.fill_(step)
+        made.check(torch.tensor(accuracy), torch.tensor(loss), math.inf)
+    assert made.pace.tolist() == [1, 1]
+    made.check(torch.tensor([55.0, 35.0]), torch.tensor([0.1, 0.1]), math.inf)
+    assert made.pace.tolist() == [0.5, 0.5]
+    assert not bool(made.never_learned().any())
+    made.finish()
+    assert model.weight.flatten().tolist() == [1.0, 1.0]  # the highest of a loss that is a number
 
 
 def test_without_patience_nothing_happens() -> None:

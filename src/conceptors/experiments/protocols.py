@@ -182,8 +182,8 @@ _PERMUTED = (
         (
             "its settings for permuted MNIST are not in the authors' code: batch, rate and epochs "
             "are GPM's here, the aperture is the code's default, all else as for CIFAR-100",
-            "S starts at 0, theirs at random",
         ),
+        start="random",
         aperture=4.0,
         kept=0.95,
         least=0.2,
@@ -243,12 +243,11 @@ _SPLIT_CIFAR = (
     ),
     _cifar(
         Published("codecl", 77.21, "Apolinario et al. 2024", label=True),
-        (
-            "the rate falls when the loss on validation images does not, theirs by their accuracy",
-            "the rate is 0.1, which is what the authors' code uses whatever rate it is given",
-            "S starts at 0, theirs at random",
-        ),
+        ("the rate is 0.1, which is what the authors' code uses whatever rate it is given",),
         rate=0.1,
+        patience=7,
+        judged="accuracy",
+        start="random",
         aperture=6.0,
         kept=0.95,
         least=0.2,

@@ -116,3 +116,25 @@ def test_overlap_differs_between_seeds_and_they_do_not_meet() -> None:
             with torch.no_grad():
                 ours = together.outputs(x.expand(len(seeds), -1, -1), k)[i]
                 torch.testing.assert_close(ours, alone.outputs(x, k)[0], rtol=1e-3, atol=1e-4)
+
+
+def test_freed_directions_may_begin_at_random() -> None:
+    """As the weights of a linear layer, each seed by itself; at 0 they would change nothing."""
+    given: dict[str, Any] = {"samples": 20, "overlap": 0.0, "free": 3, "steps": 1, "rate": 0.0}
+    together = learner("codecl", [3, 4], hidden="9", start="random", **given)
+    alone = learner("codecl", [4], hidden="9", start="random", **given)
+    for found in (together, alone):
+        found.learn(0)
+        found.learn(1)
+    layer = next(iter(together.parts[1]))
+    mixes = together.parts[1][layer].mix.detach()
+    for mix, rank in zip(mixes[:, 0], together.parts[1][layer].ranks[:, 0].tolist()):
+        drawn = (mix + torch.eye(3))[:rank, :rank]
+        assert 0 < float(drawn.abs().max()) <= 3**-0.5
+        assert bool((mix[rank:] == 0).all())
+    (own,) = (part for other, part in alone.parts[1].items() if other.name == layer.name)
+    torch.testing.assert_close(own.mix[0], mixes[1])
+    same = learner("codecl", [3], hidden="9", **given)
+    same.learn(0)
+    same.learn(1)
+    assert all(bool((part.mix == 0).all()) for part in same.parts[1].values())

@@ -35,7 +35,7 @@ class Schedule:
         self._alike = bool((self.pace == 1).all())
         self._settings, self._rate = settings, rate
         self._parameters = parameters
-        self._lowest = torch.full_like(self.pace, torch.inf)  # validation loss
+        self._lowest = torch.full_like(self.pace, torch.inf)  # validation loss, or - accuracy
         self._waited = torch.zeros_like(self.pace)  # checks since then
         self._looked = False
         self._best: list[Tensor] = []
@@ -64,14 +64,15 @@ class Schedule:
         """After a look at validation samples, `[seeds]` each."""
         accuracy, loss = accuracy.to(self.pace), loss.to(self.pace)
         if self._settings.patience:
-            self._slow_down(loss)
+            by_loss = self._settings.judged == "loss"
+            self._slow_down(loss if by_loss else (-accuracy).where(loss.isfinite(), torch.inf))
         self.pace *= accuracy <= goal
 
-    def _slow_down(self, loss: Tensor) -> None:
+    def _slow_down(self, badness: Tensor) -> None:
         s, self._looked = self._settings, True
         going = self.pace > 0
-        better = going & (loss < self._lowest)
-        self._lowest = torch.where(better, loss, self._lowest)
+        better = going & (badness < self._lowest)
+        self._lowest = torch.where(better, badness, self._lowest)
         for best, parameter in zip(self._best, self._parameters):
             best.copy_(torch.where(like(better, parameter), parameter, best))
         self._waited = torch.where(better, 0.0, self._waited + 1)

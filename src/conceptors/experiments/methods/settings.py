@@ -85,6 +85,9 @@ class Settings(OwnSettings):
         "checks without a lower validation loss until the rate is divided by rate_factor, 0 for "
         "never; a task then ends with the weights of the lowest",
     )
+    judged: str = setting(
+        "loss", "by what, or by a higher accuracy, see patience", choices=("loss", "accuracy")
+    )
     rate_factor: float = setting(2.0, "what the rate is divided by, see patience")
     least_rate: float = setting(1e-5, "a task ends when the rate falls below this, see patience")
     stop_above: float = setting(

@@ -209,8 +209,9 @@ class CabReadout(ReadsOut, Cab):
 
 @dataclass(frozen=True)
 class ShieldReadoutSettings(ReadingSettings, AutoSettings):
-    """Apertures are found."""
+    """Apertures are found. Sums are of features as they were: what moves later is lost to them."""
 
+    share: float = setting(0.97, "of a task's energy that every layer claims, see Auto")
     lift: int = setting(2000, "random features of what is read, where that is less; 0 for none")
     reads: str = setting(
         "all",
@@ -224,7 +225,9 @@ class ShieldReadoutSettings(ReadingSettings, AutoSettings):
 
 class ShieldReadout(ReadsOut):
     name: ClassVar[str] = "shield-readout"
-    about: ClassVar[str] = "Shield(model) for all layers but the last, a Readout of all in its place"
+    about: ClassVar[str] = (
+        "Shield(model) for all layers but the last, a Readout of all in its place"
+    )
     settings_type: ClassVar[type[Settings]] = ShieldReadoutSettings
 
 

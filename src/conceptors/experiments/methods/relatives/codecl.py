@@ -43,6 +43,11 @@ class CodeClSettings(OwnPartsSettings):
         "free them where the quota of (old AND new) is more than this share of old's",
         each=True,
     )
+    start: str = setting(
+        "same",
+        "what freed directions begin with: what W does there, or W mixed at random, as in its code",
+        choices=("same", "random"),
+    )
 
     def check(self) -> None:
         if not self.kept < 1 or not self.least < 1:
@@ -56,10 +61,9 @@ class CodeCl(LearnerWithOwnParts):
     """Gradients are projected by NOT A, A the OR of all tasks' conceptors.
 
     Where the new task's conceptor C, taken before learning, overlaps with A, the leading directions
-    U of A AND C are freed for this task alone: W + (W U) S Uᵀ with a learned S. Overlap is, as in
-    the authors' code, the quota of A AND C as a share of A's. Layers with no more inputs than
-    `free` are left alone, and so are directions that A AND C does not claim. S starts at 0, where
-    the code draws it at random.
+    U of A AND C are freed for this task alone: W + (W U) (S - I) Uᵀ with a learned S. Overlap is,
+    as in the authors' code, the quota of A AND C as a share of A's. Layers with no more inputs than
+    `free` are left alone, and so are directions that A AND C does not claim.
 
     Biases are one more column of weights, and parameters that are not matrices (of normalisation)
     stay as the first task left them. With one head per task the last layer is not projected.
@@ -83,7 +87,7 @@ class CodeCl(LearnerWithOwnParts):
             if layer.shape[2] > self.settings.free:
                 shared = self._shared(self.claimed[layer], pruned(new, self.settings.least))
                 if bool(shared.any()):
-                    self.parts[number][layer] = OwnPart(shared[:, None].to(layer.weight))
+                    self.parts[number][layer] = self._freed(shared, layer, number)
         self._matrices = {
             layer: claimed.matrix().to(layer.weight) for layer, claimed in self.claimed.items()
         }
@@ -116,6 +120,20 @@ class CodeCl(LearnerWithOwnParts):
             aperture, kept = (self.each(n, len(states)).to(states) for n in ("aperture", "kept"))
             made[layer] = wide_enough(states, aperture, kept)
         return made
+
+    def _freed(self, shared: Tensor, layer: MatrixLayer, number: int) -> OwnPart:
+        """Directions `[g, d, r]` of a layer, with the S - I that a task begins with."""
+        bases = shared[:, None].to(layer.weight)
+        if self.settings.start == "same":
+            return OwnPart(bases)
+        groups, width = len(shared), shared.shape[-1]
+        place, drawn = self.layers.index(layer), []
+        for seed in self.seeds:
+            generator = torch.Generator().manual_seed(32_452_843 * (number + 1) + 97 * place + seed)
+            wanted = (groups // len(self.seeds), width, width)
+            drawn.append(torch.rand(wanted, generator=generator) * 2 - 1)
+        mixed = torch.cat(drawn)[:, None] / width**0.5  # as nn.Linear draws its weights
+        return OwnPart(bases, mixed.to(bases) - torch.eye(width).to(bases))
 
     def _shared(self, old: Conceptor, new: Conceptor) -> Tensor:
         """Leading directions of old AND new `[g, d, free]`, zeros for seeds without overlap."""

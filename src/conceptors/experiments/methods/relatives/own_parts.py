@@ -2,8 +2,8 @@
 
 Trust Region Gradient Projection and CODE-CL both let a task use W + Σ_k (W U_k) D_k U_kᵀ instead of
 W: within a few chosen subspaces, spanned by the columns of U_k, what W does there is mixed anew by
-learned matrices D_k. They start at 0, where nothing is changed, and belong to their task. W keeps
-what earlier tasks need, and testing a task needs to know which one it is.
+learned matrices D_k, which belong to their task. At 0 they change nothing. W keeps what earlier
+tasks need, and testing a task needs to know which one it is.
 """
 
 from __future__ import annotations
@@ -36,11 +36,14 @@ class OwnPart:
     Args:
         bases: U `[g, k, d, r]` of orthonormal columns, and zeros where a seed has fewer of them:
             those change nothing, and their rows and columns of D stay 0.
+        mix: what D `[g, k, r, r]` starts at, 0 by default.
     """
 
-    def __init__(self, bases: Tensor) -> None:
-        self.ranks = (bases != 0).any(2).sum(2)  # directions of every subspace [g, k]
-        self.mix = nn.Parameter(bases.new_zeros(*bases.shape[:2], bases.shape[3], bases.shape[3]))
+    def __init__(self, bases: Tensor, mix: Tensor | None = None) -> None:
+        used = (bases != 0).any(2)  # [g, k, r]
+        self.ranks = used.sum(2)  # directions of every subspace [g, k]
+        both = (used[..., None] & used[..., None, :]).to(bases)
+        self.mix = nn.Parameter(torch.zeros_like(both) if mix is None else both * mix.to(both))
         self._columns = bases.transpose(1, 2).flatten(2)  # [g, d, k r]: all in two products
 
     def effective(self, matrix: Tensor) -> Tensor:
