@@ -209,9 +209,8 @@ class CabReadout(ReadsOut, Cab):
 
 @dataclass(frozen=True)
 class ShieldReadoutSettings(ReadingSettings, AutoSettings):
-    """Apertures are found. Sums are of features as they were: what moves later is lost to them."""
+    """Apertures are found."""
 
-    share: float = setting(0.97, "of a task's energy that every layer claims, see Auto")
     lift: int = setting(2000, "random features of what is read, where that is less; 0 for none")
     reads: str = setting(
         "all",
