@@ -51,6 +51,18 @@ def test_one_head_for_disjoint_tasks() -> None:
     assert ours > 90
 
 
+def test_with_nothing_chosen() -> None:
+    """All layers but the first are read, at random only where they are few."""
+    found = disjoint("shield-readout", [0, 1], hidden="20,30", lift=60)
+    assert found.features(images(found, 0)).shape[-1] == 50
+    assert [readout.lift.out_features for readout in found.readouts] == [60, 60]
+    wide = disjoint("shield-readout", [0], hidden="20,30", lift=40)
+    assert wide.readouts[0].lift.out_features == 50  # as they are
+    taught(found, 5)
+    assert list(found.shield.conceptors()) == ["layers.0", "layers.1"]
+    assert found.test().mean() > 90
+
+
 @pytest.mark.parametrize("lift", [0, 50])
 def test_without_training_it_is_a_readout_of_fixed_features(lift: int) -> None:
     """With a rate of 0 no feature drifts: sums over tasks are those of all samples at once."""
