@@ -86,7 +86,9 @@ class Settings(OwnSettings):
         "never; a task then ends with the weights of the lowest",
     )
     judged: str = setting(
-        "loss", "by what, or by a higher accuracy, see patience", choices=("loss", "accuracy")
+        "loss",
+        "what patience waits for on validation images: a lower loss, or a higher accuracy",
+        choices=("loss", "accuracy"),
     )
     rate_factor: float = setting(2.0, "what the rate is divided by, see patience")
     least_rate: float = setting(1e-5, "a task ends when the rate falls below this, see patience")

@@ -22,6 +22,7 @@ from conceptors.experiments.methods.shielded import AutoSettings, Shielded, Shie
 from conceptors.experiments.scenarios import Split
 from conceptors.layers import Call
 
+_SEEN = "what the readout sees: the inputs of the last layer, or of all layers but the first"
 _AT_ONCE = 1000  # samples of a seed whose features are held
 _FIRST = 10_000  # samples of the first task at most, that a lift is fixed by
 
@@ -31,11 +32,7 @@ class ReadingSettings(RidgeSettings, ShieldedSettings):
     """What is read of a body, and when that learns."""
 
     lift: int = setting(2000, "random features of what the body gives, 0 for that itself")
-    reads: str = setting(
-        "last",
-        "what the readout sees: the inputs of the last layer, or of all layers but the first",
-        choices=("last", "all"),
-    )
+    reads: str = setting("last", _SEEN, choices=("last", "all"))
     body: str = setting(
         "shielded",
         "what learns after the first task: all layers but the last under conceptors, or none",
@@ -212,11 +209,7 @@ class ShieldReadoutSettings(ReadingSettings, AutoSettings):
     """Apertures are found."""
 
     lift: int = setting(2000, "random features of what is read, where that is less; 0 for none")
-    reads: str = setting(
-        "all",
-        "what the readout sees: the inputs of the last layer, or of all layers but the first",
-        choices=("last", "all"),
-    )
+    reads: str = setting("all", _SEEN, choices=("last", "all"))
 
     def lift_of(self, width: int) -> int:
         return self.lift if width < self.lift else 0
