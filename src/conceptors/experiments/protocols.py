@@ -244,15 +244,11 @@ _SPLIT_CIFAR = (
     ),
     _cifar(
         Published("codecl", 77.21, "Apolinario et al. 2024", label=True),
-        (
-            "the rate falls when the loss on validation images does not, theirs by their accuracy",
-            "the rate is 0.1, which is what the authors' code uses whatever rate it is given",
-            "S starts such that nothing changes, theirs at random",
-        ),
-        "It forgets nothing, and learns too little: a task has 75.3 right after it was learned. "
-        "Their rate stays high for longer, as validation accuracy grows when the loss no longer "
-        "falls; `judged=accuracy`, `patience=7` and `start=random` are theirs, and not run yet.",
+        ("the rate is 0.1, which is what the authors' code uses whatever rate it is given",),
         rate=0.1,
+        patience=7,
+        judged="accuracy",
+        start="random",
         aperture=6.0,
         kept=0.95,
         least=0.2,

@@ -206,8 +206,9 @@ class CabReadout(ReadsOut, Cab):
 
 @dataclass(frozen=True)
 class ShieldReadoutSettings(ReadingSettings, AutoSettings):
-    """Apertures are found."""
+    """Apertures are found. More is claimed than by `shield`: a readout needs a body that stays."""
 
+    share: float = setting(0.97, "of a task's energy that every layer claims, see Auto")
     lift: int = setting(2000, "random features of what is read, where that is less; 0 for none")
     reads: str = setting("all", _SEEN, choices=("last", "all"))
 
