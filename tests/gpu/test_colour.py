@@ -87,14 +87,16 @@ def test_dropout_is_drawn_anew_when_a_recording_is_replayed() -> None:
     assert not torch.equal(short[0], long[0])
 
 
-def test_inputs_are_projected_exactly_on_tensor_cores() -> None:
+@pytest.mark.parametrize("width", [512, 511])  # without and with a bias
+def test_inputs_are_projected_exactly_on_tensor_cores(width: int) -> None:
     """What a gradient has in claimed space is rounding of float32, not of TF32."""
     draw = torch.Generator().manual_seed(0)
     states = torch.randn(2, 400, 300, generator=draw) @ torch.randn(2, 300, 512, generator=draw)
     claimed = Conceptor.from_states(states.double(), 1e3).harden()  # 300 of 512 directions
     free = FreeSpace(claimed.to(DEVICE), torch.float32)
-    rows = FreeRows(free, 512, grouped=True, split=True)
-    x, g = (torch.randn(2, 64, n, generator=draw).to(DEVICE) for n in (512, 256))
-    found = rows.gathered(g, rows(x)[0])
+    rows = FreeRows(free, width, grouped=True, split=True)
+    x, g = (torch.randn(2, 64, n, generator=draw).to(DEVICE) for n in (width, 256))
+    weight, bias = rows.gradients(g, x)
+    found = weight if bias is None else torch.cat([weight, bias.unsqueeze(-1)], -1)
     inside = found.double() @ claimed.matrix().to(DEVICE)
     assert float(inside.norm() / found.double().norm()) < 3e-5

@@ -145,7 +145,7 @@ def matrix_of_odds(odds: Tensor) -> Tensor | None:
     lower = _factor_of_odds(odds)
     if lower is None:
         return None
-    inverse = torch.cholesky_inverse(lower)
+    inverse = _inverse_from(lower)
     eye = torch.eye(odds.shape[-1], dtype=odds.dtype, device=odds.device)
     top = odds.diagonal(dim1=-2, dim2=-1).amax(-1)[..., None, None]
     if bool((top >= 1).all()):
@@ -164,12 +164,25 @@ def trace_of_odds(odds: Tensor) -> Tensor | None:
     if lower is None:
         return None
     top = odds.diagonal(dim1=-2, dim2=-1).amax(-1)
-    eye = torch.eye(odds.shape[-1], dtype=odds.dtype, device=odds.device)
-    inverse = torch.linalg.solve_triangular(lower, eye.expand_as(lower), upper=False)
+    inverse = _triangular_inverse(lower)
     trace: Tensor = odds.shape[-1] - inverse.square().sum((-2, -1))
     if bool((top >= 1).all()):
         return trace
     return torch.where(top < 1, ((inverse @ odds) * inverse).sum((-2, -1)), trace)
+
+
+def _inverse_from(lower: Tensor) -> Tensor:
+    """(L Lᵀ)⁻¹; on a GPU by products, which are what it is good at."""
+    if not lower.is_cuda:
+        return torch.cholesky_inverse(lower)
+    inverse = _triangular_inverse(lower)
+    return inverse.mT @ inverse
+
+
+def _triangular_inverse(lower: Tensor) -> Tensor:
+    eye = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device)
+    found: Tensor = torch.linalg.solve_triangular(lower, eye.expand_as(lower), upper=False)
+    return found
 
 
 def _factor_of_odds(odds: Tensor) -> Tensor | None:

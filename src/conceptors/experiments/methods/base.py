@@ -25,7 +25,8 @@ from conceptors.experiments.methods.settings import OwnSettings, Settings
 from conceptors.experiments.networks import AlexNet, StackedMLP
 from conceptors.experiments.scenarios import Scenario, Split
 
-_AT_ONCE = 1000  # samples of a seed that are tested together
+_AT_ONCE = 5000  # samples of a seed that are tested together
+_WITH_NORMS = 1000  # the same where norms use statistics of the batch
 
 
 class Learner:
@@ -263,7 +264,8 @@ class Learner:
         right, loss = torch.zeros(2, len(self.seeds), device=self.device)
         self.model.eval()
         longest = int(sizes.max())
-        parts = math.ceil(longest / _AT_ONCE)  # equally long: norms fail on one that is left over
+        at_once = _AT_ONCE if isinstance(self.model, StackedMLP) else _WITH_NORMS
+        parts = math.ceil(longest / at_once)  # equally long: norms fail on one that is left over
         for part in torch.arange(longest).chunk(parts) if parts else ():
             places = part.expand(len(sizes), -1)
             counted = (places < sizes[:, None]).to(self.device)

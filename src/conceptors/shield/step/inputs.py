@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from conceptors._internal.precision import exactly, split_tf32, tensor_cores
+from conceptors._internal.precision import exactly, rounded, tensor_cores
 from conceptors.layers.base import owner_of
 from conceptors.shield.blocks import WeightBlock, is_sharded
 from conceptors.shield.step.free_space import FreeSpace
@@ -29,9 +29,9 @@ _WIDE = 512  # inputs from which it pays to split F in two
 class FreeRows:
     """Rows x `[n, width]` of a layer's inputs, and the constant 1 of its bias, times F.
 
-    Of g groups, rows are `[g, n, width]`. On a GPU, large ones without bias are multiplied on
-    tensor cores, with F in two parts that TF32 holds. x itself may be rounded: what comes of it is
-    in the free space all the same.
+    Of g groups, rows are `[g, n, width]`. On a GPU, large ones are multiplied on tensor cores, with
+    F in two parts that TF32 holds. x itself may be rounded: what comes of it is in the free space
+    all the same.
     """
 
     def __init__(
@@ -54,13 +54,15 @@ class FreeRows:
         self._blocks = [(block if grouped else block[0]).contiguous() for block in blocks]
         inner = self._blocks[0]
         pays = inner.is_cuda and inner.dtype == torch.float32 and width >= _WIDE
-        self._halves: Tensor | None = None  # [high | low] of F
-        if not (self._thin or self._bias) and (pays if split is None else split):
-            self._halves = split_tf32(inner)
+        self._halves: tuple[Tensor, Tensor] | None = None  # F = high + low
+        if not self._thin and (pays if split is None else split):
+            high = rounded(inner)
+            self._halves = high, inner - high
         self._room: dict[str, Tensor] = {}
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """(rows as x, ones `[..., n]` if there is a bias), in memory used again next time."""
+        x = self._seen(x)
         inner, last, outer, corner = self._blocks
         if not self._thin:
             rows = self._product("rows", last, x, inner)
@@ -69,11 +71,25 @@ class FreeRows:
         free: Tensor = self._add(x, along, outer, out=self._space("rows", x, outer))
         return free, 1 + (along @ corner)[..., 0] if self._bias else None
 
-    def gathered(self, g: Tensor, rows: Tensor) -> Tensor:
+    def gradients(self, g: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """gᵀ (x F), for weight and bias."""
+        g = self._seen(g)
+        rows, ones = self(x)
+        bias = None if ones is None else (g.mT @ ones.unsqueeze(-1)).squeeze(-1)
+        return self._gathered(g, rows), bias
+
+    def _seen(self, x: Tensor) -> Tensor:
+        """x as tensor cores see it, for weight and bias to be made of the same numbers."""
+        if self._halves is None or not self._bias:
+            return x
+        return x - (x - rounded(x)).detach() if torch.is_grad_enabled() else rounded(x)
+
+    def _gathered(self, g: Tensor, rows: Tensor) -> Tensor:
         """gᵀ rows, as exact in the rows as they are; g may be rounded."""
         if self._halves is None:
             return g.mT @ rows
-        parts = torch.cat(split_tf32(rows).chunk(2, -1), -2)  # [high; low]
+        high = rounded(rows)
+        parts = torch.cat([high, rows - high], -2)
         with tensor_cores():
             found: Tensor = torch.cat([g, g], -2).mT @ parts
         return found
@@ -81,9 +97,11 @@ class FreeRows:
     def _product(self, name: str, last: Tensor, x: Tensor, factor: Tensor) -> Tensor:
         """x @ factor, and the share of the constant 1 if there is a bias."""
         if self._halves is not None:
+            high, low = self._halves
             with tensor_cores():
-                high, low = (x @ self._halves).chunk(2, -1)
-            return high + low
+                coarse = self._add(last, x, high) if self._bias else self._times(x, high)
+                fine: Tensor = self._add(coarse, x, low)
+            return fine
         out = self._space(name, x, factor)
         found: Tensor = (
             self._add(last, x, factor, out=out) if self._bias else self._times(x, factor, out=out)
@@ -137,9 +155,7 @@ class InputProjection:
         if not self._grouped:
             g, x = g.flatten(0, -2), x.flatten(0, -2)
         with exactly(gradients=True):
-            rows, ones = self._free(x)
-            bias = None if ones is None else (g.mT @ ones.unsqueeze(-1)).squeeze(-1)
-            return self._free.gathered(g, rows), bias
+            return self._free.gradients(g, x)
 
 
 class _Projected(torch.autograd.Function):

@@ -79,7 +79,8 @@ class Decay:
     def apply(self, some: Anchored, optimizer: Optimizer) -> None:
         rates = {id(p): g.get("lr", 1.0) for g in optimizer.param_groups for p in g["params"]}
         for parameter, anchor in some:
-            parameter.data.sub_((parameter.data - anchor) * (self.rate * rates[id(parameter)]))
+            share = self.rate * rates[id(parameter)]
+            parameter.data.lerp_(anchor, share.to(anchor) if isinstance(share, Tensor) else share)
 
 
 @dataclass
