@@ -58,6 +58,7 @@ class FreeRows:
         if not self._thin and (pays if split is None else split):
             high = rounded(inner)
             self._halves = high, inner - high
+            self._blocks[0] = high  # the whole is not needed any more
         self._room: dict[str, Tensor] = {}
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
