@@ -109,6 +109,7 @@ def measured(results: Results, experiment: Experiment) -> dict[str, Any]:
     """Means over seeds (and standard deviations) of one variant, later tasks only for steps."""
     runs = results.runs
     found: dict[str, Any] = {"seeds": len(runs), "settings": experiment.settings}
+    found["machines"] = sorted({run.extras["machine"] for run in runs})
     later = [[task["step"][-1] for task in run.extras["history"][1:]] for run in runs]
     found["steps"] = _spread([statistics.mean(own) for own in later])
     found["steps_by_task"] = [round(statistics.mean(column)) for column in zip(*later)]
