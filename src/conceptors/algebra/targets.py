@@ -30,15 +30,23 @@ class Auto:
     Attributes:
         share: of the energy; None for 0.9, or all if hard.
         pull: see above.
+        room: of every layer's inputs that is left to steps, however much is claimed. For many
+            tasks: where a layer is fuller, all its odds are made smaller alike for the projection,
+            and the pull goes on as before. Try 0.2 where dozens of tasks leave later ones
+            nothing to learn with.
     """
 
     share: float | None = None
     pull: float = 20.0
+    room: float = 0.0
 
     def __post_init__(self) -> None:
         if self.share is not None:
             checks.number(self.share, "Auto share", 0.0, 1.0, open_low=True)
         checks.number(self.pull, "Auto pull", 0.0, float("inf"))
+        checks.number(self.room, "Auto room", 0.0, 1.0)
+        if self.room == 1.0:
+            raise ValueError("Auto room must be less than 1: then nothing would be claimed")
         if self.share == 1.0:
             raise ValueError("Auto share must be less than 1: all energy is never claimed softly")
 
@@ -118,6 +126,23 @@ class ByGroup:
                 f"for each, or a number for all"
             )
         return torch.tensor(self.apertures, dtype=torch.float64).repeat_interleave(each)
+
+
+def slack(values: Tensor, dim: int, room: float) -> Tensor:
+    """By what to multiply the odds of singular values `[g, r]` of d, to leave room; `[g]`.
+
+    1 where the mean singular value is 1 - room or less already. As apertures are the roots of
+    odds, this is aperture adaptation.
+
+    >>> s = torch.tensor([[0.9, 0.9], [0.5, 0.0]])
+    >>> slack(s, dim=2, room=0.25)
+    tensor([0.3333, 1.0000])
+    """
+    odds = (values / (1 - values).clamp_min(torch.finfo(values.dtype).eps)).double()
+    ordered = odds.sort(-1, descending=True).values
+    found = _solve(ordered, lambda s: s.sum(-1) / dim, 1 - room).square()
+    full = values.sum(-1) / dim > 1 - room
+    return torch.where(full, found.to(values), 1.0)
 
 
 def _between(sigma: Tensor, count: Tensor) -> Tensor:

@@ -91,6 +91,7 @@ class Remembered:
                     rank=protection.rank_of(conceptor.dim),
                     least=_LEAST if auto else 0.0,
                     stiffness=self.claimed.stiffness.get(name) if auto else None,
+                    room=protection.room(name) if conceptor.dim > 2 else 0.0,
                 )
         return found
 

@@ -49,6 +49,11 @@ class Protection:
         choice = self.aperture(name)
         return choice.pull if isinstance(choice, Auto) and not self.hard else 0.0
 
+    def room(self, name: str) -> float:
+        """How much of a layer's inputs is left to steps, whatever is claimed."""
+        choice = self.aperture(name)
+        return choice.room if isinstance(choice, Auto) and not self.hard else 0.0
+
     def rank_of(self, dim: int) -> int | None:
         """How many directions of a layer with so many inputs are protected at most."""
         if self.rank is None:

@@ -57,6 +57,39 @@ def test_matrices_are_those_of_the_definition() -> None:
     torch.testing.assert_close(free.matrix(pull), wanted)
 
 
+def test_room_is_made_by_smaller_odds_and_the_pull_stays() -> None:
+    """Mean s is 1 - room, odds keep their ratios, and the spring is still c Q."""
+    claimed = Conceptor.from_correlation(symmetric(1, 3, 9, 6), torch.tensor([30.0, 9.0, 0.1]))
+    assert (claimed.quota[:2] > 0.7).all()
+    assert claimed.quota[2] < 0.7
+    stiffness = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    free = FreeSpace(claimed, torch.float64, stiffness=stiffness, room=0.3)
+    mean = free.values.sum(-1) / 6
+    torch.testing.assert_close(mean[:2], torch.full((2,), 0.7, dtype=torch.float64))
+    torch.testing.assert_close(mean[2], claimed.quota[2])
+    looser = torch.eye(6).double() - free.dense()
+    own = torch.linalg.solve(torch.eye(6).double() - looser, looser)  # odds of what is projected
+    ratio = own / odds(claimed)
+    torch.testing.assert_close(ratio, ratio[:, :1, :1].expand_as(ratio))
+    pull = free.pull(once=True)
+    assert pull is not None
+    wanted = stiffness[:, None, None] * odds(claimed) @ free.dense()
+    torch.testing.assert_close(free.matrix(pull), wanted)
+
+
+def test_without_room_nothing_is_changed() -> None:
+    claimed = Conceptor.from_correlation(symmetric(1, 3, 9, 6), 2.0)
+    plain, same = (FreeSpace(claimed, torch.float64, room=room) for room in (0.0, 1e-9))
+    assert torch.equal(plain.values, same.values)
+    nothing = Conceptor.from_spectrum(torch.zeros(2, 6, 0), torch.zeros(2, 0))
+    assert FreeSpace(nothing, torch.float64, room=0.5).is_all
+
+
+def test_what_may_not_move_at_all_does_not_though_there_is_no_room() -> None:
+    free = space(torch.ones(1, 5).double(), room=0.5)
+    assert free.hard
+
+
 def test_weak_directions_count_as_free() -> None:
     values = torch.tensor([[0.9, 0.021, 0.02, 1e-9], [0.5, 0.4, 0.3, 0.01]]).double()
     vectors = torch.stack([rotation(0, 5)[:, :4], rotation(1, 5)[:, :4]])

@@ -36,9 +36,11 @@ class AutoSettings(ShieldedSettings):
         Auto.pull, "how strongly layers are drawn back to what they did, see Auto"
     )
 
+    room: float = setting(0.0, "of every layer's inputs that is left to steps, see Auto")
+
     def check(self) -> None:
         super().check()
-        Auto(self.share, self.pull)
+        Auto(self.share, self.pull, self.room)
 
 
 class Shielded(Learner):
@@ -64,7 +66,8 @@ class Shielded(Learner):
 
     def protection(self) -> dict[str, Any]:
         """What the shield is told."""
-        return {"aperture": Auto(self.settings.share, self.settings.pull)}
+        s = self.settings
+        return {"aperture": Auto(s.share, s.pull, s.room)}
 
     def unprotected(self) -> list[str]:
         """Layers that the shield leaves alone."""

@@ -23,17 +23,21 @@ class Claim:
         rank: how many directions are kept at most, None for all.
         least: singular values up to this count as free.
         stiffness: c `[g]` of a layer that is pulled back, see `FreeSpace.pull`.
+        room: what is left to steps at least, see `Auto`.
     """
 
     conceptor: Conceptor
     rank: int | None = None
     least: float = 0.0
     stiffness: Tensor | None = None
+    room: float = 0.0
 
     def free(self, columns: Tensor | None, like: Tensor) -> FreeSpace:
         """The free space of some columns (None for all), on the device of a weight."""
         part = self.conceptor if columns is None else restrict(self.conceptor, columns)
-        return FreeSpace(part.to(like.device), like.dtype, self.rank, self.least, self.stiffness)
+        return FreeSpace(
+            part.to(like.device), like.dtype, self.rank, self.least, self.stiffness, self.room
+        )
 
 
 @dataclass(frozen=True)

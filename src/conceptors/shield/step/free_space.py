@@ -19,6 +19,7 @@ from conceptors.algebra import logic
 from conceptors.algebra import spectrum as spectra
 from conceptors.algebra.conceptor import Conceptor
 from conceptors.algebra.forms import OddsForm, SpectrumForm
+from conceptors.algebra.targets import slack
 
 
 class FreeSpace:
@@ -27,6 +28,8 @@ class FreeSpace:
     Attributes:
         dim: d.
         stiffness: c `[g]` of a layer that is pulled back, see `pull`.
+
+    With `room`, s is made smaller until its mean over d is at most 1 - room, all odds alike.
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class FreeSpace:
         rank: int | None = None,
         least: float = 0.0,
         stiffness: Tensor | None = None,
+        room: float = 0.0,
     ) -> None:
         """Directions beyond the `rank` strongest, or with values up to `least`, count as free."""
         self.dim = claimed.dim
@@ -45,6 +49,7 @@ class FreeSpace:
             claimed = claimed.top_k(rank)
         self._claimed = [claimed]  # until it is factored: it may be large
         self._least = least
+        self._room = room
         self.stiffness: Tensor | None = None
         if stiffness is not None:
             self.stiffness = stiffness.to(claimed.device, self._dtype)
@@ -59,8 +64,13 @@ class FreeSpace:
         """s `[g, r]`, in [0, 1]."""
         return self._directions[1]
 
+    @property
+    def _slack(self) -> Tensor:
+        """By what the odds of A were multiplied `[g]`, to leave room."""
+        return self._directions[2]
+
     @cached_property
-    def _directions(self) -> tuple[Tensor, Tensor]:
+    def _directions(self) -> tuple[Tensor, Tensor, Tensor]:
         claimed, full, least = self._claimed[0], self._dtype, self._least
         if claimed.spectrum[2]:  # all other directions are claimed: name them
             claimed = Conceptor.from_form(
@@ -73,11 +83,16 @@ class FreeSpace:
             vectors = vectors.take_along_dim(order.unsqueeze(-2), -1)
         values = torch.where(values > least, values, 0.0)
         self._claimed.clear()
-        return vectors.to(full).contiguous(), values.to(full)
+        loosened = values.new_ones(len(values))
+        if self._room and values.numel():
+            loosened = slack(values, self.dim, self._room)
+            by = loosened.unsqueeze(-1)
+            values = torch.where(by < 1, by * values / (1 - values + by * values), values)
+        return vectors.to(full).contiguous(), values.to(full), loosened.to(full)
 
     def dense(self) -> Tensor:
         """F `[g, d, d]`; without directions where it can be, as those of many groups take long."""
-        if not self._claimed or self._least > torch.finfo(self._dtype).eps:
+        if not self._claimed or self._room or self._least > torch.finfo(self._dtype).eps:
             eye = torch.eye(self.dim).to(self.vectors)
             return eye - self.matrix(self.gain(once=True))
         found = -self._claimed[0].form.dense(keep=False)
@@ -116,12 +131,13 @@ class FreeSpace:
 
         The pull is the gradient of c/2 tr ΔW Q ΔWᵀ, times F^½: c q √(1 - s) with odds
         q = s / (1 - s). Nothing moves along hard directions, so nothing is pulled there.
-        `stiffest` bounds c.
+        `stiffest` bounds c. Room is made for steps only: the pull is that of A as it was claimed.
         """
         if self.stiffness is None:
             return None
         free = (1 - self.values).unsqueeze(-2)
-        weight = self.values.unsqueeze(-2) * self.stiffness.clamp(max=stiffest)[:, None, None]
+        c = (self.stiffness / self._slack).clamp(max=stiffest)  # of what was made smaller
+        weight = self.values.unsqueeze(-2) * c[:, None, None]
         return weight if once else torch.where(free > 0, weight / free.sqrt(), 0.0)
 
     def matrix(self, scale: Tensor) -> Tensor:
