@@ -131,17 +131,19 @@ class ByGroup:
 def slack(values: Tensor, dim: int, room: float) -> Tensor:
     """By what to multiply the odds of singular values `[g, r]` of d, to leave room; `[g]`.
 
-    1 where the mean singular value is 1 - room or less already. As apertures are the roots of
-    odds, this is aperture adaptation.
+    1 where the mean singular value is 1 - room or less already, or cannot be: singular values of
+    exactly 1 stay. As apertures are the roots of odds, this is aperture adaptation.
 
     >>> s = torch.tensor([[0.9, 0.9], [0.5, 0.0]])
     >>> slack(s, dim=2, room=0.25)
     tensor([0.3333, 1.0000])
     """
-    odds = (values / (1 - values).clamp_min(torch.finfo(values.dtype).eps)).double()
+    hard = values == 1
+    odds = torch.where(hard, 0.0, values / (1 - values)).double()
     ordered = odds.sort(-1, descending=True).values
-    found = _solve(ordered, lambda s: s.sum(-1) / dim, 1 - room).square()
-    full = values.sum(-1) / dim > 1 - room
+    fixed = hard.sum(-1) / dim
+    found = _solve(ordered, lambda s: s.sum(-1) / dim + fixed.cpu(), 1 - room).square()
+    full = (values.sum(-1) / dim > 1 - room) & (fixed < 1 - room)
     return torch.where(full, found.to(values), 1.0)
 
 

@@ -86,8 +86,11 @@ def test_without_room_nothing_is_changed() -> None:
 
 
 def test_what_may_not_move_at_all_does_not_though_there_is_no_room() -> None:
-    free = space(torch.ones(1, 5).double(), room=0.5)
-    assert free.hard
+    assert space(torch.ones(1, 5).double(), room=0.5).hard
+    some = torch.tensor([[1.0, 0.9, 0.9, 0.9, 0.0]]).double()
+    found = space(some, room=0.4).values.sort(descending=True).values
+    wanted = torch.tensor([[1.0, 2 / 3, 2 / 3, 2 / 3]]).double()
+    torch.testing.assert_close(found[:, :4], wanted)
 
 
 def test_weak_directions_count_as_free() -> None:
