@@ -150,8 +150,8 @@ def test_norms_hold_statistics_of_the_first_task(method: str, settings: dict[str
     later = found.learn(1)
     assert not batch_matters(found)
     assert all(norm.held is before for norm, before in zip(found.model.norms, held))
-    for history in [*first, *later]:
-        assert history["loss"][-1] < history["loss"][0]
+    for history in [*first, *later]:  # of single batches: one alone says little
+        assert sum(history["loss"][-5:]) < sum(history["loss"][:5])
 
 
 def test_norms_of_batches_hold_nothing() -> None:

@@ -42,7 +42,7 @@ class Lesson:
             parameters, s, rate, len(seeds), device, rates / rate if rate else None
         )
         learner.pace = schedule.pace
-        self._mean = mean = RunningMean(parameters, s.average, device) if s.average else None
+        self._mean = RunningMean(parameters, s.average) if s.average else None
         self._places = places = self._stream.places(0).clone()
         self.latest = latest = torch.zeros(len(seeds), device=device)
         drifting = not schedule.is_even and learner.drifts()
@@ -70,8 +70,6 @@ class Lesson:
                 pace = like(schedule.pace, parameter)
                 moved = value.lerp(parameter.data, pace) if pulled else parameter.data
                 parameter.data.copy_(torch.where(pace > 0, moved, value))
-            if mean is not None:
-                mean.add(schedule.pace > 0)
             latest.copy_(losses.detach().mean(1))
 
         learner.guarded(optimizer, finish)
@@ -82,6 +80,8 @@ class Lesson:
         """The step of that number, from 0."""
         self._places.copy_(self._stream.places(number))
         self._run()
+        if self._mean is not None and (number + 1) % self._mean.every == 0:
+            self._mean.add(self.schedule.pace > 0)
 
     def finish(self) -> None:
         """After the last step: the weights that the task ends with."""
@@ -104,27 +104,36 @@ class Lesson:
 
 
 class RunningMean:
-    """mean ← keep · mean + (1 - keep) · w after every step; at first the plain mean of all."""
+    """mean ← keep · mean + (1 - keep) · w; at first the plain mean of all that was added.
 
-    def __init__(self, parameters: list[nn.Parameter], keep: float, device: torch.device) -> None:
+    `keep` is what is kept from step to step. Weights are added every so many steps, a fiftieth of
+    the 1 / (1 - keep) that count, as of steps that follow each other they hardly differ.
+
+    Attributes:
+        every: from how many steps one is added.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], keep: float) -> None:
+        self.every = max(1, round(0.02 / (1 - keep)))
         self._parameters = parameters
         self._means = [p.detach().clone() for p in parameters]
-        self._least = 1 - keep
-        self._steps = torch.zeros((), device=device)  # there, as steps may be replayed
+        self._least = 1 - keep**self.every
+        self._added = 0
 
     @torch.no_grad()
     def add(self, going: Tensor) -> None:
         """The present weights, of seeds that are going `[seeds]`."""
-        self._steps += 1
-        share = going / self._steps.clamp_max(1 / self._least)
+        self._added += 1
+        share = going * max(1 / self._added, self._least)
         for mean, parameter in zip(self._means, self._parameters):
-            mean.lerp_(parameter, like(share, parameter))
+            mean.lerp_(parameter, like(share, parameter).to(parameter.dtype))
 
     @torch.no_grad()
     def use(self) -> None:
-        """Set the weights to the mean."""
-        for mean, parameter in zip(self._means, self._parameters):
-            parameter.copy_(mean)
+        """Set the weights to the mean, if there is one."""
+        if self._added:
+            for mean, parameter in zip(self._means, self._parameters):
+                parameter.copy_(mean)
 
 
 class Stream:

@@ -11,11 +11,13 @@
 Steps are left alone only where one group of the optimizer has all of a block, and gradients only
 where nobody looks at them (`between` of `Shield.guard`).
 
-| block                                  | form     |
-|----------------------------------------|----------|
-| one column a group (embeddings)        | tokens   |
-| two columns a group (norm layers)      | small    |
-| any other                              | factored |
+| block                                           | form     |
+|-------------------------------------------------|----------|
+| one column a group (embeddings)                 | tokens   |
+| two columns a group (norm layers)               | small    |
+| half of all directions claimed or more, and     | dense    |
+| SGD whose gradients are projected; not sharded  |          |
+| any other                                       | factored |
 """
 
 from __future__ import annotations
@@ -28,8 +30,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from conceptors.shield.blocks import WeightBlock
+from conceptors.shield.blocks import WeightBlock, is_sharded
 from conceptors.shield.step import inputs
+from conceptors.shield.step.dense import make_dense
 from conceptors.shield.step.elementwise import make_small, make_tokens
 from conceptors.shield.step.factored import make_factored
 from conceptors.shield.step.free_space import FreeSpace
@@ -68,6 +71,9 @@ def choose(
     full = all(p.dtype in (torch.float32, torch.float64) for p in active)
     if linear and full and not groups[0]["momentum"]:
         about = "gradients projected"
+        sharded = any(is_sharded(p.data) for p in active)
+        if form is make_factored and not sharded and not free.is_thin:
+            form = make_dense
         return Way(form, once=True, corrects=False, stiffest=stiffest, about=about)
     if linear and free.stiffness is None and not looked_at:
         return Way(form, once=True, projects=False, about="steps projected")

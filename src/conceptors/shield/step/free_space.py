@@ -27,6 +27,7 @@ class FreeSpace:
 
     Attributes:
         dim: d.
+        groups: g.
         stiffness: c `[g]` of a layer that is pulled back, see `pull`.
 
     With `room`, s is made smaller until its mean over d is at most 1 - room, all odds alike.
@@ -43,6 +44,7 @@ class FreeSpace:
     ) -> None:
         """Directions beyond the `rank` strongest, or with values up to `least`, count as free."""
         self.dim = claimed.dim
+        self.groups = claimed.batch_shape.numel()
         self._dtype = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
         least = max(least, torch.finfo(self._dtype).eps)  # what is smaller vanishes in rounding
         if rank is not None and rank < claimed.dim:
@@ -91,13 +93,26 @@ class FreeSpace:
         return vectors.to(full).contiguous(), values.to(full), loosened.to(full)
 
     def dense(self) -> Tensor:
-        """F `[g, d, d]`; without directions where it can be, as those of many groups take long."""
-        if not self._claimed or self._room or self._least > torch.finfo(self._dtype).eps:
-            eye = torch.eye(self.dim).to(self.vectors)
-            return eye - self.matrix(self.gain(once=True))
-        found = -self._claimed[0].form.dense(keep=False)
+        """F `[g, d, d]`."""
+        found = -self._dense()
         found.diagonal(dim1=-2, dim2=-1).add_(1)
         return found.to(self._dtype)
+
+    def claimed(self) -> Tensor:
+        """A `[g, d, d]`."""
+        return self._dense().to(self._dtype)
+
+    def _dense(self) -> Tensor:
+        """A; without directions where it can be, as those of many groups take long."""
+        if not self._claimed or self._room or self._least > torch.finfo(self._dtype).eps:
+            return self.matrix(self.gain(once=True))
+        found: Tensor = self._claimed[0].form.dense(keep=False)
+        return found
+
+    @property
+    def is_thin(self) -> bool:
+        """Whether products with U are less work than with F; to find U for many groups is more."""
+        return (self.is_factored or self.groups == 1) and 2 * self.rank < self.dim
 
     @property
     def is_factored(self) -> bool:
@@ -133,12 +148,18 @@ class FreeSpace:
         q = s / (1 - s). Nothing moves along hard directions, so nothing is pulled there.
         `stiffest` bounds c. Room is made for steps only: the pull is that of A as it was claimed.
         """
-        if self.stiffness is None:
+        c = self.bounded_stiffness(stiffest)
+        if c is None:
             return None
         free = (1 - self.values).unsqueeze(-2)
-        c = (self.stiffness / self._slack).clamp(max=stiffest)  # of what was made smaller
         weight = self.values.unsqueeze(-2) * c[:, None, None]
         return weight if once else torch.where(free > 0, weight / free.sqrt(), 0.0)
+
+    def bounded_stiffness(self, stiffest: float = math.inf) -> Tensor | None:
+        """c `[g]` as `pull` has it, None where nothing is pulled."""
+        if self.stiffness is None:
+            return None
+        return (self.stiffness / self._slack).clamp(max=stiffest)  # of what was made smaller
 
     def matrix(self, scale: Tensor) -> Tensor:
         """U diag(scale) Uᵀ `[g, d, d]` for a scale `[g, 1, r]`."""

@@ -39,8 +39,7 @@ class FreeRows:
     ) -> None:
         """`split`: whether F is; None where it pays."""
         self._bias = free.dim > width
-        # to factor what many groups claim takes longer than thin products save
-        self._thin = (free.is_factored or not grouped) and 2 * free.rank < free.dim
+        self._thin = free.is_thin
         self._times: Any = torch.bmm if grouped else torch.mm
         self._add: Any = torch.baddbmm if grouped else torch.addmm
         if self._thin:
