@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         MemoryFullWarning,
     )
     from conceptors.estimators.sgd import ConceptorSGDRegressor
+    from conceptors.estimators.side_by_side import SideBySide
     from conceptors.integrations.sklearn import ContinualMLPClassifier
     from conceptors.shield import Shield, ShieldFullWarning, UnprotectedWarning
     from conceptors.streams.correlation import Correlation
@@ -59,6 +60,7 @@ _HOMES = {
     "Readout": "estimators.readout",
     "Shield": "shield.shield",
     "ShieldFullWarning": "shield.room",
+    "SideBySide": "estimators.side_by_side",
     "UnprotectedWarning": "shield.watch",
     "aperture_by_gradient": "algebra.aperture",
     "aperture_by_validation": "algebra.aperture",
@@ -85,6 +87,7 @@ __all__ = [
     "Readout",
     "Shield",
     "ShieldFullWarning",
+    "SideBySide",
     "UnprotectedWarning",
     "__version__",
     "aperture_by_gradient",

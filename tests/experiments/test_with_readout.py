@@ -219,3 +219,74 @@ def test_results_say_what_is_kept(tmp_path: Path) -> None:
 def test_a_regularization_that_cannot_be(wrong: str) -> None:
     with pytest.raises(ValueError, match="regularization must be auto or a number above 0"):
         disjoint("cab-readout", [0], regularization=wrong)
+
+
+# --- what is read ------------------------------------------------------------------------------
+
+
+def test_inputs_are_read_beside_what_the_body_makes_of_them() -> None:
+    """Each through features of its own, fixed by the first task."""
+    found = disjoint("cab-readout", [0, 1], lift=30, reads="inputs")
+    assert found.features(images(found, 0)).shape[-1] == 784 + 20
+    pixels, given = found.readouts[0].lift.parts
+    assert (pixels.image, pixels.activation, pixels.out_features) == ((1, 28, 28), "fourier", 30)
+    assert (given.in_features, given.out_features) == (20, 30)
+    taught(found, 5)
+    assert found.test().mean() > 90
+
+
+@pytest.mark.parametrize("method", ["cab-readout", "shield-readout"])
+def test_patches_of_inputs_in_colour_are_read(method: str) -> None:
+    found = narrow(method, [0, 1], lift=0, reads="inputs", filters=7)
+    patches, given = found.readouts[1].lift.parts
+    assert (patches.in_features, patches.out_features) == (3 * 32 * 32, 7 * 4)
+    assert given.out_features == given.in_features
+    found.learn(0)
+    assert found.readouts[0].lift.is_calibrated
+    assert bool(found.accuracy(found.scenario.tasks[0].test, 0).isfinite().all())
+
+
+def test_inputs_alone_are_what_a_readout_of_them_sees() -> None:
+    """With a rate of 0, and all weights of the body at 0: only pixels tell."""
+    found = disjoint("cab-readout", [3], lift=40, reads="inputs", rate=0.0)
+    for parameter in found.model.parameters():
+        parameter.data.zero_()
+    taught(found, 5)
+    alone = taught(disjoint_readout(3, 40), 5)
+    assert abs(float(found.test().mean() - alone.test().mean())) < 5
+
+
+def disjoint_readout(seed: int, lift: int) -> Any:
+    kind = METHODS["readout"]
+    scenario = build("disjoint-mnist", [seed], tasks=5, arrays=blobs())
+    return kind(scenario, parse_settings(kind.settings_type, {"lift": lift}), CPU, quiet)
+
+
+# --- two opinions ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scores", ["regression", "likelihood"])
+def test_what_the_network_says_itself_is_added(scores: str) -> None:
+    options: dict[str, Any] = {"heads": True, "lift": 50, "scores": scores}
+    both, alone = (disjoint("cab-readout", [0, 1], own=own, **options) for own in (True, False))
+    for found in (both, alone):
+        taught(found, 5)
+    for number, task in enumerate(both.scenario.tasks):
+        x = images(both, number)
+        told = task.classes[:, None]
+        own = both.model(x.flatten(2)).masked_fill(~told, -1e4).softmax(-1)
+        read = alone.outputs(x, number)
+        if scores == "likelihood":
+            read = read.masked_fill(~told, -torch.inf).softmax(-1)
+        wanted = (own + read).masked_fill(~told, 0.0)
+        found = both.outputs(x, number).masked_fill(~told, 0.0)
+        torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
+    assert float(both.test().mean()) > 90
+
+
+def test_with_one_head_there_is_only_the_readout() -> None:
+    """What networks say of classes that were never trained together cannot be compared."""
+    both, alone = (
+        taught(disjoint("cab-readout", [0], lift=20, own=own), 5) for own in (True, False)
+    )
+    torch.testing.assert_close(both.outputs(images(both, 2), 2), alone.outputs(images(both, 2), 2))

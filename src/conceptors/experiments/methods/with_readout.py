@@ -12,17 +12,27 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from conceptors._internal.precision import exactly
+from conceptors.estimators.lift import Lift, RandomFeatures, Scaling
+from conceptors.estimators.patches import PatchFeatures
 from conceptors.estimators.readout import Readout
+from conceptors.estimators.side_by_side import SideBySide
 from conceptors.experiments.methods.base import only
 from conceptors.experiments.methods.cab import Cab, CabSettings
+from conceptors.experiments.methods.closed.features import random_features
 from conceptors.experiments.methods.closed.readout import RidgeSettings
+from conceptors.experiments.methods.closed.settings import LiftSettings
 from conceptors.experiments.methods.relatives.layers import MatrixLayer, matrix_layers, watching
 from conceptors.experiments.methods.settings import Settings, setting
 from conceptors.experiments.methods.shielded import AutoSettings, Shielded, ShieldedSettings
-from conceptors.experiments.scenarios import Split
+from conceptors.experiments.scenarios import Scenario, Split
 from conceptors.layers import Call
 
-_SEEN = "what the readout sees: the inputs of the last layer, or of all layers but the first"
+_SEEN = (
+    "what the readout sees: the inputs of the last layer, of all layers but the first, or of all; "
+    "those of the first through fixed features"
+)
+_READS = ("last", "all", "inputs")
+_PIXELS = 2000  # random functions of inputs, where none of what the body gives are asked for
 _AT_ONCE = 1000  # samples of a seed whose features are held
 _FIRST = 10_000  # samples of the first task at most, that a lift is fixed by
 
@@ -32,18 +42,23 @@ class ReadingSettings(RidgeSettings, ShieldedSettings):
     """What is read of a body, and when that learns."""
 
     lift: int = setting(2000, "random features of what the body gives, 0 for that itself")
-    reads: str = setting("last", _SEEN, choices=("last", "all"))
+    reads: str = setting("last", _SEEN, choices=_READS)
     body: str = setting(
         "shielded",
         "what learns after the first task: all layers but the last under conceptors, or none",
         choices=("shielded", "fixed"),
     )
     grid: int = setting(4, "cells in each direction that maps are averaged over, see reads")
+    filters: int = setting(1600, "patches that inputs in colour are compared with, see reads")
+    own: bool = setting(
+        False, "with one head per task: add the network's own probabilities to the scores"
+    )
 
     def check(self) -> None:
         super().check()
-        if self.grid < 1:
-            raise ValueError(f"grid must be at least 1, got {self.grid}")
+        for name in ("grid", "filters"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
     def lift_of(self, width: int) -> int:
         """Random features of that many that the body gives, 0 for none."""
@@ -54,22 +69,23 @@ class ReadsOut(Shielded):
     """Each task trains the outputs of its own classes only, and what it leaves of them is not kept.
 
     After a task every seed's `Readout` adds the inputs of the last layer (or of all but the first,
-    side by side), over all the task's training samples, to its sums: classes of different tasks are
-    told apart though no task saw both. Features of earlier tasks stay as they were as far as the
-    shield keeps the body.
+    or of all, side by side), over all the task's training samples, to its sums: classes of
+    different tasks are told apart though no task saw both. Features of earlier tasks stay as they
+    were as far as the shield keeps the body. With a head for each task, what the network says
+    itself may be added: the mean of two opinions.
     """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         s, layers = self.settings, matrix_layers(self.model)
-        self._read = layers[1:] if s.reads == "all" else layers[-1:]
+        self._read = layers[-1:] if s.reads == "last" else layers[1:]
         blank = torch.zeros(len(self.seeds), 2, *self.scenario.inputs, device=self.device)
         with torch.no_grad():
             width = self.features(blank).shape[-1]
         self.readouts = [
             Readout(
                 width,
-                s.lift_of(width),
+                self._lift(width, 15_485_863 + seed),
                 classes=self.scenario.classes,
                 regularization=s.amount,
                 scores=s.scores,
@@ -79,6 +95,19 @@ class ReadsOut(Shielded):
         ]
         self._learning = False
         self._fixed = False  # the body, in the task that is being learned
+
+    def _lift(self, width: int, seed: int) -> int | Lift:
+        """Of so many features: of inputs, which come first, and of what the body gives."""
+        s = self.settings
+        if s.reads != "inputs":
+            count: int = s.lift_of(width)
+            return count
+        inputs = math.prod(self.scenario.inputs)
+        count = s.lift_of(width - inputs)
+        given = (
+            RandomFeatures(width - inputs, count, seed=seed) if count else Scaling(width - inputs)
+        )
+        return SideBySide(fixed_features(self.scenario, count, s.filters, seed), given)
 
     # --- the body -------------------------------------------------------------------------
 
@@ -148,7 +177,7 @@ class ReadsOut(Shielded):
 
     def features(self, x: Tensor) -> Tensor:
         """What enters the layers that are read `[seeds, n, d]`."""
-        found: list[Tensor] = []
+        found: list[Tensor] = [x.flatten(2)] if self.settings.reads == "inputs" else []
 
         def seen(layer: MatrixLayer, call: Call) -> None:
             found.append(pooled(call.args[0], self.settings.grid))
@@ -163,7 +192,13 @@ class ReadsOut(Shielded):
             return only(super().outputs(x, number), self.trained_classes(number))
         rows = self.features(x)
         with exactly():
-            return torch.stack([self._scores(*pair) for pair in zip(self.readouts, rows)])
+            found = torch.stack([self._scores(*pair) for pair in zip(self.readouts, rows)])
+        if not (self.settings.own and self.scenario.heads):
+            return found
+        if self.settings.scores == "likelihood":
+            found = self.masked(found, number).softmax(-1)
+        own = only(super().outputs(x, number), self.trained_classes(number)).softmax(-1)
+        return found + own
 
     def _scores(self, readout: Readout, rows: Tensor) -> Tensor:
         """Of all classes `[n, classes]`, -∞ for those that were never seen."""
@@ -210,7 +245,7 @@ class ShieldReadoutSettings(ReadingSettings, AutoSettings):
 
     share: float = setting(0.97, "of a task's energy that every layer claims, see Auto")
     lift: int = setting(2000, "random features of what is read, where that is less; 0 for none")
-    reads: str = setting("all", _SEEN, choices=("last", "all"))
+    reads: str = setting("all", _SEEN, choices=_READS)
 
     def lift_of(self, width: int) -> int:
         return self.lift if width < self.lift else 0
@@ -222,6 +257,14 @@ class ShieldReadout(ReadsOut):
         "Shield(model) for all layers but the last, a Readout of all in its place"
     )
     settings_type: ClassVar[type[Settings]] = ShieldReadoutSettings
+
+
+def fixed_features(scenario: Scenario, count: int, filters: int, seed: int) -> Lift:
+    """Of a scenario's inputs: patches of images in colour, smooth functions of others."""
+    if scenario.image is not None and scenario.image[0] > 1:
+        return PatchFeatures(scenario.image, filters, grid=2, seed=seed)
+    own = LiftSettings(lift=count or _PIXELS)
+    return random_features(math.prod(scenario.inputs), scenario, own, seed)
 
 
 def pooled(x: Tensor, grid: int) -> Tensor:
