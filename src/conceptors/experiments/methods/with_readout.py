@@ -50,9 +50,6 @@ class ReadingSettings(RidgeSettings, ShieldedSettings):
     )
     grid: int = setting(4, "cells in each direction that maps are averaged over, see reads")
     filters: int = setting(1600, "patches that inputs in colour are compared with, see reads")
-    own: bool = setting(
-        False, "with one head per task: add the network's own probabilities to the scores"
-    )
 
     def check(self) -> None:
         super().check()
@@ -71,8 +68,7 @@ class ReadsOut(Shielded):
     After a task every seed's `Readout` adds the inputs of the last layer (or of all but the first,
     or of all, side by side), over all the task's training samples, to its sums: classes of
     different tasks are told apart though no task saw both. Features of earlier tasks stay as they
-    were as far as the shield keeps the body. With a head for each task, what the network says
-    itself may be added: the mean of two opinions.
+    were as far as the shield keeps the body.
     """
 
     def __init__(self, *args: Any) -> None:
@@ -192,13 +188,7 @@ class ReadsOut(Shielded):
             return only(super().outputs(x, number), self.trained_classes(number))
         rows = self.features(x)
         with exactly():
-            found = torch.stack([self._scores(*pair) for pair in zip(self.readouts, rows)])
-        if not (self.settings.own and self.scenario.heads):
-            return found
-        if self.settings.scores == "likelihood":
-            found = self.masked(found, number).softmax(-1)
-        own = only(super().outputs(x, number), self.trained_classes(number)).softmax(-1)
-        return found + own
+            return torch.stack([self._scores(*pair) for pair in zip(self.readouts, rows)])
 
     def _scores(self, readout: Readout, rows: Tensor) -> Tensor:
         """Of all classes `[n, classes]`, -∞ for those that were never seen."""
@@ -245,7 +235,7 @@ class ShieldReadoutSettings(ReadingSettings, AutoSettings):
 
     share: float = setting(0.97, "of a task's energy that every layer claims, see Auto")
     lift: int = setting(2000, "random features of what is read, where that is less; 0 for none")
-    reads: str = setting("all", _SEEN, choices=_READS)
+    reads: str = setting("inputs", _SEEN, choices=_READS)
 
     def lift_of(self, width: int) -> int:
         return self.lift if width < self.lift else 0
