@@ -260,4 +260,3 @@ def disjoint_readout(seed: int, lift: int) -> Any:
     kind = METHODS["readout"]
     scenario = build("disjoint-mnist", [seed], tasks=5, arrays=blobs())
     return kind(scenario, parse_settings(kind.settings_type, {"lift": lift}), CPU, quiet)
-
