@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from conceptors.algebra.conceptor import Conceptor, similarity
     from conceptors.algebra.targets import Auto, Energy, Quota
     from conceptors.estimators.evidence import ConceptorClassifier
+    from conceptors.estimators.layer_inputs import LayerInputs
     from conceptors.estimators.lift import RandomFeatures
     from conceptors.estimators.patches import PatchFeatures
     from conceptors.estimators.readout import Readout
@@ -53,6 +54,7 @@ _HOMES = {
     "Correlation": "streams.correlation",
     "Energy": "algebra.targets",
     "FrequentDirections": "streams.frequent_directions",
+    "LayerInputs": "estimators.layer_inputs",
     "MemoryFullWarning": "estimators.ridge",
     "PatchFeatures": "estimators.patches",
     "Quota": "algebra.targets",
@@ -80,6 +82,7 @@ __all__ = [
     "Correlation",
     "Energy",
     "FrequentDirections",
+    "LayerInputs",
     "MemoryFullWarning",
     "PatchFeatures",
     "Quota",

@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
 
-from conceptors import Shield
+from conceptors import Auto, LayerInputs, Readout, Shield
 
 Part = tuple[Tensor, Tensor]  # inputs and targets
-Kind = Literal["plain", "shield", "joint"]
+Kind = Literal["plain", "shield", "readout", "joint"]
+STAYS = Auto(share=0.99)  # of a body that is read: sums do not follow it, so it should hardly move
+_AT_ONCE = 1000  # samples
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Sequence:
         """Accuracy in percent, or 100 R²; 0 if the outputs are not finite."""
         training = model.training
         model.eval()
-        out = torch.cat([model(x) for x in part[0].split(1000)])
+        out = torch.cat([model(x) for x in part[0].split(_AT_ONCE)])
         model.train(training)
         if not bool(out.isfinite().all()):
             return 0.0
@@ -101,13 +103,20 @@ def learn(
     device: torch.device,
     aperture: Any = "auto",
 ) -> dict[str, list[float]]:
-    """Final scores of all tasks on validation and test data, and on test data right after each."""
+    """Final scores of all tasks on validation and test data, and on test data right after each.
+
+    A "readout" answers in the place of the shielded network, whose inputs and layers it reads.
+    """
     lessons = [lesson.to(device) for lesson in sequence.lessons()]
     torch.manual_seed(seed)
     model = sequence.model().to(device)
     if kind == "joint" and sequence.grows:
         _grow(model, lessons[1:])
-    shield = Shield(model, aperture, warn_at_quota=1.0) if kind == "shield" else None
+    if kind == "readout" and aperture == "auto":
+        aperture = STAYS
+    guarded = kind in ("shield", "readout")
+    shield = Shield(model, aperture, warn_at_quota=1.0) if guarded else None
+    answers = Answers(model, lessons[0].train[0][:2]).to(device) if kind == "readout" else model
     optimizer = optimizer_of.make(model.parameters())
     if shield is not None:
         shield.guard(optimizer)
@@ -121,14 +130,33 @@ def learn(
         good = _train(sequence, model, optimizer, task, device)
         if not good:  # diverged: whatever it says is chance
             return {part: [0.0] * len(lessons) for part in ("validation", "test", "learned")}
-        first += [sequence.score(model, lesson, lesson.test) for lesson in task]
         if shield is not None:
             shield.remember(task[0].train[0])
+        if isinstance(answers, Answers):
+            answers.learn(task[0].train)
+        first += [sequence.score(answers, lesson, lesson.test) for lesson in task]
     return {
-        "validation": [sequence.score(model, one, one.validation) for one in lessons],
-        "test": [sequence.score(model, one, one.test) for one in lessons],
+        "validation": [sequence.score(answers, one, one.validation) for one in lessons],
+        "test": [sequence.score(answers, one, one.test) for one in lessons],
         "learned": first,
     }
+
+
+class Answers(nn.Module):
+    """What a readout of a network's inputs and layers says, with nothing chosen."""
+
+    def __init__(self, model: nn.Module, example: Tensor) -> None:
+        super().__init__()
+        self.reader = LayerInputs(model, example)
+        self.readout = Readout(self.reader.out_features, self.reader.lift())
+
+    def learn(self, part: Part) -> None:
+        """Add a task up."""
+        self.readout.learn_from(self.reader, zip(*(both.split(_AT_ONCE) for both in part)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.readout(self.reader(x))
+        return found
 
 
 def _train(

@@ -1,4 +1,5 @@
-"""The untuned suite: sequences x optimizers x {plain, shield, best of a grid, joint}, by seeds.
+"""The untuned suite: sequences x optimizers x {plain, shield, shield and readout, best of a grid,
+joint}, by seeds.
 
 Every run of training is a cell. Cells run side by side in processes, and with a folder each one is
 on disk when it ends, so that a suite that was stopped resumes where it was.
@@ -54,7 +55,7 @@ def untuned(
     only: Iterable[str] = (),
     grid: bool | None = None,
 ) -> list[Row]:
-    """One row per sequence and optimizer: plain, `Shield(model)`; joint and grid in the notes.
+    """One row per sequence and optimizer: plain, `Shield(model)`; the rest in the notes.
 
     Args:
         only: names, or parts of names, of sequences; by default those that fit the size.
@@ -77,8 +78,16 @@ def untuned(
         if _fits(name):
             rates = _PRETRAINED if catalogue.ALL[name].pretrained else _RATES
             pairs += [(name, rate) for rate in rates]
-    kinds: tuple[Kind, ...] = ("plain", "shield", "joint")
-    runner.run([Cell(n, r, kind, s) for n, r in pairs for kind in kinds for s in seeds])
+    kinds: tuple[Kind, ...] = ("plain", "shield", "readout", "joint")
+    runner.run(
+        [
+            Cell(n, r, kind, s)
+            for n, r in pairs
+            for kind in kinds
+            for s in seeds
+            if kind != "readout" or not catalogue.ALL[n].pretrained  # see `conceptors bench body`
+        ]
+    )
     best: dict[tuple[str, Rate], Cell] = {}
     if grid:
         tried = {pair: _grid(*pair) for pair in pairs}
@@ -204,6 +213,10 @@ def _row(
         ),
     }
     about = f"joint {_mean(joint):.1f}"
+    if not catalogue.ALL[name].pretrained:
+        read = scores(Cell(name, rate, "readout", 0))
+        notes["readout"] = [_mean(read), spread(read)]
+        about = f"with a readout {_mean(read):.1f}, {about}"
     if best is not None:
         grid = scores(best)
         notes["grid"] = [_mean(grid), spread(grid)]

@@ -1,0 +1,219 @@
+"""What enters the layers of a network, as features."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from conceptors import LayerInputs, PatchFeatures, RandomFeatures, Readout, Shield
+from conceptors.estimators.lift import Scaling
+from helpers import normal
+
+
+def mlp() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Dropout(0.5), nn.Linear(12, 7), nn.Tanh(),
+        nn.Linear(7, 3),
+    )  # fmt: skip
+
+
+class Residual(nn.Module):
+    """Two layers with one input, one that is called twice, and one that is not called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3, padding=1)
+        self.left, self.right = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 3, padding=1)
+        self.again = nn.Linear(4, 4)
+        self.unused = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x))
+        x = self.left(x) + self.right(x)
+        x = self.again(torch.relu(self.again(x.mean((2, 3)))))
+        found: Tensor = self.head(x)
+        return found
+
+
+class Reader(nn.Module):
+    """Tokens and a mask, by name; two maps of the same input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(20, 6)
+        self.query, self.key = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.out = nn.Linear(6, 5)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        x = self.words(ids)
+        x = torch.softmax(self.query(x) @ self.key(x).mT, -1) @ x
+        found: Tensor = self.out(x * mask[..., None])
+        return found
+
+
+def test_inputs_of_all_layers_side_by_side() -> None:
+    model, x = mlp(), normal(0, 9, 1, 8, 8).float()
+    reader = LayerInputs(model, x[:2])
+    assert reader.widths == {"input": 64, "4": 12, "6": 7}
+    model.eval()
+    first = torch.relu(model[1](x.flatten(1)))
+    second = torch.tanh(model[4](first))
+    wanted = torch.cat([x.flatten(1), first, second], 1)
+    torch.testing.assert_close(reader(x), wanted)
+    assert reader.out_features == 83 == reader(x).shape[1]
+    assert "6: 7" in repr(reader)
+
+
+def test_the_network_is_left_as_it_is() -> None:
+    model, x = mlp().train(), normal(0, 9, 1, 8, 8).float()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    reader = LayerInputs(model, x[:2])
+    assert torch.equal(reader(x), reader(x))  # in evaluation mode, whatever it was in
+    assert all(module.training for module in model.modules())
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    assert not reader(x).requires_grad
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+def test_what_layers_share_is_read_once_and_what_they_get_twice_is_averaged() -> None:
+    torch.manual_seed(0)
+    model, x = Residual(), normal(0, 5, 3, 8, 8).float()
+    reader = LayerInputs(model, x[:2], grid=2)
+    assert reader.widths == {"input": 3 * 64, "left": 4 * 4, "again": 4, "head": 4}
+    h = torch.relu(model.first(x))
+    pooled = functional.adaptive_avg_pool2d(h, 2).flatten(1)
+    torch.testing.assert_close(reader(x)[:, 192:208], pooled)
+    mean = (model.left(h) + model.right(h)).mean((2, 3))
+    both = (mean + torch.relu(model.again(mean))) / 2
+    torch.testing.assert_close(reader(x)[:, 208:212], both)
+
+
+def test_sequences_are_averaged_over_tokens_and_arguments_have_names() -> None:
+    torch.manual_seed(0)
+    model = Reader()
+    batch = {"ids": torch.randint(20, (4, 7)), "mask": torch.ones(4, 7)}
+    reader = LayerInputs(model, batch)
+    assert reader.widths == {"query": 6, "out": 6}
+    torch.testing.assert_close(reader(**batch)[:, :6], model.words(batch["ids"]).mean(1))
+    torch.testing.assert_close(reader(batch), reader(**batch))
+    assert isinstance(reader.lift(30).parts[0], RandomFeatures)
+
+
+def test_layers_can_be_named() -> None:
+    model, x = mlp(), normal(0, 9, 64).float()
+    assert LayerInputs(model, x, layers="6", inputs=False).widths == {"6": 7}
+    assert LayerInputs(model, x, layers=["4", "6"]).widths == {"input": 64, "4": 12, "6": 7}
+    assert LayerInputs(nn.Linear(3, 2), normal(0, 4, 3).float()).widths == {"input": 3}
+
+
+@pytest.mark.parametrize(
+    ("shape", "image", "kind"),
+    [
+        ((64,), None, RandomFeatures),
+        ((64,), (8, 8), RandomFeatures),
+        ((1, 8, 8), None, RandomFeatures),
+        ((64,), (4, 4, 4), PatchFeatures),
+        ((4, 4, 4), None, PatchFeatures),
+    ],
+)
+def test_lifts_suit_what_they_are_of(shape: tuple[int, ...], image: Any, kind: type) -> None:
+    reader = LayerInputs(mlp(), normal(0, 2, *shape).float())
+    of_input, given = reader.lift(100, image=image).parts
+    assert isinstance(of_input, kind)
+    assert getattr(of_input, "image", None) == (image or (shape if len(shape) == 3 else None))
+    assert isinstance(given, RandomFeatures)
+    assert (given.in_features, given.out_features) == (19, 100)
+    assert isinstance(reader.lift(10, image=image).parts[1], Scaling)  # more than that already
+
+
+def test_new_classes_are_told_apart_by_a_network_that_never_saw_both() -> None:
+    """Two tasks of two classes each."""
+    torch.manual_seed(0)
+    centres = 2 * normal(3, 4, 64).float()
+    y = torch.arange(400) % 4
+    x = centres[y] + normal(4, 400, 64).float()
+    model = nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 4))
+    shield = Shield(model, warn_at_quota=1.0)
+    optimizer = shield.guard(torch.optim.AdamW(model.parameters(), lr=0.01))
+    reader = LayerInputs(model, x[:2])
+    readout = Readout(reader.out_features, reader.lift(200))
+    for classes in ((0, 1), (2, 3)):
+        own = (y == classes[0]) | (y == classes[1])
+        for _ in range(30):
+            optimizer.zero_grad()
+            functional.cross_entropy(model(x[own]), y[own]).backward()
+            optimizer.step()
+        shield.remember(x[own])
+        readout.learn_from(reader, [(x[own], y[own])], shield=shield)
+    new = centres[y] + normal(5, 400, 64).float()
+    assert float((readout.predict(reader(new)) == y).float().mean()) > 0.95
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: LayerInputs(len, torch.ones(2, 3)), "takes an nn.Module, got builtin"),  # type: ignore[arg-type]
+        (lambda: LayerInputs(mlp(), torch.ones(2, 64), layers="head"), "no layer is called 'head'"),
+        (lambda: LayerInputs(mlp(), torch.ones(2, 64), grid=0), "grid must be at least 1"),
+        (
+            lambda: LayerInputs(nn.ReLU(), torch.ones(2, 64), inputs=False),
+            "none of these layers was called",
+        ),
+        (
+            lambda: LayerInputs(Residual(), torch.ones(2, 3, 8, 8))(torch.ones(2, 3, 9, 8)),
+            r"layer 'input' has 216 features for this input, and 192",
+        ),
+        (
+            lambda: LayerInputs(mlp(), torch.ones(2, 64))(torch.ones(2, 64).long()),
+            r"must be a tensor of floats, got \[2, 64\] of torch.int64",
+        ),
+        (
+            lambda: LayerInputs(mlp(), torch.ones(2, 64)).lift(10, image=(9, 9)),
+            r"\(c, h, w\) with 64 numbers, got \(9, 9\)",
+        ),
+        (
+            lambda: LayerInputs(mlp(), torch.ones(2, 64), inputs=False).lift(10, image=(8, 8)),
+            "image is for readers of the input itself",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_said(make: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        make()
+
+
+class TimeFirst(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.b(self.a(x.transpose(0, 1)))
+        return found
+
+
+class Sometimes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
+        self.whole = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x)
+        return self.b(x) if self.whole else x
+
+
+def test_rows_that_are_no_samples_are_refused() -> None:
+    with pytest.raises(ValueError, match="different numbers of rows"):
+        LayerInputs(TimeFirst(), torch.ones(2, 5, 3))
+    model = Sometimes()
+    reader = LayerInputs(model, torch.ones(2, 3))
+    model.whole = False
+    with pytest.raises(ValueError, match="layer 'b' was not called"):
+        reader(torch.ones(2, 3))
