@@ -42,6 +42,7 @@ def test_nothing_is_chosen_and_it_learns(rows: tuple[list[Row], Path]) -> None:
         assert row.plain < at_most, name
         assert row.ours > at_least, name
         assert row.notes["joint"][0] > 93
+        assert row.notes["readout"][0] > 95
 
 
 def test_cells_that_are_on_disk_are_not_run_again(
@@ -49,7 +50,7 @@ def test_cells_that_are_on_disk_are_not_run_again(
 ) -> None:
     (file,) = rows[1].glob("untuned-cells-cpu.json")
     kept = json.loads(file.read_text(encoding="utf-8"))
-    assert len(kept) == 12
+    assert len(kept) == 16
 
     def fails(work: object) -> None:
         raise AssertionError("run again")

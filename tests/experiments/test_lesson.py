@@ -48,3 +48,14 @@ def test_a_long_mean_of_every_tenth_step_is_that_of_all() -> None:
 def test_a_task_of_few_steps_ends_with_its_last_weights() -> None:
     weights = [torch.full((2, 3), 1.0 + k).double() for k in range(3)]
     torch.testing.assert_close(mean_of(0.9995, weights), weights[-1])
+
+
+def test_a_seed_that_stopped_before_the_first_of_them_keeps_its_weights() -> None:
+    parameter = nn.Parameter(torch.zeros(2, 3).double())
+    mean = RunningMean([parameter], 0.999)
+    for step in range(1, 41):
+        parameter.data.copy_(torch.tensor([[10.0], [float(step)]]).double().expand(2, 3))
+        if step % mean.every == 0:
+            mean.add(torch.tensor([False, True]))
+    mean.use()
+    torch.testing.assert_close(parameter.detach()[:, 0], torch.tensor([10.0, 30.0]).double())

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conceptors import PatchFeatures, RandomFeatures, Readout
+from conceptors import PatchFeatures, RandomFeatures, Readout, SideBySide
 from conceptors.estimators.sums import Sums
 from gpu.test_gpu import DEVICE, pytestmark, with_tf32
 from helpers import normal
@@ -21,6 +21,7 @@ LIFTS: dict[str, Any] = {
     "relu": lambda: RandomFeatures(64, 700, smooth=1.0, image=(8, 8)),
     "fourier": lambda: RandomFeatures(64, 300, "fourier"),
     "patches": lambda: PatchFeatures((1, 8, 8), 20, size=3, grid=2, kind="random"),
+    "side by side": lambda: SideBySide(RandomFeatures(40, 200), RandomFeatures(24, 100)),
 }
 
 

@@ -187,8 +187,13 @@ class KeepsSums(nn.Module):
             ones = float(sums.gram[-1, -1])
             if abs(ones - sums.count) > 1e-6 * sums.count:
                 raise ValueError(f"sums of {ones:g} samples claim to be of {sums.count:g}")
-        names = self.lift.fitted if isinstance(self.lift, Lift) else ()
-        if kind and not {f"lift.{name}" for name in names} <= rest:
+        needed = {
+            ".".join(filter(None, ("lift", path, name)))
+            for path, part in self.lift.named_modules()
+            if isinstance(part, Lift)
+            for name in part.fitted
+        }
+        if kind and not needed <= rest:
             raise ValueError("the lift that they were made with is missing")
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from conceptors._internal.precision import exactly
-from conceptors.estimators.lift import Lift, rms
+from conceptors.estimators.lift import Lift, constant, rms
 
 _SEEN = 2048  # rows that tell how large features are
 
@@ -16,14 +18,15 @@ class SideBySide(Lift):
 
     For a readout of inputs of different kinds, such as an image and what a network makes of it.
     Each part's features are scaled by one number to a mean variance of 1 over the first data, so
-    that parts count by how many features they have, whatever those's size.
+    that parts count by how many features they have, whatever their size.
 
     Args:
         parts: lifts, in the order of their columns; `RandomFeatures`, `PatchFeatures` or others.
+            Those that are fixed by data already stay as they are.
 
     Raises:
         TypeError: a part is no lift.
-        ValueError: there are no parts.
+        ValueError: there are no parts, or one is there twice.
 
     >>> from conceptors import RandomFeatures, Readout
     >>> _ = torch.manual_seed(0)
@@ -46,6 +49,8 @@ class SideBySide(Lift):
                     f"SideBySide takes lifts, such as RandomFeatures(64, 1000), got "
                     f"{type(part).__name__}"
                 )
+        if len({id(part) for part in parts}) < len(parts):
+            raise ValueError("SideBySide got one lift twice; make a copy, copy.deepcopy(lift)")
         super().__init__(sum(p.in_features for p in parts), sum(p.out_features for p in parts))
         self.parts = nn.ModuleList(parts)
 
@@ -68,16 +73,42 @@ class SideBySide(Lift):
     @exactly()
     def calibrate(self, rows: Tensor) -> None:
         """Fix all features by the first data `[n, in_features]`, all of them or none."""
+        new = [part for part in self._lifts if not part.is_calibrated]
         try:
             sizes = []
             for part, own in zip(self._lifts, self._columns(rows)):
-                part.calibrate(own)
+                if part in new:
+                    part.calibrate(own)
                 found = part(own[:: max(1, len(own) // _SEEN)])
-                sizes.append(rms(found - found.mean(0, dtype=torch.float64).to(found)))
+                z = found - found.mean(0, dtype=torch.float64).to(found)
+                sizes.append(rms(found) if constant(z, found) else rms(z))
             self._fix(scale=torch.stack(sizes).reciprocal())
         except Exception:
-            self.reset()
+            for part in new:
+                part.reset()
             raise
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """A scale without all parts is of no use."""
+        if state_dict.get(f"{prefix}scale") is not None:
+            needed = [
+                f"{prefix}parts.{number}.{name}"
+                for number, part in enumerate(self._lifts)
+                for name in part.fitted
+            ]
+            missing_keys.extend(key for key in needed if key not in state_dict)
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         self.check_calibrated()
@@ -85,5 +116,11 @@ class SideBySide(Lift):
         return torch.cat([part(own) * scale for part, own, scale in pairs], -1)
 
     def _columns(self, x: Tensor) -> tuple[Tensor, ...]:
+        if x.shape[-1] != self.in_features:
+            widths = [part.in_features for part in self._lifts]
+            raise ValueError(
+                f"these lifts take {widths} = {self.in_features} features side by side, got "
+                f"{x.shape[-1]}"
+            )
         found: tuple[Tensor, ...] = x.split([part.in_features for part in self._lifts], -1)
         return found

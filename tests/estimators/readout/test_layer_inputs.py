@@ -159,6 +159,8 @@ def test_new_classes_are_told_apart_by_a_network_that_never_saw_both() -> None:
     ("make", "message"),
     [
         (lambda: LayerInputs(len, torch.ones(2, 3)), "takes an nn.Module, got builtin"),  # type: ignore[arg-type]
+        (lambda: LayerInputs(mlp(), [torch.ones(2, 64)]), "tensor, or a mapping .* got list"),  # type: ignore[arg-type]
+        (LayerInputs(mlp(), torch.ones(2, 64)), "must be a tensor of floats.*NoneType"),
         (lambda: LayerInputs(mlp(), torch.ones(2, 64), layers="head"), "no layer is called 'head'"),
         (lambda: LayerInputs(mlp(), torch.ones(2, 64), grid=0), "grid must be at least 1"),
         (
@@ -171,7 +173,7 @@ def test_new_classes_are_told_apart_by_a_network_that_never_saw_both() -> None:
         ),
         (
             lambda: LayerInputs(mlp(), torch.ones(2, 64))(torch.ones(2, 64).long()),
-            r"must be a tensor of floats, got \[2, 64\] of torch.int64",
+            r"must be a tensor of floats, as the example; got \[2, 64\] of torch.int64",
         ),
         (
             lambda: LayerInputs(mlp(), torch.ones(2, 64)).lift(10, image=(9, 9)),
@@ -217,3 +219,106 @@ def test_rows_that_are_no_samples_are_refused() -> None:
     model.whole = False
     with pytest.raises(ValueError, match="layer 'b' was not called"):
         reader(torch.ones(2, 3))
+
+
+class Shapes(nn.Module):
+    """Layers whose inputs are alike in memory and not in meaning; one that is called `input`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.input = nn.Conv2d(2, 4, 1)
+        self.before, self.after = nn.Linear(4, 3), nn.Linear(4, 3)
+        self.channels, self.tokens = nn.Linear(3, 3), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x.clamp_(min=0)  # the reader has seen it before
+        h = self.input(x).mean((2, 3)).unsqueeze(1).expand(-1, 4, -1).contiguous()
+        skipped = self.before(h)
+        h = h.relu_()
+        h = self.after(h) + skipped
+        found: Tensor = self.channels(h) + self.tokens(h.mT.contiguous()).mean(1, keepdim=True)
+        return found
+
+
+def test_inputs_that_are_alike_in_memory_only_are_all_read() -> None:
+    torch.manual_seed(0)
+    x = normal(0, 3, 2, 4, 4).float()
+    reader = LayerInputs(Shapes(), x.clone())
+    names = ["(input)", "input", "before", "after", "channels", "tokens"]
+    assert list(reader.widths) == names
+    torch.testing.assert_close(reader(x.clone())[:, :32], x.flatten(1))
+    torch.testing.assert_close(reader(x.clone())[:, 32:64], x.clamp_min(0).flatten(1))
+    alone = LayerInputs(Shapes(), x.clone(), layers=["input"], inputs=False)
+    assert alone.widths == {"input": 2 * 16}
+    assert alone(x.clone()).shape == (3, 32)
+
+
+class Behind(nn.Module):
+    """Its layer `input` gets something else than the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.input = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.input(x * 2)
+        return found
+
+
+def test_a_layer_may_be_called_input() -> None:
+    reader = LayerInputs(Behind(), torch.ones(2, 3))
+    assert reader.widths == {"(input)": 3, "input": 3}
+    torch.testing.assert_close(reader(torch.ones(1, 3)), torch.tensor([[1.0] * 3 + [2.0] * 3]))
+    assert [part.in_features for part in reader.lift(5).parts] == [3, 3]
+    torch.testing.assert_close(reader(x=torch.ones(1, 3)), reader(torch.ones(1, 3)))
+
+
+class Turned(nn.Module):
+    """Time first inside: of one sample, the copy that turns it is no copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        first = self.b(h)
+        found: Tensor = self.c(h.transpose(0, 1).contiguous().transpose(0, 1)) + first[..., :2]
+        return found
+
+
+def test_one_sample_is_read_as_many_are() -> None:
+    """What layers share was settled with the example."""
+    reader = LayerInputs(Turned(), torch.ones(2, 5, 3))
+    assert list(reader.widths) == ["input", "b", "c"]
+    torch.testing.assert_close(reader(torch.ones(1, 5, 3)), reader(torch.ones(4, 5, 3))[:1])
+
+
+def test_maps_are_pooled_whatever_layer_they_enter() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
+    x = normal(0, 4, 3, 9, 9).float()
+    reader = LayerInputs(model, x, layers=["1", "2", "3"], inputs=False, grid=2)
+    assert reader.widths == {"1": 24, "2": 24, "3": 24}
+    h = model.eval()[0](x)
+    torch.testing.assert_close(reader(x)[:, :24], functional.adaptive_avg_pool2d(h, 2).flatten(1))
+
+
+class Pyramid(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.conv(functional.avg_pool2d(self.conv(x * 2), 2))
+        return found
+
+
+def test_a_layer_that_sees_several_sizes_is_named() -> None:
+    with pytest.raises(ValueError, match="layer 'conv' is called with inputs of different sizes"):
+        LayerInputs(Pyramid(), torch.ones(2, 2, 4, 4))
+    model = mlp()
+    reader = LayerInputs(model, torch.ones(2, 64))
+    del model[6]
+    with pytest.raises(ValueError, match="layer '6' is not there any more"):
+        reader(torch.ones(2, 64))

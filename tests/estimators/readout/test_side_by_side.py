@@ -90,3 +90,48 @@ def test_what_is_no_lift_is_refused() -> None:
         SideBySide()
     with pytest.raises(TypeError, match=r"takes lifts, such as RandomFeatures.*got Linear"):
         SideBySide(nn.Linear(3, 4))  # type: ignore[arg-type]
+    lift = RandomFeatures(3, 4)
+    with pytest.raises(ValueError, match="one lift twice"):
+        SideBySide(lift, lift)
+    fixed = SideBySide(lift, Scaling(2))
+    with pytest.raises(ValueError, match=r"\[3, 2\] = 5 features side by side, got 6"):
+        fixed.calibrate(torch.ones(4, 6))
+
+
+def test_a_lift_that_is_fixed_stays_so() -> None:
+    """It may be another readout's."""
+    x, y = rows()[:, :6], torch.arange(50) % 3
+    readout = Readout(6, RandomFeatures(6, 20)).learn(x, y)
+    before = readout(x)
+    lift = SideBySide(readout.lift, Scaling(4))  # type: ignore[arg-type]
+    Readout(10, lift).learn(torch.cat([5 * x + 1, x[:, :4]], 1), y)
+    torch.testing.assert_close(readout(x), before, rtol=0, atol=0)
+    broken = SideBySide(readout.lift, Scaling(4))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="beyond the range"):
+        broken.calibrate(torch.cat([x.double(), 1e300 * normal(3, 50, 4)], 1))
+    assert readout.lift.is_calibrated
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_part_that_does_not_vary_yet_is_not_blown_up(dtype: torch.dtype) -> None:
+    lift = SideBySide(RandomFeatures(6, 20), Scaling(4))
+    x = torch.cat([normal(0, 50, 6), torch.full((50, 4), 0.3).double()], 1).to(dtype)
+    lift.calibrate(x)
+    assert float(lift.scale.max()) < 100
+
+
+@pytest.mark.parametrize("part", ["scale", "parts.0", "parts.1"])
+def test_a_state_without_some_of_it_is_refused(part: str) -> None:
+    x, y = rows(), torch.arange(50) % 3
+    state = Readout(74, made()).learn(x, y).state_dict()
+    torn = {key: value for key, value in state.items() if not key.startswith(f"lift.{part}")}
+    again = Readout(74, made())
+    with pytest.raises(RuntimeError, match=r"lift"):
+        again.load_state_dict(torn)
+    assert again.n_samples == 0
+    assert not again.lift.is_calibrated
+    alone = made()
+    if part == "scale":
+        return  # parts may be fixed before they are side by side
+    with pytest.raises(RuntimeError, match="Missing key"):
+        alone.load_state_dict({k[5:]: v for k, v in torn.items() if k.startswith("lift.")})

@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
 
-from conceptors import Auto, LayerInputs, Readout, Shield
+from conceptors import LayerInputs, Readout, Shield
 
 Part = tuple[Tensor, Tensor]  # inputs and targets
 Kind = Literal["plain", "shield", "readout", "joint"]
-STAYS = Auto(share=0.99)  # of a body that is read: sums do not follow it, so it should hardly move
 _AT_ONCE = 1000  # samples
 
 
@@ -105,29 +104,28 @@ def learn(
 ) -> dict[str, list[float]]:
     """Final scores of all tasks on validation and test data, and on test data right after each.
 
-    A "readout" answers in the place of the shielded network, whose inputs and layers it reads.
+    A "readout" is of a network that learns the first task and is fixed then: of its input and of
+    what enters its layers.
     """
     lessons = [lesson.to(device) for lesson in sequence.lessons()]
     torch.manual_seed(seed)
     model = sequence.model().to(device)
     if kind == "joint" and sequence.grows:
         _grow(model, lessons[1:])
-    if kind == "readout" and aperture == "auto":
-        aperture = STAYS
-    guarded = kind in ("shield", "readout")
-    shield = Shield(model, aperture, warn_at_quota=1.0) if guarded else None
+    shield = Shield(model, aperture, warn_at_quota=1.0) if kind == "shield" else None
     answers = Answers(model, lessons[0].train[0][:2]).to(device) if kind == "readout" else model
     optimizer = optimizer_of.make(model.parameters())
     if shield is not None:
         shield.guard(optimizer)
     first = []  # scores right after each task
     for number, task in enumerate([lessons] if kind == "joint" else [[one] for one in lessons]):
-        if number and sequence.grows:
+        fixed = kind == "readout" and number > 0
+        if number and sequence.grows and not fixed:
             _grow(model, task)
             optimizer = optimizer_of.make(model.parameters())
             if shield is not None:
                 shield.guard(optimizer)
-        good = _train(sequence, model, optimizer, task, device)
+        good = fixed or _train(sequence, model, optimizer, task, device)
         if not good:  # diverged: whatever it says is chance
             return {part: [0.0] * len(lessons) for part in ("validation", "test", "learned")}
         if shield is not None:
@@ -143,12 +141,13 @@ def learn(
 
 
 class Answers(nn.Module):
-    """What a readout of a network's inputs and layers says, with nothing chosen."""
+    """What a readout of a network's input and layers says, with nothing chosen."""
 
     def __init__(self, model: nn.Module, example: Tensor) -> None:
         super().__init__()
         self.reader = LayerInputs(model, example)
-        self.readout = Readout(self.reader.out_features, self.reader.lift())
+        count = min(max(500, 8 * self.reader.widths.get("input", 0)), 2000)
+        self.readout = Readout(self.reader.out_features, self.reader.lift(count))
 
     def learn(self, part: Part) -> None:
         """Add a task up."""

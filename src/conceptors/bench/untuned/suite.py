@@ -1,5 +1,5 @@
-"""The untuned suite: sequences x optimizers x {plain, shield, shield and readout, best of a grid,
-joint}, by seeds.
+"""The untuned suite: sequences x optimizers x {plain, shield, readout, best of a grid, joint}, by
+seeds.
 
 Every run of training is a cell. Cells run side by side in processes, and with a folder each one is
 on disk when it ends, so that a suite that was stopped resumes where it was.
@@ -216,7 +216,7 @@ def _row(
     if not catalogue.ALL[name].pretrained:
         read = scores(Cell(name, rate, "readout", 0))
         notes["readout"] = [_mean(read), spread(read)]
-        about = f"with a readout {_mean(read):.1f}, {about}"
+        about = f"readout {_mean(read):.1f}, {about}"
     if best is not None:
         grid = scores(best)
         notes["grid"] = [_mean(grid), spread(grid)]

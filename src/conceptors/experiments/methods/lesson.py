@@ -118,22 +118,23 @@ class RunningMean:
         self._parameters = parameters
         self._means = [p.detach().clone() for p in parameters]
         self._least = 1 - keep**self.every
-        self._added = 0
+        self._added: Tensor | None = None  # [seeds]
 
     @torch.no_grad()
     def add(self, going: Tensor) -> None:
         """The present weights, of seeds that are going `[seeds]`."""
-        self._added += 1
-        share = going * max(1 / self._added, self._least)
+        self._added = going.float() if self._added is None else self._added + going
+        share = going * self._added.clamp_min(1).reciprocal().clamp_min(self._least)
         for mean, parameter in zip(self._means, self._parameters):
             mean.lerp_(parameter, like(share, parameter).to(parameter.dtype))
 
     @torch.no_grad()
     def use(self) -> None:
-        """Set the weights to the mean, if there is one."""
-        if self._added:
-            for mean, parameter in zip(self._means, self._parameters):
-                parameter.copy_(mean)
+        """Set the weights of seeds that have a mean to it."""
+        if self._added is None:
+            return
+        for mean, parameter in zip(self._means, self._parameters):
+            parameter.copy_(torch.where(like(self._added > 0, parameter), mean, parameter))
 
 
 class Stream:

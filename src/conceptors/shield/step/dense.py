@@ -34,7 +34,7 @@ class Against:
             self._cut[0][0] = high  # the whole is not needed any more
 
     def take_off(self, taken: Sequence[Tensor], blocks: Sequence[Tensor]) -> None:
-        """Subtract `taken` times A from the blocks, in place, to float32's precision at least."""
+        """Subtract `taken` times A from the blocks, in place, to about float32's precision."""
         for i, left in enumerate(taken):
             for j, block in enumerate(blocks):
                 if i or j or self._halves is None:

@@ -104,7 +104,7 @@ class FreeSpace:
 
     def _dense(self) -> Tensor:
         """A; without directions where it can be, as those of many groups take long."""
-        if not self._claimed or self._room or self._least > torch.finfo(self._dtype).eps:
+        if not self._claimed or not self._needs_no_directions:
             return self.matrix(self.gain(once=True))
         found: Tensor = self._claimed[0].form.dense(keep=False)
         return found
@@ -112,7 +112,13 @@ class FreeSpace:
     @property
     def is_thin(self) -> bool:
         """Whether products with U are less work than with F; to find U for many groups is more."""
-        return (self.is_factored or self.groups == 1) and 2 * self.rank < self.dim
+        found = self.is_factored or self.groups == 1 or not self._needs_no_directions
+        return found and 2 * self.rank < self.dim
+
+    @property
+    def _needs_no_directions(self) -> bool:
+        """Whether A is what was claimed, to the last direction."""
+        return not self._room and self._least <= torch.finfo(self._dtype).eps
 
     @property
     def is_factored(self) -> bool:
@@ -159,7 +165,8 @@ class FreeSpace:
         """c `[g]` as `pull` has it, None where nothing is pulled."""
         if self.stiffness is None:
             return None
-        return (self.stiffness / self._slack).clamp(max=stiffest)  # of what was made smaller
+        c = self.stiffness / self._slack if self._room else self.stiffness
+        return c.clamp(max=stiffest)  # of what was made smaller
 
     def matrix(self, scale: Tensor) -> Tensor:
         """U diag(scale) Uᵀ `[g, d, d]` for a scale `[g, 1, r]`."""
