@@ -120,8 +120,9 @@ class LayerInputs(nn.Module):
         """
         count = checks.whole(count, "count", 1)
         rest = self.out_features - (self.widths[self._own] if self._shape is not None else 0)
-        given = Scaling(rest) if rest >= count else RandomFeatures(rest, count)
-        parts: list[Lift] = [given] if rest else []
+        parts: list[Lift] = []
+        if rest:
+            parts.append(Scaling(rest) if rest >= count else RandomFeatures(rest, count))
         if self._shape is not None:
             if image is None and len(self._shape) == 3:
                 image = self._shape

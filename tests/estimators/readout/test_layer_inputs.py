@@ -109,7 +109,9 @@ def test_layers_can_be_named() -> None:
     model, x = mlp(), normal(0, 9, 64).float()
     assert LayerInputs(model, x, layers="6", inputs=False).widths == {"6": 7}
     assert LayerInputs(model, x, layers=["4", "6"]).widths == {"input": 64, "4": 12, "6": 7}
-    assert LayerInputs(nn.Linear(3, 2), normal(0, 4, 3).float()).widths == {"input": 3}
+    bare = LayerInputs(nn.Linear(3, 2), normal(0, 4, 3).float())
+    assert bare.widths == {"input": 3}
+    assert [part.out_features for part in bare.lift(9).parts] == [9]
 
 
 @pytest.mark.parametrize(
