@@ -69,6 +69,11 @@ def check_batches(batches: Any, who: str) -> None:
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients or compiled shortcuts; everything restored on leaving."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"the network must be an nn.Module, got {type(model).__name__}; what is done with it "
+            f"beyond calling it goes into feed=lambda model, batch: ..."
+        )
     flags = [(module, module.training) for module in model.modules()]
     devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
     forked = [d.index or 0 for d in devices]

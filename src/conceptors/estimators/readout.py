@@ -197,11 +197,6 @@ class Readout(KeepsSums):
         Raises:
             ValueError: as `learn`, or no samples; nothing was learned of any batch.
         """
-        if not isinstance(backbone, nn.Module):
-            raise TypeError(
-                f"learn_from takes an nn.Module as backbone, got {type(backbone).__name__}; what "
-                f"is done with it beyond calling it goes into feed=lambda backbone, batch: ..."
-            )
         check_batches(batches, "learn_from")
         feed, target = feed or feed_without_labels, target or last_part
         waiting: list[tuple[Tensor, Tensor]] = []

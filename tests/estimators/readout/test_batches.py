@@ -127,7 +127,7 @@ def test_generators_and_empty_loaders() -> None:
     for used_up in empty:
         with pytest.raises(ValueError, match="the loader is empty or used up"):
             readout.learn_from(nn.Identity(), used_up)
-    with pytest.raises(TypeError, match=r"takes an nn\.Module as backbone, got function; .*feed="):
+    with pytest.raises(TypeError, match=r"must be an nn\.Module, got function; .*feed="):
         readout.learn_from(lambda x: x, batches)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="learn_from takes batches"):
         readout.learn_from(nn.Identity(), (X, y))

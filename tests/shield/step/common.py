@@ -41,6 +41,12 @@ def mixed(channels_last: bool = False) -> Mixed:
     return made.to(memory_format=torch.channels_last) if channels_last else made  # type: ignore[call-overload]
 
 
+def gradient_of(parameter: nn.Parameter) -> Tensor:
+    """As `.grad` has it."""
+    assert parameter.grad is not None
+    return parameter.grad
+
+
 def backward(model: nn.Module, seed: int = 0) -> None:
     generator = torch.Generator().manual_seed(seed)
     model(torch.randint(11, (16,), generator=generator)).square().sum().backward()

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from conceptors import Conceptor
 from conceptors.shield.step.batched import together
@@ -15,7 +15,7 @@ from conceptors.shield.step.factored import make_factored
 from conceptors.shield.step.free_space import FreeSpace
 from conceptors.shield.step.memory import both
 from conceptors.shield.step.strategy import Strategy, Way
-from shield.step.common import sites
+from shield.step.common import gradient_of, sites
 
 
 def strategies(model: nn.Module, claims: list[Conceptor], stiff: bool) -> list[Strategy]:
@@ -25,16 +25,11 @@ def strategies(model: nn.Module, claims: list[Conceptor], stiff: bool) -> list[S
     for site, claimed in zip(sites(model).values(), claims):
         stiffness = torch.linspace(1, 2, len(claimed.matrix())).double() if stiff else None
         free = FreeSpace(claimed, torch.float64, stiffness=stiffness)
-        weights, gradients = both(site, site.active(), _gradient)
+        weights, gradients = both(site, site.active(), gradient_of)
         make = make_factored if free.dim > 2 else make_small
         anchor = site.matrix(site.active()).clone()[..., torch.cat(weights.columns)]
         found.append(make(free, weights, gradients, anchor, scale, Way(None)))
     return found
-
-
-def _gradient(parameter: nn.Parameter) -> Tensor:
-    assert parameter.grad is not None
-    return parameter.grad
 
 
 @pytest.mark.parametrize("stiff", [False, True], ids=["free", "pulled"])
@@ -62,11 +57,11 @@ def test_stacks_do_what_their_members_do(bias: bool, stiff: bool) -> None:
         generator = torch.Generator().manual_seed(1)
         for _ in range(3):
             for parameter in model.parameters():
-                _gradient(parameter).normal_(generator=generator)
+                gradient_of(parameter).normal_(generator=generator)
             for piece in pieces:
                 piece.project()
             for parameter in model.parameters():
-                parameter.data.sub_(_gradient(parameter).tanh(), alpha=0.1)
+                parameter.data.sub_(gradient_of(parameter).tanh(), alpha=0.1)
             for piece in pieces:
                 piece.correct()
     for one, other in zip(one_by_one.parameters(), stacked.parameters()):

@@ -15,7 +15,7 @@ from conceptors.shield.step.free_space import FreeSpace
 from conceptors.shield.step.memory import both
 from conceptors.shield.step.strategy import Strategy, Way
 from helpers import normal
-from shield.step.common import sites
+from shield.step.common import gradient_of, sites
 
 _ONCE = Way(None, once=True, corrects=False, stiffest=3.0)
 
@@ -28,11 +28,6 @@ def layer_of(kind: str) -> nn.Module:
         "transposed": nn.ConvTranspose1d(4, 3, 2),
     }
     return made[kind].double()
-
-
-def gradient_of(parameter: nn.Parameter) -> torch.Tensor:
-    assert parameter.grad is not None
-    return parameter.grad
 
 
 @pytest.mark.parametrize("room", [0.0, 0.6])
