@@ -25,7 +25,7 @@ _ACROSS = 5  # benchmarks side by side
 _NEW = f"# Comparison\n\n{BEGIN}\n{END}\n"
 _MARKS = """\
 \\* has parts of its own for each task, or is told the task when tested. † trains no network. ‡ sees
-all tasks at once: a bound. Accuracies are in percent of all tasks' test samples after the last
+all tasks at once. Accuracies are in percent of all tasks' test samples after the last
 task, mean ± standard deviation over seeds; the highest without \\* and ‡ is in bold."""
 _COLUMNS = """\
 *Forgetting* is how far a task is below its best, mean over tasks; *numbers* are those that a method
