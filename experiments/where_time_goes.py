@@ -13,7 +13,6 @@ import argparse
 import json
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -150,9 +149,8 @@ def profiled(cell: Cell, device: str) -> list[dict[str, Any]]:
     learner = build(cell, device, steps=_PROFILED, check_every=_PROFILED, validation=100)
     learner.learn(0)
     profiler: Any = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
-    quiet_end: AbstractContextManager[Any] = nullcontext()
     learner.end_task = lambda number: None  # type: ignore[method-assign]
-    with profiler, quiet_end:
+    with profiler:
         learner.learn(1)
         torch.cuda.synchronize()
     found = [
