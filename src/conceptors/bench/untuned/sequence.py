@@ -128,11 +128,11 @@ def learn(
         good = fixed or _train(sequence, model, optimizer, task, device)
         if not good:  # diverged: whatever it says is chance
             return {part: [0.0] * len(lessons) for part in ("validation", "test", "learned")}
-        if shield is not None:
-            shield.remember(task[0].train[0])
         if isinstance(answers, Answers):
             answers.learn(task[0].train)
         first += [sequence.score(answers, lesson, lesson.test) for lesson in task]
+        if shield is not None:
+            shield.remember(task[0].train[0])
     return {
         "validation": [sequence.score(answers, one, one.validation) for one in lessons],
         "test": [sequence.score(answers, one, one.test) for one in lessons],

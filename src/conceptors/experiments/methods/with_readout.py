@@ -98,11 +98,9 @@ class ReadsOut(Shielded):
         if s.reads != "inputs":
             count: int = s.lift_of(width)
             return count
-        inputs = math.prod(self.scenario.inputs)
-        count = s.lift_of(width - inputs)
-        given = (
-            RandomFeatures(width - inputs, count, seed=seed) if count else Scaling(width - inputs)
-        )
+        width -= math.prod(self.scenario.inputs)
+        count = s.lift_of(width)
+        given = RandomFeatures(width, count, seed=seed) if count else Scaling(width)
         return SideBySide(fixed_features(self.scenario, count, s.filters, seed), given)
 
     # --- the body -------------------------------------------------------------------------
