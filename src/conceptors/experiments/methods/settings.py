@@ -72,7 +72,7 @@ class Settings(OwnSettings):
     )
     momentum: float = setting(0.0, "of the optimizer")
     average: float = setting(
-        0.0, "a task ends with a running mean of its weights that keeps this share from step to step"
+        0.0, "a task ends with a running mean of its weights that keeps this share a step"
     )
     decay: float = setting(0.0, "weight decay")
     gradient: str = setting(
