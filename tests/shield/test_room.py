@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from conceptors import Auto, Shield
 
 
-def free_space(aperture: Auto, tasks: int, hard: bool = False) -> tuple[Tensor, Tensor]:
+def free_space(aperture: Auto | str, tasks: int, hard: bool = False) -> tuple[Tensor, Tensor]:
     """F as steps of plain SGD have it after so many tasks, and the conceptor of all of them."""
     draw = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
@@ -25,15 +25,31 @@ def free_space(aperture: Auto, tasks: int, hard: bool = False) -> tuple[Tensor, 
     return before - layer.weight.detach(), conceptor.matrix()[0]
 
 
-def test_a_full_layer_leaves_room() -> None:
-    free, claimed = free_space(Auto(room=0.3), 12)
-    assert float(free.trace()) / 20 == pytest.approx(0.3, abs=1e-6)
+@pytest.mark.parametrize(
+    ("aperture", "room"), [(Auto(room=0.3), 0.3), (Auto(), 0.2), ("auto", 0.2)], ids=str
+)
+def test_a_full_layer_leaves_room(aperture: Auto | str, room: float) -> None:
+    free, claimed = free_space(aperture, 12)
+    assert float(free.trace()) / 20 == pytest.approx(room, abs=1e-6)
     assert float(claimed.trace()) / 20 > 0.8  # what is claimed is told as it is
 
 
 def test_a_layer_that_is_not_full_is_left_alone() -> None:
-    (free, _), (other, _) = free_space(Auto(room=0.3), 1), free_space(Auto(), 1)
+    (free, _), (other, _) = free_space(Auto(room=0.3), 1), free_space(Auto(room=0.0), 1)
     assert torch.equal(free, other)
+
+
+def test_norms_have_no_room_to_leave() -> None:
+    """Of two directions a channel, which every task fills."""
+    x, steps = torch.randn(300, 6, generator=torch.Generator().manual_seed(0)), []
+    for room in (0.0, 0.5):
+        norm = nn.LayerNorm(6)
+        shield = Shield(norm, Auto(room=room), warn_at_quota=1.0).remember(x)
+        optimizer = shield.guard(torch.optim.SGD(norm.parameters(), lr=1.0))
+        norm.weight.grad, norm.bias.grad = torch.ones(6), torch.ones(6)
+        optimizer.step()
+        steps.append(torch.stack([norm.weight.detach() - 1, norm.bias.detach()]))
+    assert torch.equal(*steps)
 
 
 def test_a_hard_shield_lets_nothing_pass_for_the_sake_of_room() -> None:

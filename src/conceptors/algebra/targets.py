@@ -32,13 +32,12 @@ class Auto:
         pull: see above.
         room: of every layer's inputs that is left to steps, however much is claimed. For many
             tasks: where a layer is fuller, all its odds are made smaller alike for the projection,
-            and the pull goes on as before. Try 0.2 where dozens of tasks leave later ones
-            nothing to learn with.
+            and the pull goes on as before.
     """
 
     share: float | None = None
     pull: float = 20.0
-    room: float = 0.0
+    room: float = 0.2
 
     def __post_init__(self) -> None:
         if self.share is not None:

@@ -59,7 +59,7 @@ def test_the_pull_of_every_kind_of_block(optimizer: str) -> None:
         "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
     }
     model, twin = mixed(), mixed()
-    shield = Shield(model, warn_at_quota=1.0).remember(torch.arange(5))
+    shield = Shield(model, Auto(room=0.0), warn_at_quota=1.0).remember(torch.arange(5))
     before = blocks(model)
     train(model, shield.guard(made[optimizer](model.parameters())), 3)
     guarded = made[optimizer](model.parameters())

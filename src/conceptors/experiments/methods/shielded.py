@@ -35,8 +35,7 @@ class AutoSettings(ShieldedSettings):
     pull: float = setting(
         Auto.pull, "how strongly layers are drawn back to what they did, see Auto"
     )
-
-    room: float = setting(0.0, "of every layer's inputs that is left to steps, see Auto")
+    room: float = setting(Auto.room, "of every layer's inputs that is left to steps, see Auto")
 
     def check(self) -> None:
         super().check()
