@@ -59,8 +59,18 @@ def test_with_nothing_chosen() -> None:
     wide = disjoint("shield-readout", [0], hidden="20,30", lift=40)
     assert wide.readouts[0].lift.parts[1].out_features == 50  # as they are
     taught(found, 5)
-    assert list(found.shield.conceptors()) == ["layers.0", "layers.1"]
+    assert found.shield.conceptors() == {}  # nothing moves after the first task
     assert found.test().mean() > 90
+
+
+@pytest.mark.parametrize("heads", [True, False])
+def test_with_nothing_chosen_a_body_is_fixed_where_tasks_share_a_head(heads: bool) -> None:
+    found = taught(disjoint("shield-readout", [0], hidden="20,30", heads=heads), 1)
+    before = [p.detach().clone() for p in found.model.parameters()]
+    found.learn(1)
+    moved = [not torch.equal(p, b) for p, b in zip(found.model.parameters(), before)]
+    assert moved == ([True] * 6 if heads else [False] * 4 + [True] * 2)
+    assert list(found.shield.conceptors()) == (["layers.0", "layers.1"] if heads else [])
 
 
 @pytest.mark.parametrize("lift", [0, 50])

@@ -31,6 +31,11 @@ _SEEN = (
     "what the readout sees: the inputs of the last layer, of all layers but the first, or of all; "
     "those of the first through fixed features"
 )
+_LEARNS = (
+    "what learns after the first task: all layers but the last under conceptors, or none; "
+    "auto: none where tasks share a head"
+)
+_BODIES = ("shielded", "fixed", "auto")
 _READS = ("last", "all", "inputs")
 _PIXELS = 2000  # random functions of inputs, where none of what the body gives are asked for
 _AT_ONCE = 1000  # samples of a seed whose features are held
@@ -43,11 +48,7 @@ class ReadingSettings(RidgeSettings, ShieldedSettings):
 
     lift: int = setting(2000, "random features of what the body gives, 0 for that itself")
     reads: str = setting("last", _SEEN, choices=_READS)
-    body: str = setting(
-        "shielded",
-        "what learns after the first task: all layers but the last under conceptors, or none",
-        choices=("shielded", "fixed"),
-    )
+    body: str = setting("shielded", _LEARNS, choices=_BODIES)
     grid: int = setting(4, "cells in each direction that maps are averaged over, see reads")
     filters: int = setting(1600, "patches that inputs in colour are compared with, see reads")
 
@@ -89,6 +90,7 @@ class ReadsOut(Shielded):
             ).to(self.device)
             for seed in self.seeds
         ]
+        self._stays = s.body == "fixed" or (s.body == "auto" and not self.scenario.heads)
         self._learning = False
         self._fixed = False  # the body, in the task that is being learned
 
@@ -113,7 +115,7 @@ class ReadsOut(Shielded):
         return self.scenario.tasks[number].classes
 
     def learn(self, number: int) -> list[dict[str, Any]]:
-        self._learning, self._fixed = True, number > 0 and self.settings.body == "fixed"
+        self._learning, self._fixed = True, number > 0 and self._stays
         try:
             return super().learn(number)
         finally:
@@ -127,7 +129,7 @@ class ReadsOut(Shielded):
         return 1 if self._fixed else super().steps(number)
 
     def remember(self, batches: Iterable[Any]) -> None:
-        if self.settings.body == "shielded":  # else nothing will move
+        if not self._stays:  # else nothing will move
             super().remember(batches)
 
     # --- the readouts ---------------------------------------------------------------------
@@ -229,9 +231,13 @@ class CabReadout(ReadsOut, Cab):
 
 @dataclass(frozen=True)
 class ShieldReadoutSettings(ReadingSettings, AutoSettings):
-    """Apertures are found. More is claimed than by `shield`: a readout needs a body that stays."""
+    """Nothing is chosen.
 
-    share: float = setting(0.97, "of a task's energy that every layer claims, see Auto")
+    Where tasks share a head, sums over all of them need features that stay, and images are among
+    them: the body is fixed. Where each has its own, only that task's are compared.
+    """
+
+    body: str = setting("auto", _LEARNS, choices=_BODIES)
     lift: int = setting(2000, "random features of what is read, where that is less; 0 for none")
     reads: str = setting("inputs", _SEEN, choices=_READS)
 
