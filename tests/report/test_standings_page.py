@@ -9,6 +9,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from conceptors.experiments.benchmarks import BENCHMARKS
+from conceptors.experiments.results import Failure
 from conceptors.experiments.step_times import StepTimes
 from conceptors.report.standings import read_tables
 from conceptors.report.standings_page import (
@@ -131,6 +132,16 @@ def test_runs_that_shared_a_machine_show_no_times(tmp_path: Path) -> None:
     (table,) = read_tables(tmp_path, ["disjoint-mnist-2"])
     shown = rows("\n\n".join(section(table)), "### disjoint-mnist-2\n")
     assert (shown["cab"][5], shown["sgd"][5]) == ("–", "2.00")
+
+
+def test_seeds_that_came_to_no_end_are_told(tmp_path: Path) -> None:
+    found = compared.results("disjoint-mnist-2", {"cab": spread(97.0), "ewc": spread(70.0, 3)})
+    found.failed = [Failure("ewc", seed, "diverged in task 2 of 2", {}) for seed in (3, 4)]
+    compared.write(tmp_path, {"disjoint-mnist-2": found})
+    (table,) = read_tables(tmp_path, ["disjoint-mnist-2"])
+    assert "(n = 3, 2 failed) |" in overview([table])
+    shown = rows("\n\n".join(section(table)), "### disjoint-mnist-2\n")
+    assert (shown["ewc"][1], shown["cab"][1]) == ("3, 2 failed", "10")
 
 
 def test_what_nothing_chosen_costs_is_told(tmp_path: Path) -> None:

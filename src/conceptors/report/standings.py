@@ -29,6 +29,7 @@ class Standing:
     mean: float
     sd: float | None = None  # None: a single seed, or not published
     n: int | None = None  # None: published
+    failed: int = 0  # seeds that came to no end
     label: bool = False  # it has parts of its own for each task, or is told the task when tested
     network: bool = True  # it trains the benchmark's network
     learned: float | None = None  # accuracy of each task right after it was learned
@@ -198,6 +199,7 @@ def _standing(results: dict[str, Any], method: str, times: StepTimes | None) -> 
         entry["mean"],
         entry["std"] if len(runs) > 1 else None,
         len(runs),
+        sum(one["method"] == method for one in results.get("failed", ())),
         label=needs_task_label(method),
         network=kind is None or issubclass(kind.settings_type, Settings),
         learned=_learned(runs),

@@ -26,7 +26,8 @@ _NEW = f"# Comparison\n\n{BEGIN}\n{END}\n"
 _MARKS = """\
 \\* has parts of its own for each task, or is told the task when tested. † trains no network. ‡ sees
 all tasks at once. Accuracies are in percent of all tasks' test samples after the last
-task, mean ± standard deviation over seeds; the highest without \\* and ‡ is in bold."""
+task, mean ± standard deviation over seeds (*failed*: diverged with these settings); the highest
+without \\* and ‡ is in bold."""
 _COLUMNS = """\
 *Forgetting* is how far a task is below its best, mean over tasks; *numbers* are those that a method
 keeps from task to task beyond the network; *seconds* are those of a seed, tests included, with all
@@ -112,7 +113,11 @@ def _overall(table: Table, method: str) -> str:
     text = spread(one.mean, one.sd)
     if _is_best(table, one):
         text = f"**{text}**"
-    return text if one.n == table.benchmark.seeds else f"{text} (n = {one.n})"
+    return text if one.n == table.benchmark.seeds else f"{text} (n = {_seeds(one)})"
+
+
+def _seeds(one: Standing) -> str:
+    return f"{one.n}, {one.failed} failed" if one.failed else str(one.n)
 
 
 def _untuned(table: Table) -> str:
@@ -179,7 +184,7 @@ def _own_table(table: Table) -> str:
         [
             in_markdown(one.name),
             spread(one.mean, one.sd),
-            str(one.n),
+            _seeds(one),
             number(one.forgetting),
             number(one.transfer, signed=True),
             MISSING if one.stored is None else f"{one.stored:,.0f}",
