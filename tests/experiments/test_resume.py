@@ -131,6 +131,20 @@ def test_a_changed_configuration_is_refused(
     assert (tmp_path / "results.json").read_bytes() == before
 
 
+def test_a_record_that_is_older_than_a_setting_is_not_one_of_its_default(tmp_path: Path) -> None:
+    """Runs of `shield` without a word on room left none."""
+    one = replace(TWO, methods=["shield"], seeds=[0], settings={"*": {**FAST, "steps": 2}})
+    quietly(one, tmp_path)
+    path = tmp_path / "results.json"
+    found = json.loads(path.read_text())
+    for config in (found["runs"][0]["config"], found["identity"]["configs"]["shield"]):
+        del config["room"]
+    path.write_text(json.dumps(found))
+    with pytest.raises(ExperimentError, match=r"shield\.room: 0\.0 there, 0\.2 now"):
+        quietly(one, tmp_path)
+    quietly(replace(one, settings={"*": {**FAST, "steps": 2}, "shield": {"room": 0.0}}), tmp_path)
+
+
 @pytest.mark.parametrize(
     "content",
     [

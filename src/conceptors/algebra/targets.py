@@ -11,7 +11,7 @@ from torch import Tensor
 from conceptors._internal import checks
 
 _ROUNDING = 1e-12  # share of the energy that float32 may add by itself, after some layers
-_SHARE = 0.9  # of the energy that a soft shield claims by itself
+CLAIMED = 0.9  # of the energy, by a soft shield that is not told a share
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class Auto:
         pull: see above.
         room: of every layer's inputs that is left to steps, however much is claimed. For many
             tasks: where a layer is fuller, all its odds are made smaller alike for the projection,
-            and the pull goes on as before.
+            and the pull goes on as before. Layers of one or two inputs a group, as norms are, leave
+            none.
     """
 
     share: float | None = None
@@ -56,7 +57,7 @@ class Auto:
             return wanted.aperture(sigma, dim, hard, rounding)
         total = sigma.sum(-1, keepdim=True).clamp_min(torch.finfo(sigma.dtype).tiny)
         share = (sigma / total).cpu()
-        goal = _SHARE if self.share is None else self.share
+        goal = CLAIMED if self.share is None else self.share
         return _solve(sigma, lambda s: (s * share).sum(-1), goal)
 
 

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from conceptors.experiments.experiment import Experiment, ExperimentError
 from conceptors.experiments.machine import environment
 from conceptors.experiments.methods import METHODS
+from conceptors.experiments.methods.settings import recorded_settings
 from conceptors.experiments.pieces import Piece
 from conceptors.experiments.results import Failure, Results, Run
 
@@ -151,8 +152,8 @@ def difference(results: Results, wanted: dict[str, Any]) -> list[str]:
         if held.get(key) != wanted[key]:
             lines.append(f"{key}: {held.get(key)!r} there, {wanted[key]!r} now")
     for method in sorted({run.method for run in results.runs} & set(wanted["configs"])):
-        old, new = held["configs"][method], wanted["configs"][method]
-        old = {**asdict(METHODS[method].settings_type()), **old}  # settings that came later
+        new = wanted["configs"][method]
+        old = recorded_settings(METHODS[method].settings_type, held["configs"][method])
         for name in sorted(set(old) | set(new)):
             if old.get(name) != new.get(name):
                 lines.append(f"{method}.{name}: {old.get(name)!r} there, {new.get(name)!r} now")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -90,6 +90,7 @@ class Table:
     published: list[Standing]
     seeds: dict[str, list[tuple[int, float]]]  # (seed, accuracy) by method
     made: str = ""  # by which command, and where
+    failed: dict[str, int] = field(default_factory=dict)  # seeds, of methods that have no other
 
     def of(self, method: str) -> Standing | None:
         return next((one for one in self.reached if one.method == method), None)
@@ -171,7 +172,9 @@ def table(
     reached = [_standing(results, name, times) for name in names]
     seeds = {name: measures.final_accuracies(results, name) for name in names}
     reached.sort(key=lambda one: -one.mean)
-    return Table(benchmark, reached, published, seeds, _made(results, times))
+    lost = {one["method"] for one in results.get("failed", ())} - set(names)
+    failed = {name: _failed(results, name) for name in METHODS_COMPARED if name in lost}
+    return Table(benchmark, reached, published, seeds, _made(results, times), failed)
 
 
 def _made(results: dict[str, Any], times: StepTimes | None) -> str:
@@ -199,7 +202,7 @@ def _standing(results: dict[str, Any], method: str, times: StepTimes | None) -> 
         entry["mean"],
         entry["std"] if len(runs) > 1 else None,
         len(runs),
-        sum(one["method"] == method for one in results.get("failed", ())),
+        _failed(results, method),
         label=needs_task_label(method),
         network=kind is None or issubclass(kind.settings_type, Settings),
         learned=_learned(runs),
@@ -209,6 +212,11 @@ def _standing(results: dict[str, Any], method: str, times: StepTimes | None) -> 
         seconds=None if any(run.get("shared") for run in runs) else entry.get("seconds"),
         step=None if times is None else times.ratios.get(method),
     )
+
+
+def _failed(results: dict[str, Any], method: str) -> int:
+    """Seeds that came to no end; of other settings none are kept."""
+    return sum(one["method"] == method for one in results.get("failed", ()))
 
 
 def _learned(runs: list[dict[str, Any]]) -> float | None:

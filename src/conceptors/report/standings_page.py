@@ -88,12 +88,13 @@ def overview(tables: list[Table]) -> str:
 
 
 def _side_by_side(tables: list[Table]) -> str:
-    found = {one.method: one for table in tables for one in table.reached}
+    found = {one.method: one.name for table in tables for one in table.reached}
+    found |= {method: method for table in tables for method in table.failed if method not in found}
     order = [m for m in METHODS_COMPARED if m in found]
     order += [m for m in found if m not in order]
     head = ["", *(f"[{t.benchmark.name}](#{t.benchmark.name})" for t in tables)]
     rows = [
-        [in_markdown(found[method].name), *(_overall(table, method) for table in tables)]
+        [in_markdown(found[method]), *(_overall(table, method) for table in tables)]
         for method in order
     ]
     rows.append(["*published, best*", *(_best_published(table, False) for table in tables)])
@@ -109,7 +110,7 @@ def _side_by_side(tables: list[Table]) -> str:
 def _overall(table: Table, method: str) -> str:
     one = table.of(method)
     if one is None:
-        return MISSING
+        return f"{table.failed[method]} failed" if table.failed.get(method) else MISSING
     text = spread(one.mean, one.sd)
     if _is_best(table, one):
         text = f"**{text}**"
@@ -193,6 +194,10 @@ def _own_table(table: Table) -> str:
             _verdict(table, one),
         ]
         for one in table.reached
+    ]
+    rows += [
+        [in_markdown(method), MISSING, f"0, {count} failed", *([MISSING] * 5), ""]
+        for method, count in table.failed.items()
     ]
     rows += [
         [

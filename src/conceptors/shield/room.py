@@ -22,8 +22,7 @@ def warn_if_full(quotas: Mapping[str, float], limit: float, known: set[str]) -> 
         listed = ", ".join(f"{name} ({quota:.1%})" for name, quota in full.items())
         warnings.warn(
             f"little space is left for further tasks in: {listed}. Lower the aperture there "
-            f"(Energy(0.9) where hard=True had none), leave more room to steps (Auto(room=0.4)), "
-            f"widen the layers, or forget a task",
+            f"(Energy(0.9) where hard=True had none), widen the layers, or forget a task",
             ShieldFullWarning,
             stacklevel=outside(),
         )

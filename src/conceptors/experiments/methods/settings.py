@@ -13,13 +13,20 @@ from conceptors.experiments.networks import ACTIVATIONS
 T = TypeVar("T")
 
 
-def setting(default: T, about: str, choices: Iterable[str] = (), each: bool = False) -> T:
+def setting(
+    default: T,
+    about: str,
+    choices: Iterable[str] = (),
+    each: bool = False,
+    before: T | None = None,
+) -> T:
     """A field of a settings class: its default, what it does, and the words it may be.
 
     With `each`, members of a stack may differ in it: `settings_of_members` makes it a tuple of
-    their values, and methods ask `Learner.each`.
+    their values, and methods ask `Learner.each`. `before` is how it was before it was a setting,
+    if that is not the default.
     """
-    about_it = {"about": about, "choices": tuple(choices), "each": each}
+    about_it = {"about": about, "choices": tuple(choices), "each": each, "before": before}
     made: T = field(default=default, metadata=about_it)
     return made
 
@@ -192,6 +199,15 @@ def settings_of_members(members: list[OwnSettings]) -> OwnSettings:
             f"optimizer's own rate; set it to 0, or try them one by one"
         )
     return replace(first, **differing)
+
+
+def recorded_settings(kind: type[OwnSettings], config: dict[str, Any]) -> dict[str, Any]:
+    """All settings of a run whose record may be older than some of them."""
+    older = {entry.name: entry.metadata.get("before") for entry in fields(kind)}
+    return {
+        name: default if older[name] is None else older[name]
+        for name, default in asdict(kind()).items()
+    } | config
 
 
 def explain_settings(kind: type[OwnSettings]) -> list[str]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from conceptors.algebra.conceptor import similarity
-from conceptors.algebra.targets import Auto
+from conceptors.algebra.targets import CLAIMED, Auto
 from conceptors.experiments.methods.base import Learner
 from conceptors.experiments.methods.relatives.layers import matrix_layers
 from conceptors.experiments.methods.settings import Settings, setting
@@ -31,11 +31,13 @@ class ShieldedSettings(Settings):
 
 @dataclass(frozen=True)
 class AutoSettings(ShieldedSettings):
-    share: float = setting(0.9, "of a task's energy that every layer claims, see Auto")
+    share: float = setting(CLAIMED, "of a task's energy that every layer claims, see Auto")
     pull: float = setting(
         Auto.pull, "how strongly layers are drawn back to what they did, see Auto"
     )
-    room: float = setting(Auto.room, "of every layer's inputs that is left to steps, see Auto")
+    room: float = setting(
+        Auto.room, "of every layer's inputs that is left to steps, see Auto", before=0.0
+    )
 
     def check(self) -> None:
         super().check()

@@ -33,7 +33,7 @@ _SEEN = (
 )
 _LEARNS = (
     "what learns after the first task: all layers but the last under conceptors, or none; "
-    "auto: none where tasks share a head"
+    "auto: none where tasks have different classes and share a head"
 )
 _BODIES = ("shielded", "fixed", "auto")
 _READS = ("last", "all", "inputs")
@@ -90,9 +90,10 @@ class ReadsOut(Shielded):
             ).to(self.device)
             for seed in self.seeds
         ]
-        self._stays = s.body == "fixed" or (s.body == "auto" and not self.scenario.heads)
+        told_apart = not self.scenario.heads and self.scenario.tasks[0].classes is not None
+        self._fixes_body = s.body == "fixed" or (s.body == "auto" and told_apart)
         self._learning = False
-        self._fixed = False  # the body, in the task that is being learned
+        self._is_fixed = False  # the body, in the task that is being learned
 
     def _lift(self, width: int, seed: int) -> int | Lift:
         """Of so many features: of inputs, which come first, and of what the body gives."""
@@ -115,21 +116,21 @@ class ReadsOut(Shielded):
         return self.scenario.tasks[number].classes
 
     def learn(self, number: int) -> list[dict[str, Any]]:
-        self._learning, self._fixed = True, number > 0 and self._stays
+        self._learning, self._is_fixed = True, number > 0 and self._fixes_body
         try:
             return super().learn(number)
         finally:
             self._learning = False
 
     def trained(self) -> list[nn.Parameter]:
-        return matrix_layers(self.model)[-1].parameters if self._fixed else super().trained()
+        return matrix_layers(self.model)[-1].parameters if self._is_fixed else super().trained()
 
     def steps(self, number: int) -> int:
         """One, where only what is thrown away would learn."""
-        return 1 if self._fixed else super().steps(number)
+        return 1 if self._is_fixed else super().steps(number)
 
     def remember(self, batches: Iterable[Any]) -> None:
-        if not self._stays:  # else nothing will move
+        if not self._fixes_body:  # else nothing will move
             super().remember(batches)
 
     # --- the readouts ---------------------------------------------------------------------
@@ -233,8 +234,8 @@ class CabReadout(ReadsOut, Cab):
 class ShieldReadoutSettings(ReadingSettings, AutoSettings):
     """Nothing is chosen.
 
-    Where tasks share a head, sums over all of them need features that stay, and images are among
-    them: the body is fixed. Where each has its own, only that task's are compared.
+    Where one head tells the classes of all tasks apart, their sums need features that stay: the
+    body is fixed, and images are read beside it. Elsewhere it learns under `Shield(model)`.
     """
 
     body: str = setting("auto", _LEARNS, choices=_BODIES)
@@ -248,7 +249,7 @@ class ShieldReadoutSettings(ReadingSettings, AutoSettings):
 class ShieldReadout(ReadsOut):
     name: ClassVar[str] = "shield-readout"
     about: ClassVar[str] = (
-        "Shield(model) for all layers but the last, a Readout of all in its place"
+        "a Readout of images and layers in the last one's place, with nothing chosen"
     )
     settings_type: ClassVar[type[Settings]] = ShieldReadoutSettings
 
