@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,7 +11,7 @@ from torch import Tensor, nn
 from conceptors import Auto, Shield
 
 
-def free_space(aperture: Auto | str, tasks: int, hard: bool = False) -> tuple[Tensor, Tensor]:
+def free_space(aperture: Literal["auto"] | Auto, tasks: int, hard: bool = False) -> tuple[Tensor, Tensor]:
     """F as steps of plain SGD have it after so many tasks, and the conceptor of all of them."""
     draw = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
@@ -28,7 +30,7 @@ def free_space(aperture: Auto | str, tasks: int, hard: bool = False) -> tuple[Te
 @pytest.mark.parametrize(
     ("aperture", "room"), [(Auto(room=0.3), 0.3), (Auto(), 0.2), ("auto", 0.2)], ids=str
 )
-def test_a_full_layer_leaves_room(aperture: Auto | str, room: float) -> None:
+def test_a_full_layer_leaves_room(aperture: Literal["auto"] | Auto, room: float) -> None:
     free, claimed = free_space(aperture, 12)
     assert float(free.trace()) / 20 == pytest.approx(room, abs=1e-6)
     assert float(claimed.trace()) / 20 > 0.8  # what is claimed is told as it is
