@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from conceptors import Auto, Shield
 
 
-def free_space(aperture: Literal["auto"] | Auto, tasks: int, hard: bool = False) -> tuple[Tensor, Tensor]:
+def free_space(
+    aperture: Literal["auto"] | Auto, tasks: int, hard: bool = False
+) -> tuple[Tensor, Tensor]:
     """F as steps of plain SGD have it after so many tasks, and the conceptor of all of them."""
     draw = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
