@@ -143,9 +143,11 @@ def test_seeds_that_came_to_no_end_are_told(tmp_path: Path) -> None:
     shown = rows("\n\n".join(section(table)), "### disjoint-mnist-2\n")
     assert (shown["ewc"][1], shown["cab"][1]) == ("3, 2 failed", "10")
     found.failed = [Failure("sgd", seed, "diverged in task 1 of 2", {}) for seed in range(3)]
+    found.failed += [Failure("trgp", 0, "diverged in task 1 of 2", {})]
     compared.write(tmp_path, {"disjoint-mnist-2": found})
     (table,) = read_tables(tmp_path, ["disjoint-mnist-2"])
     assert "| sgd | 3 failed |" in overview([table])
+    assert "| trgp\\* | 1 failed |" in overview([table])  # also marked
     shown = rows("\n\n".join(section(table)), "### disjoint-mnist-2\n")
     assert shown["sgd"][:2] == ["–", "0, 3 failed"]
     assert len(shown["sgd"]) == len(shown["cab"])

@@ -50,8 +50,7 @@ class Standing:
     @property
     def name(self) -> str:
         """The method with its marks."""
-        marks = ("*" * self.label, "†" * (not self.network), "‡" * (self.method in CEILINGS))
-        return self.method + "".join(marks)
+        return marked(self.method, self.label, self.network)
 
     @property
     def ours(self) -> bool:
@@ -61,6 +60,12 @@ class Standing:
     def rival(self) -> bool:
         """Whether ours is to be held against it: no bound, and it trains the same network."""
         return self.network and not self.ours and self.method not in CEILINGS
+
+
+def marked(method: str, label: bool, network: bool) -> str:
+    """A method's name with what is to be known of it."""
+    marks = ("*" * label, "†" * (not network), "‡" * (method in CEILINGS))
+    return method + "".join(marks)
 
 
 def verdict(own: Standing, other: Standing) -> Verdict:
@@ -90,7 +95,7 @@ class Table:
     published: list[Standing]
     seeds: dict[str, list[tuple[int, float]]]  # (seed, accuracy) by method
     made: str = ""  # by which command, and where
-    failed: dict[str, int] = field(default_factory=dict)  # seeds, of methods that have no other
+    failed: dict[str, int] = field(default_factory=dict)  # seeds of methods that have no others
 
     def of(self, method: str) -> Standing | None:
         return next((one for one in self.reached if one.method == method), None)
@@ -172,8 +177,8 @@ def table(
     reached = [_standing(results, name, times) for name in names]
     seeds = {name: measures.final_accuracies(results, name) for name in names}
     reached.sort(key=lambda one: -one.mean)
-    lost = {one["method"] for one in results.get("failed", ())} - set(names)
-    failed = {name: _failed(results, name) for name in METHODS_COMPARED if name in lost}
+    lost = dict.fromkeys(one["method"] for one in results.get("failed", ()))
+    failed = {name: _failed(results, name) for name in lost if name not in names}
     return Table(benchmark, reached, published, seeds, _made(results, times), failed)
 
 
@@ -196,7 +201,6 @@ def _made(results: dict[str, Any], times: StepTimes | None) -> str:
 
 def _standing(results: dict[str, Any], method: str, times: StepTimes | None) -> Standing:
     entry, runs = results["summary"][method], measures.runs_of(results, method)
-    kind = METHODS.get(method)
     return Standing(
         method,
         entry["mean"],
@@ -204,7 +208,7 @@ def _standing(results: dict[str, Any], method: str, times: StepTimes | None) -> 
         len(runs),
         _failed(results, method),
         label=needs_task_label(method),
-        network=kind is None or issubclass(kind.settings_type, Settings),
+        network=trains_network(method),
         learned=_learned(runs),
         forgetting=entry.get("forgetting"),
         transfer=entry.get("backward_transfer"),
@@ -212,6 +216,12 @@ def _standing(results: dict[str, Any], method: str, times: StepTimes | None) -> 
         seconds=None if any(run.get("shared") for run in runs) else entry.get("seconds"),
         step=None if times is None else times.ratios.get(method),
     )
+
+
+def trains_network(method: str) -> bool:
+    """Whether it trains the benchmark's network; one that is not known here may."""
+    kind = METHODS.get(method)
+    return kind is None or issubclass(kind.settings_type, Settings)
 
 
 def _failed(results: dict[str, Any], method: str) -> int:

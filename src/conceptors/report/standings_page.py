@@ -10,10 +10,18 @@ from pathlib import Path
 
 from conceptors._internal.files import write_atomically
 from conceptors.experiments.benchmarks import CHOSEN, METHODS_COMPARED, OURS, UNCHOSEN
+from conceptors.experiments.compare import needs_task_label
 from conceptors.report import charts
 from conceptors.report.measures import CEILINGS
 from conceptors.report.shortfalls import shortfalls
-from conceptors.report.standings import Standing, Table, read_tables, verdict
+from conceptors.report.standings import (
+    Standing,
+    Table,
+    marked,
+    read_tables,
+    trains_network,
+    verdict,
+)
 from conceptors.report.text import MISSING, duration, in_markdown, number, spread
 from conceptors.report.theme import Drawing, draw, method_looks
 
@@ -89,7 +97,7 @@ def overview(tables: list[Table]) -> str:
 
 def _side_by_side(tables: list[Table]) -> str:
     found = {one.method: one.name for table in tables for one in table.reached}
-    found |= {method: method for table in tables for method in table.failed if method not in found}
+    found |= {method: _name(method) for table in tables for method in table.failed}
     order = [m for m in METHODS_COMPARED if m in found]
     order += [m for m in found if m not in order]
     head = ["", *(f"[{t.benchmark.name}](#{t.benchmark.name})" for t in tables)]
@@ -115,6 +123,11 @@ def _overall(table: Table, method: str) -> str:
     if _is_best(table, one):
         text = f"**{text}**"
     return text if one.n == table.benchmark.seeds else f"{text} (n = {_seeds(one)})"
+
+
+def _name(method: str) -> str:
+    """Of a method without any standing."""
+    return marked(method, needs_task_label(method), trains_network(method))
 
 
 def _seeds(one: Standing) -> str:
@@ -196,7 +209,7 @@ def _own_table(table: Table) -> str:
         for one in table.reached
     ]
     rows += [
-        [in_markdown(method), MISSING, f"0, {count} failed", *([MISSING] * 5), ""]
+        [in_markdown(_name(method)), MISSING, f"0, {count} failed", *([MISSING] * 5), ""]
         for method, count in table.failed.items()
     ]
     rows += [

@@ -203,10 +203,10 @@ def settings_of_members(members: list[OwnSettings]) -> OwnSettings:
 
 def recorded_settings(kind: type[OwnSettings], config: dict[str, Any]) -> dict[str, Any]:
     """All settings of a run whose record may be older than some of them."""
-    older = {entry.name: entry.metadata.get("before") for entry in fields(kind)}
+    older = {entry.name: entry.metadata["before"] for entry in fields(kind)}
     return {
-        name: default if older[name] is None else older[name]
-        for name, default in asdict(kind()).items()
+        entry.name: entry.default if older[entry.name] is None else older[entry.name]
+        for entry in fields(kind)
     } | config
 
 
