@@ -28,6 +28,8 @@ from conceptors.experiments.scenarios import Scenario, Split
 _AT_ONCE = 5000  # samples of a seed that are tested together
 _WITH_NORMS = 1000  # the same where norms use statistics of the batch
 
+Parts = list[tuple[Tensor, Tensor]]
+
 
 class Learner:
     """Plain training: learns every task, forgets the last one."""
@@ -50,6 +52,7 @@ class Learner:
         self.model = self.network().to(device)
         self.extras: list[dict[str, Any]] = [{} for _ in self.seeds]  # into the results
         self.pace = torch.ones(len(self.seeds), device=device)  # 0: has come to its end
+        self._tested: dict[tuple[int, ...], Parts] = {}  # by sizes of splits
         self.diverged: dict[int, str] = {}  # place of a seed -> where that was; the others go on
         self.clock = Clock(device)
 
@@ -157,6 +160,7 @@ class Learner:
                     break
         lesson.finish()
         self._set_aside(lesson, number, loss)
+        del lesson, schedule  # a shield would make its optimizer ready for steps that never come
         if len(self.diverged) < len(self.seeds):
             if s.norms == "first" and number == 0:
                 hold_statistics(self, number)
@@ -256,26 +260,43 @@ class Learner:
     ) -> tuple[Tensor, Tensor]:
         """Percent right and mean loss of every seed `[seeds]`, on samples in their own order.
 
-        The order counts where norms use statistics of the batch.
+        The order counts where norms use statistics of the batch. Where fully connected networks
+        compute in TF32, they are tested in float16: it rounds to as many digits, in half the time.
+        What overflows is computed again.
         """
-        sizes = torch.tensor(split.sizes())
-        if limit is not None:
-            sizes = sizes.clamp_max(limit)
-        right, loss = torch.zeros(2, len(self.seeds), device=self.device)
+        halved = self.device.type == "cuda" and self._tests_in_half()
+        right, loss = self._evaluate(split, number, limit, halved)
+        if halved and not bool(loss.isfinite().all()):
+            right, loss = self._evaluate(split, number, limit, False)
+        return right, loss
+
+    def _tests_in_half(self) -> bool:
+        return self.settings.precision == "tf32" and isinstance(self.model, StackedMLP)
+
+    def _evaluate(
+        self, split: Split, number: int, limit: int | None, halved: bool
+    ) -> tuple[Tensor, Tensor]:
+        sizes = [size if limit is None else min(size, limit) for size in split.sizes()]
+        right, loss = sums = torch.zeros(2, len(self.seeds), device=self.device)
         self.model.eval()
-        longest = int(sizes.max())
-        at_once = _AT_ONCE if isinstance(self.model, StackedMLP) else _WITH_NORMS
-        parts = math.ceil(longest / at_once)  # equally long: norms fail on one that is left over
-        for part in torch.arange(longest).chunk(parts) if parts else ():
-            places = part.expand(len(sizes), -1)
-            counted = (places < sizes[:, None]).to(self.device)
-            x, y = split.take(places.minimum(sizes[:, None] - 1).to(self.device))
-            with self.passes():
+        for places, counted in self._places(tuple(sizes)):
+            x, y = split.take(places)
+            half = torch.autocast(self.device.type, torch.float16, enabled=halved)
+            with self.passes(), half:
                 outputs = self.outputs(x, number)
+            outputs = outputs.float() if halved else outputs
             right += ((self.masked(outputs, number).argmax(-1) == y) & counted).sum(1)
             loss += self.loss(outputs, y, number).masked_fill(~counted, 0.0).sum(1)
         self.model.train()
-        return 100 * right.cpu() / sizes, loss.cpu() / sizes
+        right, loss = sums.cpu() / torch.tensor(sizes)
+        return 100 * right, loss
+
+    def _places(self, sizes: tuple[int, ...]) -> Parts:
+        """Which samples are tested together `[seeds, n]`, and which of them count."""
+        if sizes not in self._tested:
+            at_once = _AT_ONCE if isinstance(self.model, StackedMLP) else _WITH_NORMS
+            self._tested[sizes] = even_parts(sizes, at_once, self.device)
+        return self._tested[sizes]
 
     def test(self, count: int | None = None) -> Tensor:
         """Test accuracy on all tasks, or the first ones, `[seeds, tasks]`."""
@@ -283,6 +304,21 @@ class Learner:
         with self.weights_for_test():
             found = [self.accuracy(task.test, k) for k, task in enumerate(tasks)]
         return torch.stack(found, 1)
+
+
+def even_parts(sizes: tuple[int, ...], at_once: int, device: torch.device) -> Parts:
+    """Places `[seeds, n]` of all samples, in as many parts as needed, and which of them count.
+
+    Parts are equally long, as norms fail on one sample that is left over; seeds of fewer samples
+    see their last one again.
+    """
+    longest, ends = max(sizes, default=0), torch.tensor(sizes)[:, None]
+    parts = math.ceil(longest / at_once)
+    found = []
+    for part in torch.arange(longest).chunk(parts) if parts else ():
+        places, counted = part.minimum(ends - 1), part < ends
+        found.append((places.to(device), counted.to(device)))
+    return found
 
 
 def only(outputs: Tensor, classes: Tensor | None, least: float = -1e4) -> Tensor:

@@ -43,7 +43,6 @@ class Split:
         """Inputs `[seeds, batch, ...]` and labels `[seeds, batch]` at places `[seeds, batch]`."""
         index = self.members.gather(1, places)
         x = self.x[index]
-        x = x.float() / 255 if x.dtype == torch.uint8 else x
         if self.permutations is not None:
             x = x.flatten(2)
             if self.kinds is None:
@@ -52,7 +51,7 @@ class Split:
                 seeds = torch.arange(len(index), device=index.device)[:, None]
                 orders = self.permutations[seeds, self.kinds.gather(1, places)]
             x = x.gather(2, orders)
-        return x, self.y[index]
+        return x / 255 if x.dtype == torch.uint8 else x, self.y[index]
 
     def of_seed(self, i: int) -> Split:
         """The samples of one seed, by its place among the seeds."""
