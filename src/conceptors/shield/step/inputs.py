@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from conceptors._internal.precision import exactly, rounded, tensor_cores
+from conceptors._internal.precision import exactly, rounded, split_tf32, tensor_cores
 from conceptors.layers.base import owner_of
 from conceptors.shield.blocks import WeightBlock, is_sharded
 from conceptors.shield.step.free_space import FreeSpace
@@ -53,11 +53,9 @@ class FreeRows:
         self._blocks = [(block if grouped else block[0]).contiguous() for block in blocks]
         inner = self._blocks[0]
         pays = inner.is_cuda and inner.dtype == torch.float32 and width >= _WIDE
-        self._halves: tuple[Tensor, Tensor] | None = None  # F = high + low
+        self._halves: Tensor | None = None  # [high | low], F = high + low: one product for both
         if not self._thin and (pays if split is None else split):
-            high = rounded(inner)
-            self._halves = high, inner - high
-            self._blocks[0] = high  # the whole is not needed any more
+            self._halves = self._blocks[0] = split_tf32(inner)  # the whole is not needed any more
         self._room: dict[str, Tensor] = {}
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -97,11 +95,11 @@ class FreeRows:
     def _product(self, name: str, last: Tensor, x: Tensor, factor: Tensor) -> Tensor:
         """x @ factor, and the share of the constant 1 if there is a bias."""
         if self._halves is not None:
-            high, low = self._halves
             with tensor_cores():
-                coarse = self._add(last, x, high) if self._bias else self._times(x, high)
-                fine: Tensor = self._add(coarse, x, low)
-            return fine
+                both = self._times(x, self._halves)
+            high, low = both.chunk(2, -1)
+            sums: Tensor = high + low
+            return sums + last if self._bias else sums
         out = self._space(name, x, factor)
         found: Tensor = (
             self._add(last, x, factor, out=out) if self._bias else self._times(x, factor, out=out)

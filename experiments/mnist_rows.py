@@ -1,0 +1,76 @@
+"""How long one method takes for all MNIST rows of the comparison, ten seeds each, on one machine.
+
+    python experiments/mnist_rows.py --method cab --device cuda
+
+The row of a hundred tasks moves large matrices, the others wait for many small ones: two processes
+work side by side, one for that row and one for all others. On one GPU they need its multi-process
+service (`nvidia-cuda-mps-control -d`) to compute at the same time. Everything is learned anew, in a
+folder of its own; the time is that of the whole, with starting, loading and tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from conceptors.experiments.benchmarks import BENCHMARKS
+from conceptors.experiments.machine import environment, find_device
+from conceptors.experiments.results import Results
+
+LONGEST = "permuted-mnist-100"
+OTHERS = [name for name in BENCHMARKS if "cifar" not in name and name != LONGEST]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--method", default="cab")
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--in-turn", action="store_true", help="one process, row by row")
+    parser.add_argument("--out", type=Path, help="a JSON file for the numbers")
+    given = parser.parse_args()
+    parts = [[LONGEST, *OTHERS]] if given.in_turn else [[LONGEST], OTHERS]
+    with tempfile.TemporaryDirectory() as passing:
+        folder = Path(passing)
+        command = [sys.executable, "-m", "conceptors", "all", "--shared", "--quiet"]
+        command += ["--seeds", str(given.seeds), "--methods", given.method]
+        command += ["--device", given.device, "--out", str(folder)]
+        begun = time.perf_counter()
+        started = [subprocess.Popen([*command, "--rows", *part]) for part in parts]
+        ended = [(process.wait(), time.perf_counter() - begun) for process in started]
+        seconds = max(time for _, time in ended)
+        if any(code for code, _ in ended):
+            print("a row failed, see above", file=sys.stderr)
+            return 1
+        rows = {part: summary(folder, part, given.method) for part in [LONGEST, *OTHERS]}
+    record = {
+        "method": given.method,
+        "seeds": given.seeds,
+        "seconds": round(seconds, 1),
+        "processes": len(parts),
+        "accuracy": rows,
+        "environment": environment(find_device(given.device)),
+    }
+    print(f"{given.method}, {given.seeds} seeds of {len(rows)} rows: {seconds:.1f} s")
+    for row, found in rows.items():
+        print(f"  {row:<24}{found['mean']:7.2f} ± {found['std']:.2f}")
+    if given.out:
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        given.out.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+    return 0
+
+
+def summary(folder: Path, row: str, method: str) -> dict[str, Any]:
+    """Mean and standard deviation of a row's test accuracy."""
+    found = Results.read(folder / row / "results.json").summary[method]
+    return {"mean": round(found["mean"], 2), "std": round(found["std"], 2)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
