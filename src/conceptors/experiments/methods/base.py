@@ -254,7 +254,6 @@ class Learner:
         """Percent right of every seed `[seeds]`."""
         return self.evaluate(split, number, limit)[0]
 
-    @torch.no_grad()
     def evaluate(
         self, split: Split, number: int, limit: int | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -264,15 +263,18 @@ class Learner:
         compute in TF32, they are tested in float16: it rounds to as many digits, in half the time.
         What overflows is computed again.
         """
-        halved = self.device.type == "cuda" and self._tests_in_half()
+        halved = self.tests_in_half()
         right, loss = self._evaluate(split, number, limit, halved)
         if halved and not bool(loss.isfinite().all()):
             right, loss = self._evaluate(split, number, limit, False)
         return right, loss
 
-    def _tests_in_half(self) -> bool:
-        return self.settings.precision == "tf32" and isinstance(self.model, StackedMLP)
+    def tests_in_half(self) -> bool:
+        """Whether float16 may stand for TF32."""
+        wanted = self.settings.precision == "tf32" and isinstance(self.model, StackedMLP)
+        return wanted and self.device.type == "cuda"
 
+    @torch.no_grad()
     def _evaluate(
         self, split: Split, number: int, limit: int | None, halved: bool
     ) -> tuple[Tensor, Tensor]:
@@ -309,13 +311,13 @@ class Learner:
 def even_parts(sizes: tuple[int, ...], at_once: int, device: torch.device) -> Parts:
     """Places `[seeds, n]` of all samples, in as many parts as needed, and which of them count.
 
-    Parts are equally long, as norms fail on one sample that is left over; seeds of fewer samples
-    see their last one again.
+    Parts are equally long to one sample, as norms fail on one that is left over; seeds of fewer
+    samples see their last one again.
     """
     longest, ends = max(sizes, default=0), torch.tensor(sizes)[:, None]
     parts = math.ceil(longest / at_once)
     found = []
-    for part in torch.arange(longest).chunk(parts) if parts else ():
+    for part in torch.arange(longest).tensor_split(parts) if parts else ():
         places, counted = part.minimum(ends - 1), part < ends
         found.append((places.to(device), counted.to(device)))
     return found

@@ -1,0 +1,85 @@
+"""How learners are tested."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from conceptors.experiments.methods.base import even_parts
+from conceptors.experiments.methods.shielded import Shielded
+from experiments.learners import CPU, learner
+
+
+def test_parts_hold_every_sample_of_every_seed_once() -> None:
+    parts = even_parts((7, 4), 3, CPU)
+    assert {places.shape[1] for places, _ in parts} <= {2, 3}
+    for seed, size in enumerate((7, 4)):
+        seen = torch.cat([places[seed][counted[seed]] for places, counted in parts])
+        assert seen.tolist() == list(range(size))
+        assert all(int(places[seed].max()) < size for places, _ in parts)
+    assert even_parts((0, 0), 3, CPU) == []
+
+
+def test_accuracy_is_that_of_each_seed_on_its_own_samples() -> None:
+    made = learner("sgd", [0, 1], n=50)
+    made.learn(0)
+    split = made.scenario.tasks[0].test
+    right, loss = made.evaluate(split, 0)
+    for seed, size in enumerate(split.sizes()):
+        own = split.of_seed(seed)
+        x, y = own.take(torch.arange(size)[None])
+        out = made.model(x.expand(2, *x.shape[1:]))[seed]
+        assert float(right[seed]) == pytest.approx(
+            100 * float((out.argmax(-1) == y[0]).mean(0, dtype=torch.float))
+        )
+    few, _ = made.evaluate(split, 0, limit=3)
+    assert set((few * 3 / 100).round().tolist()) <= {0.0, 1.0, 2.0, 3.0}
+    assert bool(loss.isfinite().all())
+
+
+def halves(method: str, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Any:
+    """A learner that is tested in float16, as on a GPU."""
+    made = learner(method, [0, 1], precision="tf32", **settings)
+    made.learn(0)
+    assert not made.tests_in_half()  # on a CPU
+    monkeypatch.setattr(made, "tests_in_half", lambda: True)
+    return made
+
+
+@pytest.mark.parametrize("method", ["sgd", "cab", "codecl"])
+def test_in_float16_accuracy_is_about_the_same(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = halves(method, monkeypatch)
+    split = made.scenario.tasks[0].test
+    right, loss = made.evaluate(split, 0)
+    exact_right, exact_loss = made._evaluate(split, 0, None, False)
+    assert loss.dtype == torch.float32
+    assert not torch.equal(loss, exact_loss)
+    torch.testing.assert_close(loss, exact_loss, rtol=0.01, atol=0.01)
+    torch.testing.assert_close(right, exact_right, rtol=0, atol=5.0)
+
+
+def test_what_float16_cannot_hold_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = halves("sgd", monkeypatch, loss="softmax")
+    with torch.no_grad():
+        for parameter in made.model.parameters():
+            parameter.mul_(3e3)  # outputs beyond 65504
+    split = made.scenario.tasks[0].test
+    wanted = made._evaluate(split, 0, None, False)
+    assert not bool(made._evaluate(split, 0, None, True)[1].isfinite().all())
+    for found, own in zip(made.evaluate(split, 0), wanted):
+        assert torch.equal(found, own)
+
+
+def test_nothing_is_made_ready_for_an_optimizer_that_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = learner("cab", [0, 1])
+    counts = []
+    monkeypatch.setattr(made, "remember", lambda batches: counts.append(len(made.shield._guards)))
+    made.learn(0)
+    assert isinstance(made, Shielded)
+    assert counts == [0]
