@@ -83,3 +83,19 @@ def test_nothing_is_made_ready_for_an_optimizer_that_is_done(
     made.learn(0)
     assert isinstance(made, Shielded)
     assert counts == [0]
+
+
+@pytest.mark.parametrize(
+    ("method", "precision", "halved"),
+    [
+        ("sgd", "tf32", True),
+        ("cab", "tf32", True),
+        ("cab", "exact", False),
+        ("cab", "auto", False),
+        ("cab-readout", "tf32", False),  # its sums are of features in TF32
+    ],
+)
+def test_which_are_tested_in_float16(method: str, precision: str, halved: bool) -> None:
+    made = learner(method, [0, 1], precision=precision)
+    made.device = torch.device("cuda")
+    assert made.tests_in_half() is halved

@@ -191,6 +191,10 @@ class ReadsOut(Shielded):
         with exactly():
             return torch.stack([self._scores(*pair) for pair in zip(self.readouts, rows)])
 
+    def tests_in_half(self) -> bool:
+        """Features are read as they were summed up."""
+        return False
+
     def _scores(self, readout: Readout, rows: Tensor) -> Tensor:
         """Of all classes `[n, classes]`, -∞ for those that were never seen."""
         if not readout.n_samples:
