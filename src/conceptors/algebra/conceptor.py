@@ -258,16 +258,10 @@ class Conceptor(ConceptorBase):
         device: torch.device | torch.dtype | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> Conceptor:
-        """On another device, in another dtype (float32 or float64); `to(dtype)` works too.
-
-        Itself where it is so already, with all that is known of it.
-        """
+        """On another device, in another dtype (float32 or float64); `to(dtype)` works too."""
         if isinstance(device, torch.dtype):
             device, dtype = None, device
         dtype = self.dtype if dtype is None else checks.real_dtype(dtype)
-        held = self.form.tensor
-        if dtype == self.dtype and held.to(device) is held:
-            return self
         moved = self.mapped(lambda tensor, _: tensor.to(device))
         aperture = moved._aperture
         if dtype != self.dtype and aperture is not None:

@@ -56,8 +56,6 @@ class OddsForm:
         if self._dense is not None:
             return self._dense if keep else self._dense.clone()
         found = spectra.matrix_of_odds(self.matrix)
-        if found is not None and self._quota is None:  # it would be factored anew for that alone
-            self._quota = self._mean(found.diagonal(dim1=-2, dim2=-1).sum(-1))
         made = spectra.to_matrix(self.spectrum()) if found is None else found.to(self.dtype)
         if keep:
             self._dense = made
@@ -68,12 +66,11 @@ class OddsForm:
         if self._quota is None:
             trace = spectra.trace_of_odds(self.matrix)
             if trace is None:
-                trace = spectra.singular_values(self.spectrum()).sum(-1)
-            self._quota = self._mean(trace)
+                mean = spectra.singular_values(self.spectrum()).mean(-1)
+            else:
+                mean = trace / self.matrix.shape[-1]
+            self._quota = mean.to(self.dtype).clamp(0, 1)
         return self._quota.clone()
-
-    def _mean(self, trace: Tensor) -> Tensor:
-        return (trace / self.matrix.shape[-1]).to(self.dtype).clamp(0, 1)
 
     def trace(self) -> Tensor:
         """tr Q `[...]`."""

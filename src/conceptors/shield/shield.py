@@ -372,8 +372,8 @@ class Shield(Inspection, Persistence):
         self._guards.renew()
 
     def _claims_changed(self) -> None:
+        self.quota()  # from matrices that may still be on the GPU
         self._changed()
-        self.quota()  # from what guards have made already, of matrices that may still be on the GPU
         # what the guards need is made; what it was made of may leave the GPU
         self._remembered.claimed = self._remembered.claimed.stowed()
         if self.n_tasks:
