@@ -35,41 +35,48 @@ def main() -> int:
     parser.add_argument("--in-turn", action="store_true", help="one process, row by row")
     parser.add_argument("--out", type=Path, help="a JSON file for the numbers")
     given = parser.parse_args()
-    parts = [[LONGEST, *OTHERS]] if given.in_turn else [[LONGEST], OTHERS]
+    shares = [[LONGEST, *OTHERS]] if given.in_turn else [[LONGEST], OTHERS]
     with tempfile.TemporaryDirectory() as passing:
         folder = Path(passing)
         command = [sys.executable, "-m", "conceptors", "all", "--shared", "--quiet"]
         command += ["--seeds", str(given.seeds), "--methods", given.method]
         command += ["--device", given.device, "--out", str(folder)]
         begun = time.perf_counter()
-        started = [subprocess.Popen([*command, "--rows", *part]) for part in parts]
-        ended = [(process.wait(), time.perf_counter() - begun) for process in started]
-        seconds = max(time for _, time in ended)
-        if any(code for code, _ in ended):
-            print("a row failed, see above", file=sys.stderr)
-            return 1
-        rows = {part: summary(folder, part, given.method) for part in [LONGEST, *OTHERS]}
+        started = [subprocess.Popen([*command, "--rows", *share]) for share in shares]
+        try:
+            codes = [process.wait() for process in started]
+        finally:  # Ctrl-C: nobody is to write into a folder that is gone
+            for process in started:
+                process.kill()
+        seconds = time.perf_counter() - begun
+        rows = {row: summary(folder, row, given.method) for row in [LONGEST, *OTHERS]}
     record = {
         "method": given.method,
         "seeds": given.seeds,
         "seconds": round(seconds, 1),
-        "processes": len(parts),
+        "processes": len(shares),
         "accuracy": rows,
         "environment": environment(find_device(given.device)),
     }
     print(f"{given.method}, {given.seeds} seeds of {len(rows)} rows: {seconds:.1f} s")
     for row, found in rows.items():
-        print(f"  {row:<24}{found['mean']:7.2f} ± {found['std']:.2f}")
+        what = (
+            f"{found['mean']:7.2f} ± {found['std']:.2f}, {found['n']} seeds" if found else "failed"
+        )
+        print(f"  {row:<24}{what}")
     if given.out:
         given.out.parent.mkdir(parents=True, exist_ok=True)
         given.out.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
-    return 0
+    return max(codes)
 
 
-def summary(folder: Path, row: str, method: str) -> dict[str, Any]:
-    """Mean and standard deviation of a row's test accuracy."""
-    found = Results.read(folder / row / "results.json").summary[method]
-    return {"mean": round(found["mean"], 2), "std": round(found["std"], 2)}
+def summary(folder: Path, row: str, method: str) -> dict[str, Any] | None:
+    """Mean and standard deviation of a row's test accuracy, and of how many seeds."""
+    path = folder / row / "results.json"
+    found = Results.read(path).summary.get(method) if path.exists() else None
+    if found is None:
+        return None
+    return {"mean": round(found["mean"], 2), "std": round(found["std"], 2), "n": found["n"]}
 
 
 if __name__ == "__main__":

@@ -59,24 +59,3 @@ def test_a_seed_that_stopped_before_the_first_of_them_keeps_its_weights() -> Non
             mean.add(torch.tensor([False, True]))
     mean.use()
     torch.testing.assert_close(parameter.detach()[:, 0], torch.tensor([10.0, 30.0]).double())
-
-
-def test_seeds_that_all_go_on_have_the_mean_that_each_would_have() -> None:
-    """One number for all of them, or one for each: the same weights."""
-    found = []
-    for going in (None, torch.tensor([True, True])):
-        parameter = nn.Parameter(torch.zeros(2, 3).double())
-        mean = RunningMean([parameter], 0.5)
-        for seed in range(9):
-            parameter.data.copy_(normal(seed, 2, 3))
-            mean.add(going)
-        mean.use()
-        found.append(parameter.detach())
-    torch.testing.assert_close(*found, rtol=0, atol=1e-6)
-    assert not torch.equal(found[0], normal(8, 2, 3))
-
-
-def test_without_a_mean_weights_stay() -> None:
-    parameter = nn.Parameter(torch.ones(2, 3))
-    RunningMean([parameter], 0.9995).use()
-    assert torch.equal(parameter.detach(), torch.ones(2, 3))

@@ -110,11 +110,10 @@ _PERMUTED: dict[str, Grid] = {
     "trgp": {
         "threshold": [0.99],
         "input_threshold": [0.95],
-        "trust": [0.5],
-        "rate": [0.02, 0.2],
-        "own_rate": [0.03, 0.1, 1.0],  # a task's own matrices diverge at rates from 0.05 on
+        "trust": [0.2, 0.5],
+        "rate": [0.01, 0.02],  # with two hidden layers it diverges from 0.05 on
     },
-    "codecl": {"aperture": [4.0, 8.0, 16.0], "kept": [0.95], "rate": [0.1]},  # at 0.2 it diverges
+    "codecl": {"aperture": [4.0, 8.0, 16.0], "kept": [0.95], "rate": [0.1]},
 }
 # a hundred tasks fill the space: less of it is claimed by each
 _PERMUTED_100: dict[str, Grid] = {

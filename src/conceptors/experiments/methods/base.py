@@ -52,7 +52,7 @@ class Learner:
         self.model = self.network().to(device)
         self.extras: list[dict[str, Any]] = [{} for _ in self.seeds]  # into the results
         self.pace = torch.ones(len(self.seeds), device=device)  # 0: has come to its end
-        self._tested: dict[tuple[int, ...], Parts] = {}  # by sizes of splits
+        self._places_by_sizes: dict[tuple[int, ...], Parts] = {}  # by sizes of splits
         self.diverged: dict[int, str] = {}  # place of a seed -> where that was; the others go on
         self.clock = Clock(device)
 
@@ -259,14 +259,15 @@ class Learner:
     ) -> tuple[Tensor, Tensor]:
         """Percent right and mean loss of every seed `[seeds]`, on samples in their own order.
 
-        The order counts where norms use statistics of the batch. Where fully connected networks
-        compute in TF32, they are tested in float16: it rounds to as many digits, in half the time.
-        What overflows is computed again.
+        The order counts where norms use statistics of the batch. Where a GPU computes passes of
+        fully connected networks in TF32, they are tested in float16, in half the time: its numbers
+        have as many digits. Seeds whose outputs it cannot hold are tested in TF32.
         """
         halved = self.tests_in_half()
-        right, loss = self._evaluate(split, number, limit, halved)
-        if halved and not bool(loss.isfinite().all()):
-            right, loss = self._evaluate(split, number, limit, False)
+        right, loss, finite = self._evaluate(split, number, limit, halved)
+        if halved and not bool(finite.all()):
+            again = self._evaluate(split, number, limit, False)
+            right, loss = (torch.where(finite, *pair) for pair in zip((right, loss), again))
         return right, loss
 
     def tests_in_half(self) -> bool:
@@ -277,9 +278,10 @@ class Learner:
     @torch.no_grad()
     def _evaluate(
         self, split: Split, number: int, limit: int | None, halved: bool
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """And whether all outputs of a seed are finite `[seeds]`."""
         sizes = [size if limit is None else min(size, limit) for size in split.sizes()]
-        right, loss = sums = torch.zeros(2, len(self.seeds), device=self.device)
+        right, loss, lost = sums = torch.zeros(3, len(self.seeds), device=self.device)
         self.model.eval()
         for places, counted in self._places(tuple(sizes)):
             x, y = split.take(places)
@@ -287,18 +289,19 @@ class Learner:
             with self.passes(), half:
                 outputs = self.outputs(x, number)
             outputs = outputs.float() if halved else outputs
+            lost += (~outputs.isfinite()).sum((1, 2))
             right += ((self.masked(outputs, number).argmax(-1) == y) & counted).sum(1)
             loss += self.loss(outputs, y, number).masked_fill(~counted, 0.0).sum(1)
         self.model.train()
-        right, loss = sums.cpu() / torch.tensor(sizes)
-        return 100 * right, loss
+        right, loss, lost = sums.cpu() / torch.tensor(sizes)
+        return 100 * right, loss, lost == 0
 
     def _places(self, sizes: tuple[int, ...]) -> Parts:
         """Which samples are tested together `[seeds, n]`, and which of them count."""
-        if sizes not in self._tested:
+        if sizes not in self._places_by_sizes:
             at_once = _AT_ONCE if isinstance(self.model, StackedMLP) else _WITH_NORMS
-            self._tested[sizes] = even_parts(sizes, at_once, self.device)
-        return self._tested[sizes]
+            self._places_by_sizes[sizes] = even_parts(sizes, at_once, self.device)
+        return self._places_by_sizes[sizes]
 
     def test(self, count: int | None = None) -> Tensor:
         """Test accuracy on all tasks, or the first ones, `[seeds, tasks]`."""
@@ -318,7 +321,7 @@ def even_parts(sizes: tuple[int, ...], at_once: int, device: torch.device) -> Pa
     parts = math.ceil(longest / at_once)
     found = []
     for part in torch.arange(longest).tensor_split(parts) if parts else ():
-        places, counted = part.minimum(ends - 1), part < ends
+        places, counted = part.minimum(ends - 1).clamp_min(0), part < ends
         found.append((places.to(device), counted.to(device)))
     return found
 

@@ -81,7 +81,7 @@ class Lesson:
         self._places.copy_(self._stream.places(number))
         self._run()
         if self._mean is not None and (number + 1) % self._mean.every == 0:
-            self._mean.add(None if self.schedule.is_even else self.schedule.pace > 0)
+            self._mean.add(self.schedule.pace > 0)
 
     def finish(self) -> None:
         """After the last step: the weights that the task ends with."""
@@ -118,31 +118,23 @@ class RunningMean:
         self._parameters = parameters
         self._means = [p.detach().clone() for p in parameters]
         self._least = 1 - keep**self.every
-        self._added: float | Tensor = 0.0  # times; of each seed `[seeds]` where they differ
+        self._added: Tensor | None = None  # [seeds]
 
     @torch.no_grad()
-    def add(self, going: Tensor | None = None) -> None:
-        """The present weights, of all seeds or of those that are going `[seeds]`."""
-        if going is None:
-            self._added += 1.0
-            # one number for all: on a GPU a sixth of the time that one for each seed takes
-            share = max(1 / float(self._added), self._least)
-            torch._foreach_lerp_(self._means, list(self._parameters), share)
-            return
-        self._added = self._added + going.float()
-        shares = going * self._added.clamp_min(1).reciprocal().clamp_min(self._least)
+    def add(self, going: Tensor) -> None:
+        """The present weights, of seeds that are going `[seeds]`."""
+        self._added = going.float() if self._added is None else self._added + going
+        share = going * self._added.clamp_min(1).reciprocal().clamp_min(self._least)
         for mean, parameter in zip(self._means, self._parameters):
-            mean.lerp_(parameter, like(shares, parameter).to(parameter.dtype))
+            mean.lerp_(parameter, like(share, parameter).to(parameter.dtype))
 
     @torch.no_grad()
     def use(self) -> None:
         """Set the weights of seeds that have a mean to it."""
-        added = self._added
+        if self._added is None:
+            return
         for mean, parameter in zip(self._means, self._parameters):
-            if isinstance(added, Tensor):
-                parameter.copy_(torch.where(like(added > 0, parameter), mean, parameter))
-            elif added:
-                parameter.copy_(mean)
+            parameter.copy_(torch.where(like(self._added > 0, parameter), mean, parameter))
 
 
 class Stream:

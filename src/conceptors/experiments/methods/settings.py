@@ -114,7 +114,8 @@ class Settings(OwnSettings):
     shift: int = setting(0, "and shifted by up to so many pixels both ways")
     precision: str = setting(
         "auto",
-        "of passes on a GPU; auto: tf32 for convolutional networks, else exact",
+        "of passes on a GPU; auto: tf32 for convolutional networks, else exact; with tf32 fully "
+        "connected networks are tested in float16",
         choices=("auto", "exact", "tf32"),
     )
     check_every: int = setting(1000, "steps between checks on validation images")

@@ -43,7 +43,7 @@ class Split:
         """Inputs `[seeds, batch, ...]` and labels `[seeds, batch]` at places `[seeds, batch]`."""
         index = self.members.gather(1, places)
         x = self.x[index]
-        if self.permutations is not None:
+        if self.permutations is not None:  # bytes, where they are: a quarter of the numbers' size
             x = x.flatten(2)
             if self.kinds is None:
                 orders = self.permutations.expand(-1, x.shape[1], -1)
@@ -51,7 +51,7 @@ class Split:
                 seeds = torch.arange(len(index), device=index.device)[:, None]
                 orders = self.permutations[seeds, self.kinds.gather(1, places)]
             x = x.gather(2, orders)
-        return x / 255 if x.dtype == torch.uint8 else x, self.y[index]
+        return x.float() / 255 if x.dtype == torch.uint8 else x, self.y[index]
 
     def of_seed(self, i: int) -> Split:
         """The samples of one seed, by its place among the seeds."""

@@ -80,6 +80,7 @@ class Trgp(LearnerWithOwnParts, Gpm):
     def _first_gradients(self, number: int) -> dict[MatrixLayer, Tensor]:
         """Loss gradients `[g, out, d]` before the first step."""
         x, y = drawn_samples(self, number, self.settings.samples)
+        self.model.zero_grad(set_to_none=True)  # of the last task's last step
         self.loss(self.forward(x), y, number).sum().backward()
         found = {layer: layer.gradient() for layer in self.layers}
         self.model.zero_grad(set_to_none=True)
