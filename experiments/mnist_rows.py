@@ -64,10 +64,10 @@ def main() -> int:
             f"{found['mean']:7.2f} ± {found['std']:.2f}, {found['n']} seeds" if found else "failed"
         )
         print(f"  {row:<24}{what}")
-    if given.out:
+    if given.out and any(rows.values()):  # else an older file may be the better one
         given.out.parent.mkdir(parents=True, exist_ok=True)
         given.out.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
-    return max(codes)
+    return int(any(codes))
 
 
 def summary(folder: Path, row: str, method: str) -> dict[str, Any] | None:

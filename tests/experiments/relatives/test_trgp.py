@@ -125,3 +125,17 @@ def test_largest_energies_and_their_columns() -> None:
     assert columns.shape == (3, 1, 2, 2)
     torch.testing.assert_close(columns[0, 0], basis[0][:, [1, 3]])
     assert not bool(columns[2].any())
+
+
+def test_what_the_last_step_left_is_not_among_the_first_gradients() -> None:
+    made = learner("trgp", [0, 1])
+    made.learn(0)
+    made.start_task(1)
+    first, again = [], []
+    for found, left in ((first, None), (again, 1e3)):
+        for parameter in made.model.parameters():
+            parameter.grad = None if left is None else torch.full_like(parameter, left)
+        found.extend(made._first_gradients(1).values())
+    assert len(first) == len(again) > 0
+    for a, b in zip(first, again):
+        assert torch.equal(a, b)

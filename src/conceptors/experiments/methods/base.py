@@ -52,7 +52,7 @@ class Learner:
         self.model = self.network().to(device)
         self.extras: list[dict[str, Any]] = [{} for _ in self.seeds]  # into the results
         self.pace = torch.ones(len(self.seeds), device=device)  # 0: has come to its end
-        self._places_by_sizes: dict[tuple[int, ...], Parts] = {}  # by sizes of splits
+        self._places_by_sizes: dict[tuple[int, ...], Parts] = {}  # of splits
         self.diverged: dict[int, str] = {}  # place of a seed -> where that was; the others go on
         self.clock = Clock(device)
 
@@ -293,8 +293,9 @@ class Learner:
             right += ((self.masked(outputs, number).argmax(-1) == y) & counted).sum(1)
             loss += self.loss(outputs, y, number).masked_fill(~counted, 0.0).sum(1)
         self.model.train()
-        right, loss, lost = sums.cpu() / torch.tensor(sizes)
-        return 100 * right, loss, lost == 0
+        right, loss, lost = sums.cpu()
+        counts = torch.tensor(sizes)
+        return 100 * right / counts, loss / counts, lost == 0
 
     def _places(self, sizes: tuple[int, ...]) -> Parts:
         """Which samples are tested together `[seeds, n]`, and which of them count."""
