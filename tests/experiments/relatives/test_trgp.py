@@ -131,7 +131,8 @@ def test_what_the_last_step_left_is_not_among_the_first_gradients() -> None:
     made = learner("trgp", [0, 1])
     made.learn(0)
     made.start_task(1)
-    first, again = [], []
+    first: list[Tensor] = []
+    again: list[Tensor] = []
     for found, left in ((first, None), (again, 1e3)):
         for parameter in made.model.parameters():
             parameter.grad = None if left is None else torch.full_like(parameter, left)
