@@ -13,7 +13,7 @@ from torch import Tensor
 
 from conceptors.experiments.methods import fisher as fisher_module
 from conceptors.experiments.methods.fisher import fisher
-from experiments.learners import learner
+from experiments.learners import learner, narrow
 from helpers import weights
 
 # --- EWC ---------------------------------------------------------------------------------
@@ -186,3 +186,16 @@ def test_imm_transfers() -> None:
     found.start_task(1)
     for parameter, value in zip(found.model.parameters(), start):
         assert torch.equal(parameter, value)
+
+
+@pytest.mark.parametrize("loss", ["softmax", "bce"])
+def test_outputs_of_other_heads_are_left_out_and_add_nothing(
+    loss: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = narrow("ewc", [0, 1], loss=loss)
+    assert len(fisher_module._shown(found, 1, 100)) == 50
+    ours = fisher(found, 1, 3, "all")
+    monkeypatch.setattr(fisher_module, "_shown", lambda *_: list(range(100)))
+    for own, whole in zip(ours, fisher(found, 1, 3, "all")):
+        torch.testing.assert_close(own, whole, rtol=1e-5, atol=0)
+    assert any(bool(own.any()) for own in ours)

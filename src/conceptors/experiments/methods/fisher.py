@@ -54,7 +54,7 @@ def fisher(learner: Learner, number: int, samples: int, labels: str) -> list[Ten
             out = learner.masked(model(x), number)  # [seeds, n, classes]
             count += x.shape[1]
             if labels == "all":
-                for k in range(out.shape[-1]):
+                for k in _shown(learner, number, out.shape[-1]):
                     _add_expected(total, values, x, out, k, softmax, log_likelihood, one_output)
                 continue
             target = targets(out, y, labels, softmax, chance)
@@ -63,6 +63,15 @@ def fisher(learner: Learner, number: int, samples: int, labels: str) -> list[Ten
                 so_far.add_(square.square().sum(0))
     model.train(training)
     return [t / count for t in total]
+
+
+def _shown(learner: Learner, number: int, outputs: int) -> list[int]:
+    """Outputs that a task's head has, of any seed: others have no gradient."""
+    classes = learner.scenario.tasks[number].classes
+    if not learner.scenario.heads or classes is None:
+        return list(range(outputs))
+    found: list[int] = classes.any(0).nonzero().flatten().tolist()
+    return found
 
 
 @contextmanager
