@@ -46,6 +46,7 @@ STACKED: list[tuple[str, dict[str, Any]]] = [
     ("shield", {}),
     ("shield", {"momentum": 0.9}),
     ("joint", {}),
+    ("separate", {}),
     ("owm", {"clip": 0.5}),
     ("owm", {"update": "task", "loss": "softmax", "alpha": "0.5,2", "alpha_decay": "0.1,1"}),
     ("gpm", {"threshold": 0.6, "samples": 20}),

@@ -14,7 +14,7 @@ CHOSEN = ("cab", "cab-readout")  # ours, with apertures that were chosen on vali
 UNCHOSEN = ("shield", "shield-readout")  # and with those that the data gives
 OURS = CHOSEN + UNCHOSEN  # the best of these is held against the others
 _RELATIVES = ("ewc", "imm", "owm", "gpm", "sgp", "trgp", "codecl")
-METHODS_COMPARED = ("sgd", *_RELATIVES, *OURS, "readout", "joint")  # in this order
+METHODS_COMPARED = ("sgd", *_RELATIVES, "separate", *OURS, "readout", "joint")  # in this order
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from conceptors.experiments.methods.relatives.gpm import Gpm
 from conceptors.experiments.methods.relatives.owm import Owm
 from conceptors.experiments.methods.relatives.sgp import Sgp
 from conceptors.experiments.methods.relatives.trgp import Trgp
+from conceptors.experiments.methods.separate import Separate
 from conceptors.experiments.methods.settings import (
     OwnSettings,
     Settings,
@@ -40,7 +41,7 @@ def add(method: type[Learner]) -> type[Learner]:
 
 
 _SHIELDED = (Cab, CabReadout, Shielded, ShieldReadout)
-_TRAINED = (Learner, Joint, *_SHIELDED, Ewc, Imm, Owm, Gpm, Sgp, Trgp, CodeCl)
+_TRAINED = (Learner, Joint, Separate, *_SHIELDED, Ewc, Imm, Owm, Gpm, Sgp, Trgp, CodeCl)
 _CLOSED = (ReadoutMethod, ConceptorRidgeMethod, Ncm, Slda, Klda, Ranpac, Acil)
 for _method in (*_TRAINED, *_CLOSED):
     add(_method)
