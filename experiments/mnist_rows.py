@@ -4,14 +4,17 @@
 
 The row of a hundred tasks moves large matrices, the others wait for many small ones: two processes
 work side by side, one for that row and one for all others. On one GPU they need its multi-process
-service (`nvidia-cuda-mps-control -d`) to compute at the same time. Everything is learned anew, in a
-folder of its own; the time is that of the whole, with starting, loading and tests.
+service (`nvidia-cuda-mps-control -d`) to compute at the same time; with `--split 70` the first has
+that percentage of the GPU's processors at most and the second the others, so that none waits for
+the other's large pieces. Everything is learned anew, in a folder of its own; the time is that of
+the whole, with starting, loading and tests.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -33,8 +36,13 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--in-turn", action="store_true", help="one process, row by row")
+    parser.add_argument(
+        "--split", type=int, default=0, metavar="PERCENT", help="of the GPU for the longest row"
+    )
     parser.add_argument("--out", type=Path, help="a JSON file for the numbers")
     given = parser.parse_args()
+    if not 0 <= given.split < 100 or (given.split and given.in_turn):
+        parser.error(f"--split is for two processes, and below 100; got {given.split}")
     shares = [[LONGEST, *OTHERS]] if given.in_turn else [[LONGEST], OTHERS]
     with tempfile.TemporaryDirectory() as passing:
         folder = Path(passing)
@@ -42,7 +50,10 @@ def main() -> int:
         command += ["--seeds", str(given.seeds), "--methods", given.method]
         command += ["--device", given.device, "--out", str(folder)]
         begun = time.perf_counter()
-        started = [subprocess.Popen([*command, "--rows", *share]) for share in shares]
+        started = [
+            subprocess.Popen([*command, "--rows", *share], env=limited(percent))
+            for share, percent in zip(shares, (given.split, 100 - given.split))
+        ]
         try:
             codes = [process.wait() for process in started]
         finally:  # Ctrl-C: nobody is to write into a folder that is gone
@@ -55,6 +66,7 @@ def main() -> int:
         "seeds": given.seeds,
         "seconds": round(seconds, 1),
         "processes": len(shares),
+        **({"percent of the GPU": [given.split, 100 - given.split]} if given.split else {}),
         "accuracy": rows,
         "environment": environment(find_device(given.device)),
     }
@@ -68,6 +80,12 @@ def main() -> int:
         given.out.parent.mkdir(parents=True, exist_ok=True)
         given.out.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
     return int(any(codes))
+
+
+def limited(percent: int) -> dict[str, str]:
+    """The environment of a process that has a share of the GPU."""
+    limit = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(percent)} if 0 < percent < 100 else {}
+    return {**os.environ, **limit}
 
 
 def summary(folder: Path, row: str, method: str) -> dict[str, Any] | None:

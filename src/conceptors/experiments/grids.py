@@ -111,15 +111,20 @@ _PERMUTED: dict[str, Grid] = {
         "threshold": [0.99],
         "input_threshold": [0.95],
         "trust": [0.2, 0.5],
-        "rate": [0.01, 0.02],  # with two hidden layers it diverges from 0.05 on
+        "rate": [0.2],
+        "own_rate": [0.02, 0.03, 0.05],  # with 0.1, and in step with the network, it diverges
     },
     "codecl": {"aperture": [4.0, 8.0, 16.0], "kept": [0.95], "rate": [0.1]},
 }
 # a hundred tasks fill the space: less of it is claimed by each
 _PERMUTED_100: dict[str, Grid] = {
-    "owm": {"alpha_decay": ["1", "0.1", "0.01"], "rate": [0.2]},
-    "gpm": {"threshold": [0.9, 0.95, 0.97]},
-    "sgp": {"coefficient": [5.0, 25.0], "threshold": [0.9, 0.95]},
+    "owm": {"alpha_decay": ["0.1", "0.3"], "rate": [0.5], "later_rate": [1.0, 1.5, 2.0]},
+    "gpm": {"threshold": [0.97, 0.99], "input_threshold": [0.6, 0.7, 0.8]},
+    "sgp": {
+        "coefficient": [25.0, 100.0],
+        "threshold": [0.9, 0.97],
+        "input_threshold": [0.7, 0.8],
+    },
     "trgp": {"threshold": [0.9, 0.95], "trust": [0.2, 0.5]},
     "codecl": {"kept": [0.8, 0.9, 0.95]},
 }
@@ -134,8 +139,8 @@ _CIFAR_HEADS: dict[str, Grid] = {
     **_CIFAR_ONE_HEAD,
     "gpm": {"threshold": [0.9, 0.95], "increase": [0.003], "rate": [0.1, 0.2]},
     "sgp": {"coefficient": [1.0, 3.0], "increase": [0.003], "rate": [0.02, 0.05]},
-    "trgp": {"increase": [0.003], "trust": [0.5, 0.8], "rate": [0.05, 0.1]},
-    "codecl": {"aperture": [4.0, 8.0], "kept": [0.95], "rate": [0.05, 0.1]},
+    "trgp": {"increase": [0.003], "trust": [0.5, 0.8], "rate": [0.02, 0.05]},
+    "codecl": {"aperture": [4.0, 8.0], "kept": [0.95], "rate": [0.02, 0.05]},
 }
 
 _RELATIVES: dict[str, dict[str, Grid]] = {

@@ -51,6 +51,9 @@ class ReadingSettings(RidgeSettings, ShieldedSettings):
     body: str = setting("shielded", _LEARNS, choices=_BODIES)
     grid: int = setting(4, "cells in each direction that maps are averaged over, see reads")
     filters: int = setting(1600, "patches that inputs in colour are compared with, see reads")
+    mirrored: bool = setting(
+        False, "images that training mirrors are read mirrored, too", before=False
+    )
 
     def check(self) -> None:
         super().check()
@@ -141,12 +144,16 @@ class ReadsOut(Shielded):
         going = [i for i in range(len(self.seeds)) if i not in self.diverged]
         if number == 0:
             self._calibrate(split, going)
-        for rows, labels, counted in self._looked_at(split):
-            for i in going:
-                self.readouts[i].learn(rows[i, counted[i]], labels[i, counted[i]])
+        for mirrored in (False, True) if self._reads_mirrored() else (False,):
+            for rows, labels, counted in self._looked_at(split, mirrored=mirrored):
+                for i in going:
+                    self.readouts[i].learn(rows[i, counted[i]], labels[i, counted[i]])
         for extra, readout in zip(self.extras, self.readouts):
             fixed = [b for b in readout.lift.buffers() if b.is_floating_point()]
             extra["lift_numbers"] = sum(b.numel() for b in fixed)
+
+    def _reads_mirrored(self) -> bool:
+        return bool(self.settings.mirrored and self.settings.mirror)
 
     def _calibrate(self, split: Split, going: list[int]) -> None:
         parts: list[list[Tensor]] = [[] for _ in self.seeds]
@@ -158,7 +165,7 @@ class ReadsOut(Shielded):
 
     @torch.no_grad()
     def _looked_at(
-        self, split: Split, limit: int | None = None
+        self, split: Split, limit: int | None = None, *, mirrored: bool = False
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Features `[seeds, n, d]` of samples, labels `[seeds, n]`, and which of them count."""
         sizes = torch.tensor(split.sizes()).clamp_max(limit or max(split.sizes()))
@@ -168,7 +175,7 @@ class ReadsOut(Shielded):
             counted = (places < sizes[:, None]).to(self.device)
             x, labels = split.take(places.minimum(sizes[:, None] - 1).to(self.device))
             self.model.eval()
-            rows = self.features(x)
+            rows = self.features(x.flip(-1) if mirrored else x)
             self.model.train(training)
             yield rows, labels, counted
 
