@@ -4,10 +4,10 @@
 
 The row of a hundred tasks moves large matrices, the others wait for many small ones: two processes
 work side by side, one for that row and one for all others. On one GPU they need its multi-process
-service (`nvidia-cuda-mps-control -d`) to compute at the same time; with `--split 70` the first has
-that percentage of the GPU's processors at most and the second the others, so that none waits for
-the other's large pieces. Everything is learned anew, in a folder of its own; the time is that of
-the whole, with starting, loading and tests.
+service (`nvidia-cuda-mps-control -d`) to compute at the same time. With `--split 70` that service
+gives the first so many percent of the GPU's processors and the second the others; whether that is
+faster is not known yet. Everything is learned anew, in a folder of its own; the time is that of the
+whole, with starting, loading and tests.
 """
 
 from __future__ import annotations
@@ -41,8 +41,10 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, help="a JSON file for the numbers")
     given = parser.parse_args()
-    if not 0 <= given.split < 100 or (given.split and given.in_turn):
-        parser.error(f"--split is for two processes, and below 100; got {given.split}")
+    if not 0 <= given.split < 100:
+        parser.error(f"--split must be a percentage from 1 to 99, got {given.split}")
+    if given.split and (given.in_turn or find_device(given.device).type != "cuda"):
+        parser.error("--split is for two processes on one GPU")
     shares = [[LONGEST, *OTHERS]] if given.in_turn else [[LONGEST], OTHERS]
     with tempfile.TemporaryDirectory() as passing:
         folder = Path(passing)
@@ -83,9 +85,10 @@ def main() -> int:
 
 
 def limited(percent: int) -> dict[str, str]:
-    """The environment of a process that has a share of the GPU."""
-    limit = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(percent)} if 0 < percent < 100 else {}
-    return {**os.environ, **limit}
+    """The environment of a process that has a share of the GPU, or all of it."""
+    name = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+    inherited = {key: value for key, value in os.environ.items() if key != name}
+    return {**inherited, name: str(percent)} if 0 < percent < 100 else inherited
 
 
 def summary(folder: Path, row: str, method: str) -> dict[str, Any] | None:

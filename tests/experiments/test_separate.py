@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from experiments.learners import learner, narrow
@@ -15,6 +16,7 @@ def test_every_task_is_learned_as_if_it_were_the_first() -> None:
     found.learn(2)
     assert torch.equal(found.test()[:, :1], first)  # nothing is forgotten
     alone.learn(2)  # which nothing came before
+    assert torch.equal(found.test()[:, 2], alone.test()[:, 2])
     for ours, theirs in zip(found.model.parameters(), alone.model.parameters()):
         assert torch.equal(ours, theirs)
 
@@ -47,3 +49,18 @@ def test_networks_with_norms() -> None:
     before = found.test(1)
     found.learn(1)
     assert torch.equal(found.test()[:, :1], before)
+
+
+def test_a_task_may_be_learned_again() -> None:
+    found = learner("separate", [0], tasks=2)
+    found.learn(1)
+    last = found.test()
+    found.learn(0)
+    found.learn(0)
+    assert found.extras[0]["stored_numbers"] == sum(p.numel() for p in found.model.parameters())
+    assert torch.equal(found.test()[:, 1:], last[:, 1:])
+
+
+def test_statistics_of_one_task_for_all_are_refused() -> None:
+    with pytest.raises(ValueError, match="use norms=batch"):
+        narrow("separate", [0], norms="first")

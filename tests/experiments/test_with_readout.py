@@ -281,3 +281,27 @@ def disjoint_readout(seed: int, lift: int) -> Any:
     kind = METHODS["readout"]
     scenario = build("disjoint-mnist", [seed], tasks=5, arrays=blobs())
     return kind(scenario, parse_settings(kind.settings_type, {"lift": lift}), CPU, quiet)
+
+
+def test_images_may_be_read_mirrored_too() -> None:
+    settings: dict[str, Any] = {"mirror": True, "reads": "inputs", "lift": 0, "filters": 5}
+    made = []
+    for mirrored in (True, False):
+        torch.manual_seed(0)
+        made.append(narrow("cab-readout", [0, 1], train=400, mirrored=mirrored, **settings))
+        made[-1].learn(0)
+    both, plain = made
+    split = plain.scenario.tasks[0].train
+    assert both.readouts[0].n_samples == 2 * plain.readouts[0].n_samples
+    plain.model.eval()
+    for rows, labels, counted in plain._looked_at(split, mirrored=True):
+        for i, readout in enumerate(plain.readouts):
+            readout.learn(rows[i, counted[i]], labels[i, counted[i]])
+    x = images(plain, 0)
+    torch.testing.assert_close(both.outputs(x, 0), plain.outputs(x, 0), rtol=1e-3, atol=1e-4)
+    places = torch.arange(6).expand(2, -1)
+    turned = plain.features(split.take(places)[0].flip(-1))
+    rows, _, _ = next(plain._looked_at(split, mirrored=True))
+    torch.testing.assert_close(rows[:, :6, :3072], turned[..., :3072])  # the images themselves
+    with pytest.raises(ValueError, match="set mirror=true"):
+        narrow("cab-readout", [0], mirrored=True)

@@ -112,11 +112,11 @@ _PERMUTED: dict[str, Grid] = {
         "input_threshold": [0.95],
         "trust": [0.2, 0.5],
         "rate": [0.2],
-        "own_rate": [0.02, 0.03, 0.05],  # with 0.1, and in step with the network, it diverges
+        "own_rate": [0.02, 0.03, 0.05],  # with 0.1, and two hidden layers at 1, it diverges
     },
     "codecl": {"aperture": [4.0, 8.0, 16.0], "kept": [0.95], "rate": [0.1]},
 }
-# a hundred tasks fill the space: less of it is claimed by each
+# a hundred tasks fill the space of inputs: less of that is claimed by each
 _PERMUTED_100: dict[str, Grid] = {
     "owm": {"alpha_decay": ["0.1", "0.3"], "rate": [0.5], "later_rate": [1.0, 1.5, 2.0]},
     "gpm": {"threshold": [0.97, 0.99], "input_threshold": [0.6, 0.7, 0.8]},

@@ -14,8 +14,9 @@ from conceptors.experiments.methods.base import Learner
 class Separate(Learner):
     """Every task begins with the same new network and keeps it; testing needs to know the task.
 
-    What methods with parts of their own for each task are to be held against: these parts should be
-    less than a network, or better.
+    Methods with parts of their own for each task are to be held against it: these should take fewer
+    numbers than a network for each task, or do better. A task that was not learned yet is tested
+    with the network that was learned last.
     """
 
     name: ClassVar[str] = "separate"
@@ -24,25 +25,31 @@ class Separate(Learner):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
+        if self.settings.norms != "batch":
+            raise ValueError(
+                f"norms={self.settings.norms} holds statistics of one task for all, which networks "
+                f"that share nothing cannot have; use norms=batch"
+            )
         self._new = self._weights()
-        self._learned: list[dict[str, Tensor]] = []  # by task
+        self._learned: dict[int, dict[str, Tensor]] = {}  # by task
 
     def start_task(self, number: int) -> None:
+        self._learned.pop(number, None)  # it may be learned again
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
                 parameter.copy_(self._new[name])
 
     def end_task(self, number: int) -> None:
-        self._learned.append(self._weights())
+        self._learned[number] = self._weights()
 
     def outputs(self, x: Tensor, number: int) -> Tensor:
-        if number >= len(self._learned):  # the one that is being learned
+        if number not in self._learned:
             return super().outputs(x, number)
         out: Tensor = functional_call(self.model, self._learned[number], (x,))
         return out
 
     def stored_numbers(self) -> list[int]:
-        """All networks but one."""
+        """All networks but one; how they begin can be drawn again."""
         each = sum(p.numel() for p in self.model.parameters()) // len(self.seeds)
         return [each * (len(self._learned) - 1)] * len(self.seeds)
 

@@ -51,15 +51,15 @@ class ReadingSettings(RidgeSettings, ShieldedSettings):
     body: str = setting("shielded", _LEARNS, choices=_BODIES)
     grid: int = setting(4, "cells in each direction that maps are averaged over, see reads")
     filters: int = setting(1600, "patches that inputs in colour are compared with, see reads")
-    mirrored: bool = setting(
-        False, "images that training mirrors are read mirrored, too", before=False
-    )
+    mirrored: bool = setting(False, "images that training mirrors are read mirrored, too")
 
     def check(self) -> None:
         super().check()
         for name in ("grid", "filters"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.mirrored and not self.mirror:
+            raise ValueError("mirrored=true reads images as training mirrors them; set mirror=true")
 
     def lift_of(self, width: int) -> int:
         """Random features of that many that the body gives, 0 for none."""
@@ -144,16 +144,13 @@ class ReadsOut(Shielded):
         going = [i for i in range(len(self.seeds)) if i not in self.diverged]
         if number == 0:
             self._calibrate(split, going)
-        for mirrored in (False, True) if self._reads_mirrored() else (False,):
+        for mirrored in (False, True) if self.settings.mirrored else (False,):
             for rows, labels, counted in self._looked_at(split, mirrored=mirrored):
                 for i in going:
                     self.readouts[i].learn(rows[i, counted[i]], labels[i, counted[i]])
         for extra, readout in zip(self.extras, self.readouts):
             fixed = [b for b in readout.lift.buffers() if b.is_floating_point()]
             extra["lift_numbers"] = sum(b.numel() for b in fixed)
-
-    def _reads_mirrored(self) -> bool:
-        return bool(self.settings.mirrored and self.settings.mirror)
 
     def _calibrate(self, split: Split, going: list[int]) -> None:
         parts: list[list[Tensor]] = [[] for _ in self.seeds]
