@@ -64,6 +64,48 @@ def test_one_trainer_learns_two_tasks(tmp_path: Path, bf16: bool) -> None:
     assert accuracy(shield.model, 2) > 0.8
 
 
+class Lengths(transformers.TrainerCallback):  # type: ignore[misc]
+    """Of gradients as the optimizer sees them, and what Trainer was told."""
+
+    def __init__(self, stop: bool = False) -> None:
+        self.steps: list[float] = []
+        self.told: list[float] = []
+        self.stop = stop
+
+    def on_train_begin(self, args: Any, *_: Any, optimizer: Any, **more: Any) -> None:
+        def look(*_: Any) -> None:
+            held = [p.grad for group in optimizer.optimizer.param_groups for p in group["params"]]
+            self.steps.append(float(nn.utils.get_total_norm([g for g in held if g is not None])))
+            if self.stop:
+                raise KeyboardInterrupt
+
+        self.told.append(args.max_grad_norm)
+        self.hook = optimizer.optimizer.register_step_pre_hook(look)  # after the shield's
+
+    def on_train_end(self, *_: Any, **more: Any) -> None:
+        self.hook.remove()
+
+
+@pytest.mark.filterwarnings("error:all gradients together")
+def test_what_is_left_of_gradients_is_clipped(tmp_path: Path) -> None:
+    shield, seen = hard(), Lengths()
+    run = trainer(shield, tmp_path, 1, seen, max_grad_norm=1e-3)
+    run.train()
+    assert max(seen.steps) == pytest.approx(1e-3, rel=1e-2)
+    run.train_dataset, seen.steps = rows(2), []
+    run.train()
+    assert seen.told == [1e-3, 0.0]
+    assert max(seen.steps) == pytest.approx(1e-3, rel=1e-2)  # not of what is claimed
+    assert run.args.max_grad_norm == 1e-3
+    seen.stop = True
+    with pytest.raises(KeyboardInterrupt):
+        run.train()
+    seen.stop = False
+    run.train()
+    assert seen.told == [1e-3, 0.0, 0.0, 0.0]
+    assert run.args.max_grad_norm == 1e-3
+
+
 def test_without_the_callback_the_first_task_is_lost(tmp_path: Path) -> None:
     model = Net()
     run = transformers.Trainer(model, arguments(tmp_path), train_dataset=rows(1))

@@ -8,6 +8,8 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from conceptors._internal.batches import Feed
 from conceptors.integrations.going_back import warn_if_back
 from conceptors.shield import Shield
@@ -33,6 +35,10 @@ class ShieldCallback(TrainerCallback):  # type: ignore[misc]
     checkpoint that is resumed. Give every task an output directory of its own, or checkpoints of
     the second overwrite those of the first.
 
+    From the second task on, `max_grad_norm` is the most that is left of a gradient, as what old
+    tasks claim would use it up: the arguments hold 0 meanwhile, and Trainer logs no `grad_norm`.
+    With fp16 or sharded weights Trainer clips as ever, which a warning tells.
+
     Args:
         shield: of the model that is trained.
         feed, limit: of `Shield.remember`; by default batches are passed as keyword arguments.
@@ -44,6 +50,7 @@ class ShieldCallback(TrainerCallback):  # type: ignore[misc]
         self.shield = shield
         self.feed = feed
         self.limit = limit
+        self._lent: tuple[TrainingArguments, float] | None = None  # whose max_grad_norm is 0 now
 
     def on_train_begin(
         self,
@@ -58,9 +65,13 @@ class ShieldCallback(TrainerCallback):  # type: ignore[misc]
         note = state.stateful_callbacks.get(_NOTE)
         by_inputs = note and self.shield.project == "inputs"
         resumed = deepcopy(optimizer.state_dict()) if by_inputs else None
-        self.shield.guard(optimizer)
+        clips = self._clips(args)
+        self.shield.guard(optimizer, between=self._clip if clips else None)
         if note:
             self._load(resumed_folder(args, state, note))
+        if clips and self.shield.n_tasks:
+            self._lent = args, args.max_grad_norm
+            args.max_grad_norm = 0.0
         if resumed:
             optimizer.load_state_dict(resumed)  # guarding dropped the momentum
         state.stateful_callbacks[_NOTE] = {
@@ -86,8 +97,24 @@ class ShieldCallback(TrainerCallback):  # type: ignore[misc]
             best = Path(state.best_model_checkpoint) / FILE
             if best.is_file():  # the weights are of that step now; what it noted of them fits
                 self.shield.load(best)
+        self._give_back()
         self.shield.remember(train_dataloader, feed=self.feed, limit=self.limit)
         self._save(args, Path(args.output_dir))
+
+    def _clips(self, args: TrainingArguments) -> bool:
+        """Whether gradients can be clipped after they are projected, in Trainer's place."""
+        self._give_back()  # of a run that was interrupted
+        others = any(getattr(args, name, None) for name in ("fp16", "fsdp", "deepspeed"))
+        return bool(args.max_grad_norm) and self.shield.project != "inputs" and not others
+
+    def _clip(self) -> None:
+        if self._lent is not None:
+            nn.utils.clip_grad_norm_(self.shield.model.parameters(), self._lent[1])
+
+    def _give_back(self) -> None:
+        if self._lent is not None:
+            args, longest = self._lent
+            args.max_grad_norm, self._lent = longest, None
 
     def _save(self, args: TrainingArguments, folder: Path) -> None:
         state = self.shield.state_dict()  # by all processes: sharded weights are gathered

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from conceptors._internal.precision import exactly
 from conceptors.shield.shards import local
+from conceptors.shield.step.clipped import Lengths
 from conceptors.shield.step.context import Context
 from conceptors.shield.step.plan import StepPlan, make_plan
 
@@ -47,6 +48,7 @@ class Guard:
         self.between = between
         self.plan = StepPlan()
         self.stepped: set[str] = set()
+        self._lengths = Lengths()
         self._handles = [
             optimizer.register_step_pre_hook(self._before),
             optimizer.register_step_post_hook(self._after),
@@ -149,6 +151,8 @@ class Guard:
 
     @torch.no_grad()
     def _project(self, optimizer: Optimizer) -> None:
+        if self.between is None and self.plan.passing.is_next_due() and self._projects():
+            self._lengths.see((p.grad for p in self.parameters()), self.plan.passing.steps + 1)
         self.plan.project(getattr(optimizer, "grad_scale", None))
         if self.plan.passing.steps == 1:
             self.stepped |= {block.name for block in self.plan.blocks}
@@ -159,6 +163,10 @@ class Guard:
                 self.between()
             finally:
                 self.plan.gradients.settle()
+
+    def _projects(self) -> bool:
+        """Whether gradients are still as the user left them."""
+        return bool(self.plan.blocks) and not self._context().by_inputs
 
     @torch.no_grad()
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:

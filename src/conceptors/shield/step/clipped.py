@@ -1,0 +1,55 @@
+"""Seeing that gradients were clipped before they are projected.
+
+Most of a new task's gradient often lies in what old tasks claim. Clipped to a length as a whole and
+projected then, hardly anything is left of it, while the pull to the old weights stays as it is.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from conceptors._internal.outside import outside
+
+_LOOKS = 4  # in a row that have to agree
+_AT = 16  # steps of a task, of which 1, 2, 4, 8 and 16 are looked at
+_SAME = 1e-5  # of a length: clipping leaves it right to rounding
+
+
+class Lengths:
+    """Of all of an optimizer's gradients, at some steps; waits for the device once in a task."""
+
+    def __init__(self) -> None:
+        self._seen: list[Tensor] = []
+
+    def see(self, gradients: Iterable[Tensor | None], step: int) -> None:
+        """Those of the step of that number, from 1; warns after a few."""
+        if step == 1:
+            self._seen = []
+        if step > _AT:
+            return
+        found = [g for g in gradients if g is not None]
+        if not all(type(g) is Tensor and g.layout == torch.strided for g in found) or not found:
+            return  # shards know only a part of the length
+        norms = [g.detach().float().norm() for g in found]
+        self._seen.append(torch.stack([norm.to(norms[0].device) for norm in norms]).norm())
+        if step == _AT:
+            warn_if_clipped([float(length) for length in self._seen])
+
+
+def warn_if_clipped(lengths: list[float]) -> None:
+    """About gradients whose last lengths are all the same."""
+    last = lengths[-_LOOKS:]
+    if len(last) < _LOOKS or not last[0] > 0:
+        return
+    if max(last) - min(last) <= _SAME * last[0]:
+        warnings.warn(
+            f"all gradients together have a length of {last[0]:.3g} at every step: they were "
+            f"clipped before the shield projects them, which leaves a new task little to learn "
+            f"with. Clip what is left instead: shield.guard(optimizer, between=lambda: "
+            f"clip_grad_norm_(model.parameters(), {last[0]:.3g}))",
+            stacklevel=outside(),
+        )
