@@ -38,12 +38,15 @@ class Run:
         optimizer: Any = torch.optim.AdamW(self.net.parameters(), lr=1e-2)
         if not after:
             self.shield = Shield(self.net, **options)
-            optimizer = self.shield.guard(optimizer)
+            optimizer = self.shield.guard(optimizer, between=self.clip)
         self.model, self.optimizer = self.accelerator.prepare(self.net, optimizer)
         if after:
             self.shield = Shield(self.model, **options)
-            assert self.shield.guard(self.optimizer) is self.optimizer
+            assert self.shield.guard(self.optimizer, between=self.clip) is self.optimizer
         self.accelerator.register_for_checkpointing(self.shield)
+
+    def clip(self) -> None:
+        nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
 
     def loader(self, number: int, size: int = 8) -> Any:
         data: DataLoader[Any] = DataLoader(TensorDataset(*task(number)), batch_size=size)
@@ -55,8 +58,6 @@ class Run:
                 with self.accelerator.accumulate(self.model):
                     loss = nn.functional.cross_entropy(self.model(x), labels)
                     self.accelerator.backward(loss)
-                    if self.accelerator.sync_gradients:
-                        self.accelerator.clip_grad_norm_(self.model.parameters(), 1.0)
                     self.optimizer.step()
                     self.optimizer.zero_grad()
 

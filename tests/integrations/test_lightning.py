@@ -89,6 +89,53 @@ def test_two_tasks(tmp_path: Path, precision: Any) -> None:
     assert accuracy(module.net, 2) > 0.8
 
 
+class Counted(Module):
+    """Notes what Lightning itself clips to."""
+
+    clipped: tuple[Any, ...] = ()
+
+    def clip_gradients(self, optimizer: Any, gradient_clip_val: Any = None, **more: Any) -> None:
+        self.clipped += (gradient_clip_val,)
+        super().clip_gradients(optimizer, gradient_clip_val, **more)
+
+
+@pytest.mark.filterwarnings("error:all gradients together")
+def test_what_is_left_of_gradients_is_clipped(tmp_path: Path) -> None:
+    lengths: list[float] = []
+    clip = nn.utils.clip_grad_norm_
+    shield = Shield(Net())
+    module = Counted(shield.model)
+    trainer(shield, tmp_path, gradient_clip_val=1e-3).fit(module, loader(1))
+    assert set(module.clipped) == {1e-3}
+    module.clipped = ()
+    run = trainer(shield, tmp_path, gradient_clip_val=1e-3)
+    with pytest.MonkeyPatch.context() as patched:
+
+        def noted(parameters: Any, longest: float) -> None:
+            clip(parameters, longest)
+            lengths.append(float(nn.utils.get_total_norm([p.grad for p in parameters])))
+
+        patched.setattr(nn.utils, "clip_grad_norm_", noted)
+        run.fit(module, loader(2))
+    assert set(module.clipped) == {None}
+    assert len(lengths) == run.global_step
+    assert max(lengths) == pytest.approx(1e-3, rel=1e-2)
+    assert run.gradient_clip_val == 1e-3
+
+
+def test_an_interrupted_fit_leaves_clipping_as_it_was(tmp_path: Path) -> None:
+    class Broken(Module):
+        def training_step(self, batch: Any, index: int) -> Tensor:
+            raise KeyError("broken")
+
+    shield = Shield(Net())
+    trainer(shield, tmp_path, epochs=1).fit(Module(shield.model), loader(1))
+    run = trainer(shield, tmp_path, gradient_clip_val=0.5)
+    with pytest.raises(KeyError):
+        run.fit(Broken(shield.model), loader(2))
+    assert run.gradient_clip_val == 0.5
+
+
 def test_a_part_of_the_module_is_shielded(tmp_path: Path) -> None:
     module = Module(Net())
     shield = Shield(module.net, aperture=1e4, hard=True)
