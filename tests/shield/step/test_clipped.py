@@ -66,12 +66,13 @@ def test_a_few_steps_say_nothing() -> None:
     train(15, loop=True, aperture=2.0)
 
 
-@pytest.mark.filterwarnings("error:all gradients together")
 @pytest.mark.parametrize(
     "lengths", [[], [1.0] * 3, [0.0] * 5, [1.0, 1.0, 1.0, 0.9], [float("nan")] * 4]
 )
 def test_lengths_that_tell_nothing(lengths: list[float]) -> None:
-    warn_if_clipped(lengths)
+    with warnings.catch_warnings(record=True) as told:
+        warn_if_clipped(lengths)
+    assert not told
 
 
 def test_only_the_last_lengths_count() -> None:
