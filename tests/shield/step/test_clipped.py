@@ -66,18 +66,31 @@ def test_a_few_steps_say_nothing() -> None:
     train(15, loop=True, aperture=2.0)
 
 
+SAME, OTHER = [0.6, 0.8], [0.8, 0.6]  # of length 1 together
+
+
 @pytest.mark.parametrize(
-    "lengths", [[], [1.0] * 3, [0.0] * 5, [1.0, 1.0, 1.0, 0.9], [float("nan")] * 4]
+    "lengths",
+    [
+        [],
+        [SAME, OTHER, SAME],
+        [[0.0, 0.0]] * 5,
+        [SAME, OTHER, SAME, [0.6, 0.7]],
+        [SAME] * 4,  # nothing moves, and neither does the gradient
+        [SAME, OTHER, SAME, [1.0]],
+        [[float("nan"), 1.0]] * 4,
+    ],
+    ids=str,
 )
-def test_lengths_that_tell_nothing(lengths: list[float]) -> None:
+def test_lengths_that_tell_nothing(lengths: list[list[float]]) -> None:
     with warnings.catch_warnings(record=True) as told:
         warn_if_clipped(lengths)
     assert not told
 
 
 def test_only_the_last_lengths_count() -> None:
-    with pytest.warns(UserWarning, match="have a length of 2"):
-        warn_if_clipped([0.3, 2.0, 2.0 * (1 - 1e-6), 2.0, 2.0])
+    with pytest.warns(UserWarning, match="have a length of 1 "):
+        warn_if_clipped([[9.0, 0.0], SAME, OTHER, [0.6 * (1 - 1e-6), 0.8], OTHER])
 
 
 def test_before_anything_is_remembered_there_is_nothing_to_say() -> None:

@@ -6,6 +6,7 @@ projected then, hardly anything is left of it, while the pull to the old weights
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable
 
@@ -17,6 +18,7 @@ from conceptors._internal.outside import outside
 _LOOKS = 4  # in a row that have to agree
 _AT = 16  # steps of a task, of which 1, 2, 4, 8 and 16 are looked at
 _SAME = 1e-5  # of a length: clipping leaves it right to rounding
+_DIFFERS = 1e-4  # of a single gradient's length: else nothing moves, and all of them stay the same
 
 
 class Lengths:
@@ -35,21 +37,27 @@ class Lengths:
         if not all(type(g) is Tensor and g.layout == torch.strided for g in found) or not found:
             return  # shards know only a part of the length
         norms = [g.detach().float().norm() for g in found]
-        self._seen.append(torch.stack([norm.to(norms[0].device) for norm in norms]).norm())
+        self._seen.append(torch.stack([norm.to(norms[0].device) for norm in norms]))
         if step == _AT:
-            warn_if_clipped([float(length) for length in self._seen])
+            warn_if_clipped([lengths.tolist() for lengths in self._seen])
 
 
-def warn_if_clipped(lengths: list[float]) -> None:
-    """About gradients whose last lengths are all the same."""
+def warn_if_clipped(lengths: list[list[float]]) -> None:
+    """About gradients whose last lengths `[looks, gradients]` differ, but not that of them all."""
     last = lengths[-_LOOKS:]
-    if len(last) < _LOOKS or not last[0] > 0:
+    if len(last) < _LOOKS or len({len(look) for look in last}) > 1:
         return
-    if max(last) - min(last) <= _SAME * last[0]:
+    whole = [math.hypot(*look) for look in last]
+    one_by_one = max(_spread(list(single)) for single in zip(*last))
+    if whole[0] > 0 and _spread(whole) <= _SAME * whole[0] and one_by_one > _DIFFERS * whole[0]:
         warnings.warn(
-            f"all gradients together have a length of {last[0]:.3g} at every step: they were "
+            f"all gradients together have a length of {whole[0]:.3g} at every step: they were "
             f"clipped before the shield projects them, which leaves a new task little to learn "
             f"with. Clip what is left instead: shield.guard(optimizer, between=lambda: "
-            f"clip_grad_norm_(model.parameters(), {last[0]:.3g}))",
+            f"clip_grad_norm_(model.parameters(), {whole[0]:.3g}))",
             stacklevel=outside(),
         )
+
+
+def _spread(values: list[float]) -> float:
+    return max(values) - min(values)
