@@ -51,15 +51,19 @@ class ReadingSettings(RidgeSettings, ShieldedSettings):
     body: str = setting("shielded", _LEARNS, choices=_BODIES)
     grid: int = setting(4, "cells in each direction that maps are averaged over, see reads")
     filters: int = setting(1600, "patches that inputs in colour are compared with, see reads")
-    mirrored: bool = setting(False, "images that training mirrors are read mirrored, too")
+    mirrored: bool = setting(
+        True, "images that training mirrors are read mirrored, too", before=False
+    )
+
+    def __post_init__(self) -> None:
+        if not self.mirror:  # the same readout, by one name
+            object.__setattr__(self, "mirrored", False)
 
     def check(self) -> None:
         super().check()
         for name in ("grid", "filters"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.mirrored and not self.mirror:
-            raise ValueError("mirrored=true reads images as training mirrors them; set mirror=true")
 
     def lift_of(self, width: int) -> int:
         """Random features of that many that the body gives, 0 for none."""
