@@ -125,7 +125,7 @@ def test_run_and_report(
     after = r"^ewc seed 6 task 2/2: this task \d+\.\d %, all so far \d+\.\d %$"
     assert re.search(after, said.err, re.MULTILINE)
     assert re.search(r"^ewc seed 6 task 1/2: .*, about \d+ s left$", said.err, re.MULTILINE)
-    assert "step " not in said.err  # only on a terminal
+    assert "step " not in said.err  # only on a terminal, or after a long silence
     found = read(folder)
     assert found["command"].startswith("conceptors run disjoint-mnist --device cpu")
     assert {r["seed"] for r in found["runs"]} == {5, 6}
@@ -138,7 +138,8 @@ def test_run_and_report(
     assert list((folder / "figures").glob("projected-*.png"))
     assert capsys.readouterr().err == ""
 
-    assert main(["report", str(folder), str(folder)]) == 0  # compared with itself
+    # compared with itself
+    assert main(["report", str(folder), str(folder / "results.json")]) == 0
     assert (folder / "comparison.html").stat().st_size > 1000
     assert "side by side: " in capsys.readouterr().out
 
@@ -148,6 +149,16 @@ def test_run_and_report(
     monkeypatch.setattr("conceptors.report.seen.load", offline)
     assert main(["report", str(folder)]) == 0  # without these images only
     assert "without the projected images: no mnist here" in capsys.readouterr().err
+
+
+def test_silence_is_broken_where_nothing_can_change(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("conceptors.cli.progress._SILENCE", 0.0)
+    assert main([*RUN, "--method", "sgd", "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr().err
+    assert re.search(r"^sgd seed 0 task 1/2: step \d+/\d+, validation .*$", said, re.MULTILINE)
+    assert "\r" not in said
 
 
 def test_report_without_the_extra(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from inspect import Parameter, signature
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from conceptors._internal.outside import outside
 from conceptors._internal.threads import SharedSetting
 
 Feed = Callable[[nn.Module, Any], object]
@@ -25,12 +28,29 @@ def feed_first(model: nn.Module, batch: Any) -> object:
         if isinstance(batch, Mapping):
             return model(**{k: moved(v, device) for k, v in batch.items()})
         first = batch[0] if isinstance(batch, (tuple, list)) else batch
+        _tell_what_is_left_out(model, batch)
         return model(moved(first, device))
     except TypeError as error:
         raise TypeError(
             f"the model could not be called with a batch that is {_described(batch)}: {error}; "
             f"{_how_to_feed(batch)}"
         ) from error
+
+
+def _tell_what_is_left_out(model: nn.Module, batch: Any) -> None:
+    """Warn of a batch like (ids, mask, labels) for a model that takes masks."""
+    if not isinstance(batch, (tuple, list)) or len(batch) < 3:
+        return
+    kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    takes = [p.name for p in signature(model.forward).parameters.values() if p.kind in kinds]
+    if len(takes) > 1:
+        listed = ", ".join(takes[:4]) + (", …" if len(takes) > 4 else "")
+        warnings.warn(
+            f"of batches of {len(batch)} only the first part is given to the model, which takes "
+            f"{listed}; if more of it belongs there, "
+            f"{_FEED}, and if not, feed=lambda model, batch: model(batch[0])",
+            stacklevel=outside(),
+        )
 
 
 def _how_to_feed(batch: Any) -> str:

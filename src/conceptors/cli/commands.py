@@ -89,7 +89,7 @@ def _report(options: argparse.Namespace) -> int:
     need_charts()
     from conceptors.report.seen import pictures
 
-    folders = [Path(folder) for folder in options.folder]
+    folders = [_folder(Path(path)) for path in options.folder]
     for folder in folders:
         if not (folder / "results.json").is_file():
             raise ValueError(f"no results.json in {str(folder)!r}{_other_results(folder)}")
@@ -106,6 +106,11 @@ def _report(options: argparse.Namespace) -> int:
     if len(folders) > 1:
         print(f"side by side: {write_comparison(folders, folders[0] / 'comparison.html')}")
     return 0
+
+
+def _folder(path: Path) -> Path:
+    """Of results, also where the file itself is named."""
+    return path.parent if path.name == "results.json" and path.is_file() else path
 
 
 def _other_results(folder: Path) -> str:

@@ -9,25 +9,32 @@ import time
 from conceptors.experiments.events import Event
 
 _CLEAR = "\r\x1b[K"
+_SILENCE = 20.0  # seconds after which something is said into a file or pipe, too
 
 
 class ProgressLine:
-    """A line for every finished task; on a terminal also one that changes with every check."""
+    """A line for every finished task; on a terminal also one that changes with every check.
+
+    Into a file or a pipe, where nothing can change, a check is told after a long silence.
+    """
 
     def __init__(self, quiet: bool) -> None:
         self._quiet = quiet
         self._live = sys.stderr.isatty()
-        self._started = time.monotonic()
+        self._started = self._told = time.monotonic()
 
     def show(self, event: Event) -> None:
         passing = event.kind == "step"
-        if self._quiet or (passing and not self._live):
+        now = time.monotonic()
+        if self._quiet or (passing and not self._live and now - self._told < _SILENCE):
             return
-        text = f"{event}{left(event.share, time.monotonic() - self._started)}"
+        self._told = now
+        text = f"{event}{left(event.share, now - self._started)}"
         self.end()
-        if passing:
+        changing = passing and self._live
+        if changing:
             text = text[: shutil.get_terminal_size().columns - 1]
-        print(text, end="" if passing else "\n", file=sys.stderr, flush=True)
+        print(text, end="" if changing else "\n", file=sys.stderr, flush=True)
 
     def end(self) -> None:
         """Take the changing line away."""

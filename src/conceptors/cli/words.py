@@ -120,7 +120,7 @@ def parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("report", help="make a page and figures from results")
     command.add_argument(
-        "folder", nargs="+", help="a folder with results.json; several are also compared"
+        "folder", nargs="+", help="with results.json, or that file; several are also compared"
     )
 
     command = commands.add_parser(

@@ -71,14 +71,14 @@ def advice(tasks: int, layers: Sequence[LayerRow], stuck: Sequence[str] = ()) ->
     if stuck:
         found.append(
             f"Hardly anything of this task passes in {_listed(stuck)}. If it does not learn, lower "
-            f"the aperture there, widen the layers, forget a task, or learn the last layer in "
-            f"closed form."
+            f"the aperture there, begin with wider layers, forget a task, or learn the last layer "
+            f"in closed form."
         )
     full = [row.layer for row in large if row.quota > FULL]
     if full:
         found.append(
-            f"Little room is left in {_listed(full)}: make them wider, or forget a task (with "
-            f"keep_tasks=True)."
+            f"Little room is left in {_listed(full)}: begin with wider ones, or forget a task "
+            f"(with keep_tasks=True)."
         )
     if not found:
         most = max((row.quota for row in large), default=0.0)

@@ -80,6 +80,12 @@ class WeightBlock:
             found.append(view(tensor) if parameter is self.weight else view(tensor)[..., None])
         return found
 
+    @property
+    def dim(self) -> int:
+        """Inputs of the block, one per bias among them."""
+        shapes = {id(p): torch.empty(p.shape, device="meta") for p in self.parameters}
+        return sum(view.shape[2:].numel() for view in self.views(shapes, self.parameters))
+
     def matrix(
         self, active: list[nn.Parameter], tensors: dict[int, Tensor] | None = None
     ) -> Tensor:

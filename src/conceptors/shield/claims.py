@@ -71,6 +71,18 @@ class Remembered:
             claimed = join(claimed, task, sites, protection)
         return Remembered(claimed, tasks, self.n_tasks - 1)
 
+    def check_fits(self, sites: Mapping[str, WeightBlock]) -> None:
+        """ValueError for a layer whose inputs are not those that were remembered."""
+        for name, held in self.claimed.conceptors.items():
+            dim = sites[name].dim if name in sites else held.dim
+            if dim != held.dim:
+                raise ValueError(
+                    f"layer {name!r} has {dim} inputs now (biases among them), and had {held.dim} "
+                    f"when tasks were remembered: what these claim says nothing about new inputs. "
+                    f"A layer may get more outputs; for more inputs add a layer beside it, or make "
+                    f"a new Shield and remember the old tasks' data again"
+                )
+
     def quota(self, name: str) -> float:
         """How much of a layer's input space is claimed."""
         if name not in self.claimed.conceptors:

@@ -102,6 +102,10 @@ class Baseline:
             if name in claimed and _has_rows(site)
         }
 
+    def rounding(self, name: str, hard: bool) -> float:
+        """How much of a block's drift may be rounding of then, when weights were shorter."""
+        return _tolerance(torch.finfo(self._prints[name].value.dtype).eps, hard)
+
     @exactly()
     def drifts(self, sites: Mapping[str, WeightBlock]) -> dict[str, float]:
         """How far blocks have moved since then, relative to what they do."""
@@ -111,7 +115,10 @@ class Baseline:
 
 def tolerance(site: WeightBlock, hard: bool) -> float:
     """How much of a drift may be rounding, or of guarded steps."""
-    coarsest = max(torch.finfo(p.dtype).eps for p in site.parameters)
+    return _tolerance(max(torch.finfo(p.dtype).eps for p in site.parameters), hard)
+
+
+def _tolerance(coarsest: float, hard: bool) -> float:
     return max(min(_HARD, _ROUNDING * coarsest) if hard else _SOFT, 8 * coarsest)
 
 

@@ -22,7 +22,7 @@ def warn_if_full(quotas: Mapping[str, float], limit: float, known: set[str]) -> 
         listed = ", ".join(f"{name} ({quota:.1%})" for name, quota in full.items())
         warnings.warn(
             f"little space is left for further tasks in: {listed}. Lower the aperture there "
-            f"(Energy(0.9) where hard=True had none), widen the layers, or forget a task",
+            f"(Energy(0.9) where hard=True had none), begin with wider layers, or forget a task",
             ShieldFullWarning,
             stacklevel=outside(),
         )
@@ -51,9 +51,9 @@ def warn_if_stuck(shares: Mapping[str, float], soft: Mapping[str, bool]) -> None
     listed = ", ".join(f"{name} ({share:.1%})" for name, share in stuck.items())
     warnings.warn(
         f"hardly anything of this task's steps passes in: {listed}. Earlier tasks use the "
-        f"same directions there: lower the aperture (Energy(0.9) where hard=True had none), widen "
-        f"the layers, forget a task, or learn the last layer in closed form; shield.explain() "
-        f"tells more",
+        f"same directions there: lower the aperture (Energy(0.9) where hard=True had none), "
+        f"begin with wider layers, forget a task, or learn the last layer in closed form; "
+        f"shield.explain() tells more",
         ShieldFullWarning,
         stacklevel=outside(),
     )

@@ -239,7 +239,7 @@ class Shield(Inspection, Persistence):
                 self._set_anchors()
                 self._claims_changed()
             self._guards.calm()
-            self._watch.remembered()
+            self._watch.remembered(task.conceptors)
         large = {name: self.quota()[name] for name in self._large()}
         self._full |= warn_if_full(large, self.warn_at_quota, self._full)
         return self
@@ -283,6 +283,7 @@ class Shield(Inspection, Persistence):
             if self.n_tasks:
                 self._statistics.hold(self.model)
             if not found.same(self._scan):
+                self._remembered.check_fits(found.sites)
                 replaced = found.replaced(self._scan)
                 self._scan = found
                 self._watch.look(replaced)

@@ -42,6 +42,7 @@ class Watch(Keeper):
         self.resting = Resting()
         self._baseline = Baseline()
         self._told: set[str] = set()
+        self._missed: set[str] = set()  # layers that were named as never reached
         self._strangers: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         _join(self)
 
@@ -73,10 +74,29 @@ class Watch(Keeper):
         self._told = set()
         shield._guards.trust()
 
-    def remembered(self) -> None:
-        """A task was just remembered."""
+    def remembered(self, reached: Iterable[str]) -> None:
+        """A task was just remembered, whose samples reached these layers."""
+        self._miss(reached)
         self.resting.settle()
         self.trust()
+
+    def _miss(self, reached: Iterable[str]) -> None:
+        """Say which layers have learned the task and got none of its samples."""
+        shield = self._shield
+        trained, known = shield._guards.trained(), {*reached, *self._missed}
+        found = [
+            name
+            for name, site in shield._scan.sites.items()
+            if name not in known and any(id(p) in trained for p in site.active())
+        ]
+        self._missed |= set(found)
+        if found:
+            _warn(
+                f"layers were trained that no sample given to remember has reached, so that "
+                f"nothing of this task is protected there: {_few(found)}. Give remember batches, "
+                f"or a feed(model, batch), that use them; layers that have no part in what the "
+                f"model answers can be left out, exclude={[found[0]]!r}"
+            )
 
     def wake(self, learning: Iterable[str]) -> None:
         """Say which of these layers were frozen when tasks were remembered that use them."""
@@ -105,7 +125,8 @@ class Watch(Keeper):
         for name, total in drifts.items():
             strict = shield.hard or name in replaced or name not in stepped
             drift = total if strict else since.get(name, 0.0)
-            if drift > tolerance(sites[name], strict) and name not in self._told:
+            allowed = max(tolerance(sites[name], strict), self._baseline.rounding(name, strict))
+            if drift > allowed and name not in self._told:
                 found[name] = drift
         self._told |= found.keys()
         if found:
@@ -136,10 +157,9 @@ class Watch(Keeper):
         }
         names = list(dict.fromkeys(name for name, p in self._protected() if id(p) in stepped))
         if names:
-            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
             _warn(
                 f"{type(optimizer).__name__} steps weights that hold remembered tasks, and no "
-                f"guard holds it: {', '.join(names[:5])}{more}. Call shield.guard(optimizer) "
+                f"guard holds it: {_few(names)}. Call shield.guard(optimizer) "
                 f"before its first step"
             )
         if stepped:
@@ -186,6 +206,11 @@ def check_steps_what_it_trains(optimizer: Optimizer) -> None:
             f"and eval()), and a shield can only protect those that it steps; use an optimizer "
             f"without such a switch, and average weights in a copy of the model"
         )
+
+
+def _few(names: list[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more
 
 
 def _share(drift: float) -> str:

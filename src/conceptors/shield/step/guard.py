@@ -22,6 +22,7 @@ from conceptors.shield.shards import local
 from conceptors.shield.step.clipped import Lengths
 from conceptors.shield.step.context import Context
 from conceptors.shield.step.plan import StepPlan, make_plan
+from conceptors.shield.step.trained import Trained
 
 Hook = Callable[[], None]
 
@@ -32,6 +33,7 @@ class Guard:
     Attributes:
         between: called when the optimizer is about to see projected gradients, as `.grad`.
         stepped: names of the blocks that were stepped since a task was remembered.
+        trained: parameters that had gradients since then.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Guard:
         self.between = between
         self.plan = StepPlan()
         self.stepped: set[str] = set()
+        self.trained = Trained()
         self._lengths = Lengths()
         self._handles = [
             optimizer.register_step_pre_hook(self._before),
@@ -121,6 +124,8 @@ class Guard:
             keeper.look_again()  # something may have been added, replaced, frozen or unfrozen
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         plan = self.prepare()
+        if self.trained.is_due():
+            self.trained.see(self.parameters())
         if not plan and self.between is None:
             return None
         if plan.work.versions is None or not plan.is_known():

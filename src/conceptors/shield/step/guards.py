@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from conceptors.shield.step.context import Context
 from conceptors.shield.step.guard import Guard
+from conceptors.shield.step.trained import Trained
 
 
 class Guards(list[Guard]):
@@ -20,6 +21,7 @@ class Guards(list[Guard]):
         self._make = make
         self.context = Context()
         self._past: set[str] = set()  # what guards that are gone have stepped
+        self._taught: set[int] = set()  # what they have trained
 
     def add(self, optimizer: Optimizer, between: Callable[[], None] | None) -> None:
         """Guard an optimizer; one that is guarded already may get another `between`."""
@@ -69,11 +71,15 @@ class Guards(list[Guard]):
         """Names of blocks that were stepped since weights were trusted."""
         return self._past | {name for guard in self for name in guard.stepped}
 
+    def trained(self) -> set[int]:
+        """Ids of parameters that had gradients since then."""
+        return self._taught.union(*(guard.trained.ids for guard in self))
+
     def trust(self) -> None:
         """Count steps anew."""
-        self._past = set()
+        self._past, self._taught = set(), set()
         for guard in list(self):
-            guard.stepped = set()
+            guard.stepped, guard.trained = set(), Trained()
 
     def holds(self, optimizer: Optimizer) -> bool:
         """Whether an optimizer is guarded."""
@@ -86,6 +92,7 @@ class Guards(list[Guard]):
     def _drop(self, guard: Guard) -> None:
         """Its optimizer is gone."""
         self._past |= guard.stepped
+        self._taught |= guard.trained.ids
         guard.plan.close()
         self[:] = [other for other in self if other is not guard]
 

@@ -30,7 +30,7 @@ class Passing:
     def is_next_due(self) -> bool:
         """The same of the step to come."""
         step = self.steps + 1
-        return (step & (step - 1) == 0 or step % _OFTEN == 0) and not _capturing()
+        return (step & (step - 1) == 0 or step % _OFTEN == 0) and not is_capturing()
 
     def is_sure(self) -> bool:
         """Whether enough was seen for a word about it; true once."""
@@ -47,5 +47,6 @@ class Passing:
         return {n: min(1.0, max(0.0, left / whole)) for n, (left, whole) in found.items() if whole}
 
 
-def _capturing() -> bool:
+def is_capturing() -> bool:
+    """Whether a step is being recorded for replay: nothing may wait for the device."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

@@ -1,0 +1,134 @@
+"""What `remember` does not reach is said; what has other inputs than before is refused."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from conceptors import Shield, UnprotectedWarning
+
+
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.one, self.two = nn.Linear(6, 12), nn.Linear(12, 3), nn.Linear(12, 3)
+
+    def forward(self, x: Tensor, head: str = "one") -> Tensor:
+        found: Tensor = self.get_submodule(head)(torch.relu(self.body(x)))
+        return found
+
+
+def train(
+    model: nn.Module, optimizer: torch.optim.Optimizer, head: str, to_none: bool = True
+) -> None:
+    for _ in range(3):
+        optimizer.zero_grad(set_to_none=to_none)
+        model(torch.randn(16, 6), head).square().mean().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_layers_that_were_trained_and_not_reached_are_named(tasks: int) -> None:
+    model = Heads()
+    shield = Shield(model, warn_at_quota=1.0)
+    optimizer = shield.guard(torch.optim.AdamW(model.parameters(), 1e-2))
+    if tasks == 2:
+        train(model, optimizer, "one")
+        shield.remember(torch.randn(32, 6))
+    train(model, optimizer, "two")
+    with pytest.warns(UnprotectedWarning, match=r"remember has reached.*there: two\. .*\['two'\]"):
+        shield.remember(torch.randn(32, 6))
+    train(model, optimizer, "two")
+    with warnings.catch_warnings():  # once is enough
+        warnings.simplefilter("error", UnprotectedWarning)
+        shield.remember(torch.randn(32, 6))
+    assert "two" not in shield.conceptors()
+
+
+def test_also_where_each_task_has_an_optimizer_of_its_own() -> None:
+    model = Heads()
+    shield = Shield(model, warn_at_quota=1.0)
+    train(model, shield.guard(torch.optim.SGD(model.parameters(), 0.1)), "two")
+    with pytest.warns(UnprotectedWarning, match="there: two"):
+        shield.remember(torch.randn(32, 6))
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_heads_that_rest_are_not(to_none: bool) -> None:
+    """Also where their gradients are 0 instead of None."""
+    model = Heads()
+    shield = Shield(model, warn_at_quota=1.0)
+    optimizer = shield.guard(torch.optim.SGD(model.parameters(), 0.1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UnprotectedWarning)
+        for head in ("one", "two", "one"):
+            train(model, optimizer, head, to_none)
+            shield.remember([torch.randn(32, 6)], feed=lambda m, x, head=head: m(x, head))  # type: ignore[misc]
+    assert set(shield.conceptors()) == {"body", "one", "two"}
+
+
+def test_sparse_gradients_count() -> None:
+    words, out = nn.Embedding(9, 4, sparse=True), nn.Linear(4, 2)
+    model = nn.ModuleDict({"words": words, "out": out})
+    shield = Shield(model, warn_at_quota=1.0)
+    optimizer = shield.guard(torch.optim.SGD(model.parameters(), 0.1))
+    optimizer.zero_grad()
+    out(words(torch.arange(5))).sum().backward()
+    optimizer.step()
+    with pytest.warns(UnprotectedWarning, match="there: words"):
+        shield.remember([torch.randn(8, 4)], feed=lambda _, x: out(x))
+
+
+def test_layers_with_other_inputs_than_remembered_are_refused() -> None:
+    model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3))
+    shield = Shield(model, warn_at_quota=1.0)
+    shield.guard(torch.optim.SGD(model.parameters(), 0.1))
+    x = torch.randn(32, 6)
+    shield.remember(x)
+    model[0], model[2] = nn.Linear(6, 20), nn.Linear(20, 3)
+    with pytest.raises(ValueError, match=r"layer '2' has 21 inputs now .* had 13"):
+        shield.guard(torch.optim.SGD(model.parameters(), 0.1))
+    with pytest.raises(ValueError, match=r"layer '2' has 21 inputs now"):
+        shield.remember(x)
+    assert shield.n_tasks == 1
+
+
+def test_longer_numbers_are_no_change() -> None:
+    model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3))
+    shield = Shield(model, hard=True, warn_at_quota=1.0)
+    shield.remember(torch.randn(32, 6))
+    model.double()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UnprotectedWarning)
+        shield.guard(torch.optim.SGD(model.parameters(), 0.1))
+        shield.explain()
+    with torch.no_grad():
+        next(model.parameters()).add_(0.01)
+    with pytest.warns(UnprotectedWarning, match="moved within claimed space"):
+        shield.explain()
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        found: Tensor = self.layer(x if mask is None else x * mask)
+        return found
+
+
+def test_parts_of_batches_that_are_left_out_are_named() -> None:
+    batch = (torch.randn(8, 6), torch.ones(8, 6), torch.zeros(8))
+    shield = Shield(Masked(), warn_at_quota=1.0)
+    with pytest.warns(UserWarning, match="of batches of 3 only the first .* takes x, mask; if"):
+        shield.remember([batch])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        shield.remember([batch], feed=lambda model, batch: model(*batch[:2]))
+        shield.remember([batch[::2]])  # inputs and targets
+        Shield(nn.Linear(6, 3), warn_at_quota=1.0).remember([batch])  # a model that takes no more
+    assert shield.n_tasks == 3
