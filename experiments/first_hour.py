@@ -3,7 +3,8 @@
     python experiments/first_hour.py --out results/untuned/first-hour.json
 
 8×8 digits of scikit-learn in two tasks of five classes and one head, AdamW at 0.001, batches of 64,
-`Shield(model)` as it comes, one seed: percent right of each task's last 497 digits at the end.
+`Shield(model)` as it comes, one seed: percent right at the end of each task's digits among the
+last 497.
 """
 
 from __future__ import annotations

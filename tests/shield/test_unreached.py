@@ -70,6 +70,52 @@ def test_heads_that_rest_are_not(to_none: bool) -> None:
     assert set(shield.conceptors()) == {"body", "one", "two"}
 
 
+class Tied(nn.Module):
+    """Two heads, of which the first has the weights of the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.one, self.two = nn.Embedding(9, 4), nn.Linear(4, 9), nn.Linear(4, 9)
+        self.one.weight = self.words.weight
+
+    def forward(self, x: Tensor, head: str = "one") -> Tensor:
+        found: Tensor = self.get_submodule(head)(self.words(x))
+        return found
+
+
+def test_nor_layers_whose_weights_learned_elsewhere() -> None:
+    model = Tied()
+    shield = Shield(model, warn_at_quota=1.0)
+    optimizer = shield.guard(torch.optim.SGD([model.words.weight, *model.two.parameters()], 0.1))
+    optimizer.zero_grad()
+    model(torch.arange(9), "two").square().mean().backward()
+    optimizer.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UnprotectedWarning)
+        shield.remember([torch.arange(9)], feed=lambda m, x: m(x, "two"))
+    assert "one" not in shield.conceptors()
+
+
+def test_nor_those_whose_gradients_are_of_a_step_before() -> None:
+    """LBFGS makes gradients anew within its step."""
+    model = Heads()
+    shield = Shield(model, warn_at_quota=1.0)
+    optimizer = shield.guard(torch.optim.LBFGS(model.parameters(), 0.1, max_iter=2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UnprotectedWarning)
+        for head in ("one", "two"):
+
+            def closure(head: str = head) -> Tensor:
+                optimizer.zero_grad()
+                loss: Tensor = model(torch.ones(4, 6), head).square().mean()
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)  # type: ignore[arg-type]
+            shield.remember([torch.randn(32, 6)], feed=lambda m, x, head=head: m(x, head))  # type: ignore[misc]
+    assert shield.n_tasks == 2
+
+
 def test_sparse_gradients_count() -> None:
     words, out = nn.Embedding(9, 4, sparse=True), nn.Linear(4, 2)
     model = nn.ModuleDict({"words": words, "out": out})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -74,19 +74,23 @@ class Watch(Keeper):
         self._told = set()
         shield._guards.trust()
 
-    def remembered(self, reached: Iterable[str]) -> None:
+    def remembered(self, reached: Collection[str]) -> None:
         """A task was just remembered, whose samples reached these layers."""
         self._miss(reached)
         self.resting.settle()
         self.trust()
 
-    def _miss(self, reached: Iterable[str]) -> None:
-        """Say which layers have learned the task and got none of its samples."""
-        shield = self._shield
-        trained, known = shield._guards.trained(), {*reached, *self._missed}
+    def _miss(self, reached: Collection[str]) -> None:
+        """Say which layers have learned the task and got none of its samples.
+
+        Weights that a layer shares with one that was reached may have learned there.
+        """
+        sites, known = self._shield._scan.sites, {*reached, *self._missed}
+        trained = self._shield._guards.trained()
+        trained -= {id(p) for name in reached if name in sites for p in sites[name].parameters}
         found = [
             name
-            for name, site in shield._scan.sites.items()
+            for name, site in sites.items()
             if name not in known and any(id(p) in trained for p in site.active())
         ]
         self._missed |= set(found)

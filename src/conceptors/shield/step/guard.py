@@ -124,8 +124,8 @@ class Guard:
             keeper.look_again()  # something may have been added, replaced, frozen or unfrozen
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         plan = self.prepare()
-        if self.trained.is_due():
-            self.trained.see(self.parameters())
+        if closure is None:  # else gradients are of a step before
+            self._see()
         if not plan and self.between is None:
             return None
         if plan.work.versions is None or not plan.is_known():
@@ -147,12 +147,18 @@ class Guard:
             """The user's closure, then its gradients projected."""
             plan.gradients.give_back()
             loss = closure()
+            self._see()
             self._project(optimizer)
             return loss
 
         if len(args) > 1:
             return (args[0], shielded, *args[2:]), kwargs
         return args, {**kwargs, "closure": shielded}
+
+    def _see(self) -> None:
+        """What has gradients is learning."""
+        if self.trained.is_due():
+            self.trained.see(self.parameters())
 
     @torch.no_grad()
     def _project(self, optimizer: Optimizer) -> None:
