@@ -26,8 +26,9 @@ class StackedMLP(nn.Module):
 
     Args:
         sizes: neurons of every layer, inputs and outputs included.
-        init: "truncated" (normal of sd `scale`, cut at two sd, biases too), or "uniform"
-            (± scale / √fan-in, biases zero).
+        init: "truncated" (normal of sd `scale`, cut at two sd, biases too), "uniform"
+            (± scale / √fan-in, biases zero), or "xavier" (± scale √(6 / (fan-in + fan-out)),
+            biases among the inputs, and drawn as these).
         bias: whether layers have biases; weights are drawn the same without them.
     """
 
@@ -105,7 +106,10 @@ def _draw(outputs: int, inputs: int, init: str, scale: float, generator: torch.G
         block *= scale / math.sqrt(inputs)
         block[:, -1] = 0
         return block
-    raise ValueError(f"init must be 'truncated' or 'uniform', got {init!r}")
+    if init == "xavier":
+        block.uniform_(-1, 1, generator=generator)
+        return block * (scale * math.sqrt(6 / (inputs + 1 + outputs)))
+    raise ValueError(f"init must be 'truncated', 'uniform' or 'xavier', got {init!r}")
 
 
 class AlexNet(nn.Module):

@@ -74,15 +74,15 @@ _OWM_DISJOINT: dict[str, Any] = {
     "rate": 0.2,
     "momentum": 0.9,
     "clip": 10.0,
-    "init": "uniform",
-    "scale": 1.72,  # Xavier's ± √(6 / (785 + 800)) in the first layer
+    "clips": "layers",
+    "init": "xavier",
+    "scale": 1.0,
     "alpha": "0.9,0.6",
     "alpha_decay": "0.001,1",
 }
 _OWM_UNLIKE = (
-    "initial weights of the last layer are 0.7 times theirs, and biases start at 0, not at random",
-    "gradients are clipped after projection and all together, theirs before it and layer by layer",
     "momentum starts anew with each task",
+    "all tasks have as many steps, theirs as many as their own images ask for",
 )
 
 

@@ -20,18 +20,27 @@ def with_unit(h: Tensor) -> Tensor:
     return torch.cat([h, torch.ones(len(h), 1)], 1)
 
 
+def shortened(gradients: list[Tensor], longest: float) -> float:
+    length = sum(float(g.square().sum()) for g in gradients) ** 0.5
+    return min(1.0, longest / (length + 1e-6)) if longest else 1.0
+
+
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("batch", [10, 2])  # 2: few rows, where another product is less work
-@pytest.mark.parametrize(("clip", "shrink"), [(0.0, 0.0), (0.3, 0.0), (0.0, 0.1)])
+@pytest.mark.parametrize(
+    ("clip", "clips", "shrink"),
+    [(0.0, "projected", 0.0), (0.3, "projected", 0.0), (0.3, "layers", 0.0), (0.0, "layers", 0.1)],
+)
 @pytest.mark.parametrize("update", ["step", "task"])
 def test_steps_are_those_of_the_formulas(
-    update: str, clip: float, shrink: float, batch: int
+    update: str, clip: float, clips: str, shrink: float, batch: int
 ) -> None:
     given: dict[str, Any] = {
         "alpha": "0.8,0.5",
         "alpha_decay": "0.1,1",
         "update": update,
         "clip": clip,
+        "clips": clips,
         "shrink": shrink,
     }
     own: dict[str, Any] = {"steps": STEPS, "batch": batch, "loss": "softmax", "activation": "tanh"}
@@ -56,9 +65,10 @@ def test_steps_are_those_of_the_formulas(
                 alpha = (0.8 * 0.1 ** (step / STEPS), 0.5)[i]
                 P[i] = torch.linalg.inv(torch.linalg.inv(P[i]) + torch.outer(mean, mean) / alpha)
                 pull = shrink * w[i] / w[i].norm()
-                steps.append((g.T @ b + pull) @ (P[i] if update == "step" else used[i]))
-            length = sum(float(s.square().sum()) for s in steps) ** 0.5
-            scale = min(1.0, clip / (length + 1e-6)) if clip else 1.0
+                own_scale = shortened([g.T @ b], clip) if clips == "layers" else 1.0
+                whole = own_scale * g.T @ b + pull
+                steps.append(whole @ (P[i] if update == "step" else used[i]))
+            scale = shortened(steps, clip) if clips == "projected" else 1.0
             w = [old - rate * scale * s for old, s in zip(w, steps)]
         found.learn(k)
         for ours, theirs in zip(matrices(found), w):
@@ -83,6 +93,17 @@ def test_with_one_alpha_it_is_a_ridge() -> None:
     found.learn(0)
     wanted = 0.3 * torch.linalg.inv(0.3 * torch.eye(7) + means.T @ means)
     torch.testing.assert_close(found.projectors["layers.0"][0], wanted, rtol=1e-8, atol=1e-10)
+
+
+def test_seeds_are_clipped_layer_by_layer_without_meeting() -> None:
+    given: dict[str, Any] = {"clip": 0.2, "clips": "layers", "steps": 5, "init": "xavier"}
+    together = learner("owm", [0, 1], **given)
+    together.learn(0)
+    for i in (0, 1):
+        alone = learner("owm", [i], **given)
+        alone.learn(0)
+        for many, one in zip(together.model.parameters(), alone.model.parameters()):
+            torch.testing.assert_close(many[i], one[0], rtol=1e-4, atol=1e-5)
 
 
 def test_projectors_stay_projectors_when_rounded() -> None:

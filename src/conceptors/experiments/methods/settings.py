@@ -58,8 +58,9 @@ class Settings(OwnSettings):
     )
     init: str = setting(
         "uniform",
-        "initial weights: uniform in ± scale / √fan-in, or truncated normal of sd scale",
-        choices=("uniform", "truncated"),
+        "initial weights: uniform in ± scale / √fan-in, xavier: in ± scale √(6 / (fan-in + "
+        "fan-out)), biases too, or truncated normal of sd scale",
+        choices=("uniform", "xavier", "truncated"),
     )
     scale: float = setting(1.7, "size of the initial weights, see init")
     smooth: float = setting(

@@ -28,7 +28,13 @@ class OwmSettings(Settings):
     alpha_decay: str = setting(
         "0.1", "by how much α falls from start to end of a task; as alpha", each=True
     )
-    clip: float = setting(10.0, "longest gradient, of all layers together; 0 for any length")
+    clip: float = setting(10.0, "longest gradient, see clips; 0 for any length")
+    clips: str = setting(
+        "projected",
+        "what clip is of: all layers' projected gradients together, or each layer's own, before "
+        "they are projected",
+        choices=("projected", "layers"),
+    )
     update: str = setting(
         "step",
         "when gradients meet what P learned: at once, or from the next task on",
@@ -150,18 +156,22 @@ class Owm(Learner):
             self._update(P, self.means[layer.name], alpha * decay**self.progress_made)
             gradient = layer.gradient()
             if gradient is not None:
-                layer.set_gradient(self._projected(layer, gradient))
+                scale = self._shortened([gradient]) if self.settings.clips == "layers" else None
+                layer.set_gradient(self._projected(layer, gradient, scale))
         for parameter in self.fixed if number else ():
             if parameter.grad is not None:
                 parameter.grad.zero_()
         self.progress_made += self._step
-        self._clip()
+        if self.settings.clips == "projected":
+            self._clip()
 
-    def _projected(self, layer: MatrixLayer, gradient: Tensor) -> Tensor:
-        """g P, with that of the penalty."""
+    def _projected(self, layer: MatrixLayer, gradient: Tensor, scale: Tensor | None) -> Tensor:
+        """g P, scaled for each seed `[seeds]`, with that of the penalty."""
         P = self.used[layer.name]
         few = self._errors.pop(layer.name, None)
         projected = gradient @ P if few is None else few[0].mT @ (few[1] @ P)
+        if scale is not None:
+            projected *= scale.repeat_interleave(len(P) // len(scale))[:, None, None]
         if self.settings.shrink:
             W = layer.matrix()
             length = W.square().sum((1, 2), keepdim=True).sqrt()
@@ -180,15 +190,21 @@ class Owm(Learner):
 
     def _clip(self) -> None:
         """Gradients of each seed get at most so long, all parameters together."""
-        longest = self.settings.clip
         found = [p.grad for p in self.model.parameters() if p.grad is not None]
-        if not longest or not found:
+        scale = self._shortened(found)
+        if scale is None:
             return
-        seeds = len(self.seeds)
-        square = torch.stack([g.reshape(seeds, -1).square().sum(1) for g in found]).sum(0)
-        scale = (longest / (square.sqrt() + 1e-6)).clamp_max(1)
         for gradient in found:
             gradient.mul_(scale.reshape(-1, *[1] * (gradient.ndim - 1)))
+
+    def _shortened(self, gradients: list[Tensor]) -> Tensor | None:
+        """What makes gradients of each seed at most so long together, `[seeds]`."""
+        longest, seeds = self.settings.clip, len(self.seeds)
+        if not longest or not gradients:
+            return None
+        square = torch.stack([g.reshape(seeds, -1).square().sum(1) for g in gradients]).sum(0)
+        scale: Tensor = (longest / (square.sqrt() + 1e-6)).clamp_max(1)
+        return scale
 
     def stored_numbers(self) -> list[int]:
         held = sum(P.numel() for P in self.projectors.values())
