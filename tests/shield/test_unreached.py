@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -178,3 +179,77 @@ def test_parts_of_batches_that_are_left_out_are_named() -> None:
         shield.remember([batch[::2]])  # inputs and targets
         Shield(nn.Linear(6, 3), warn_at_quota=1.0).remember([batch])  # a model that takes no more
     assert shield.n_tasks == 3
+
+
+class Words(nn.Module):
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(count, 6), nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.out(self.words(x).flatten(1))
+        return found
+
+    def grow(self, count: int, in_place: bool = False) -> None:
+        """As transformers' resize_token_embeddings does, in its two ways."""
+        before, grown = self.words, nn.Embedding(count, 6)
+        with torch.no_grad():
+            grown.weight[: before.num_embeddings] = before.weight
+        if in_place:
+            before.weight.data, before.num_embeddings = grown.weight.data, count
+        else:
+            self.words = grown
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> None:
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("options", [{"hard": True}, {"aperture": 1e6}, {"hard": True, "rank": 1}])
+@pytest.mark.parametrize("keep_tasks", [False, True])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_vocabulary_may_grow(options: dict[str, Any], keep_tasks: bool, in_place: bool) -> None:
+    model = Words(10)
+    shield = Shield(model, keep_tasks=keep_tasks, warn_at_quota=1.0, **options)
+    shield.remember(torch.randint(0, 6, (50, 2)))
+    model.grow(14, in_place)
+    before = model.words.weight.detach().clone()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UnprotectedWarning)
+        optimizer = shield.guard(torch.optim.AdamW(model.parameters(), 0.1, weight_decay=0.0))
+        for _ in range(3):
+            step(model, optimizer, torch.randint(0, 14, (50, 2)))
+        shield.remember(torch.randint(4, 14, (200, 2)))
+    moved = (model.words.weight - before).abs().amax(1)
+    assert bool((moved[:6] < 1e-5).all())
+    assert bool((moved[6:] > 1e-2).all())
+    claimed = shield.conceptors()["words"].matrix()[:, 0, 0]
+    torch.testing.assert_close(claimed, torch.ones_like(claimed))
+    if keep_tasks:
+        shield.forget(0)
+        left = shield.conceptors()["words"].matrix()[:, 0, 0]
+        assert float(left[:4].max()) < 0.5 < float(left[4:].min())
+
+
+def test_a_grown_vocabulary_is_saved_and_found_again() -> None:
+    model = Words(10)
+    shield = Shield(model, hard=True, warn_at_quota=1.0)
+    shield.remember(torch.randint(0, 6, (50, 2)))
+    model.grow(14)
+    state = shield.refresh().state_dict()
+    again = Words(14)
+    again.load_state_dict(model.state_dict())
+    other = Shield(again, hard=True, warn_at_quota=1.0)
+    other.load_state_dict(state)
+    assert other.conceptors()["words"].batch_shape == (14,)
+
+
+def test_a_vocabulary_may_not_shrink() -> None:
+    model = Words(10)
+    shield = Shield(model, warn_at_quota=1.0)
+    shield.remember(torch.randint(0, 6, (50, 2)))
+    model.words = nn.Embedding(8, 6)
+    with pytest.raises(ValueError, match=r"'words' has 8 groups of 1 now .* had 10 groups of 1"):
+        shield.refresh()

@@ -81,10 +81,11 @@ class WeightBlock:
         return found
 
     @property
-    def dim(self) -> int:
-        """Inputs of the block, one per bias among them."""
+    def size(self) -> tuple[int, int]:
+        """g, d: groups of the block and inputs of each, one per bias among them."""
         shapes = {id(p): torch.empty(p.shape, device="meta") for p in self.parameters}
-        return sum(view.shape[2:].numel() for view in self.views(shapes, self.parameters))
+        views = self.views(shapes, self.parameters)
+        return len(views[0]), sum(view.shape[2:].numel() for view in views)
 
     def matrix(
         self, active: list[nn.Parameter], tensors: dict[int, Tensor] | None = None
@@ -181,6 +182,10 @@ class Scan:
     resting: dict[str, WeightBlock]  # blocks of which nothing learns now
     magnitudes: dict[str, Magnitude]  # follow their directions once a task is remembered
 
+    def __post_init__(self) -> None:
+        # of now: parameters may be made larger in place
+        self._shapes = {n: [p.shape for p in site.parameters] for n, site in self.sites.items()}
+
     def same(self, other: Scan) -> bool:
         """Whether another look at the model found nothing new."""
         return self._made_of() == other._made_of()
@@ -205,7 +210,7 @@ class Scan:
         }
         frozen = {name: id(p) for name, p in self.frozen.items()}
         followers = {name: id(m.parameter) for name, m in self.magnitudes.items()}
-        return sites, frozen, self.unsupported, list(self.resting), followers
+        return sites, self._shapes, frozen, self.unsupported, list(self.resting), followers
 
 
 def survey(

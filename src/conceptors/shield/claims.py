@@ -11,7 +11,9 @@ from torch import Tensor
 
 from conceptors._internal.host import to_host
 from conceptors.algebra.conceptor import Conceptor
+from conceptors.algebra.forms import OddsForm, SpectrumForm
 from conceptors.algebra.novelty import join_novel
+from conceptors.algebra.spectrum import Spectrum
 from conceptors.algebra.targets import ByGroup
 from conceptors.shield.blocks import WeightBlock
 from conceptors.shield.options import Protection
@@ -33,6 +35,16 @@ class Claims:
 
     conceptors: dict[str, Conceptor] = field(default_factory=dict)
     stiffness: dict[str, Tensor] = field(default_factory=dict)
+
+    def with_tokens(self, counts: Mapping[str, int]) -> Claims:
+        """Of vocabularies that have so many tokens now; nothing is claimed of the new ones."""
+        conceptors, stiffness = dict(self.conceptors), dict(self.stiffness)
+        for name, count in counts.items():
+            if name in conceptors:
+                conceptors[name] = _with_tokens(conceptors[name], count)
+            if name in stiffness:
+                stiffness[name] = _longer(stiffness[name], count)
+        return Claims(conceptors, stiffness)
 
     def stowed(self) -> Claims:
         """With large matrices in main memory: a GPU has better use for its own."""
@@ -71,17 +83,20 @@ class Remembered:
             claimed = join(claimed, task, sites, protection)
         return Remembered(claimed, tasks, self.n_tasks - 1)
 
-    def check_fits(self, sites: Mapping[str, WeightBlock]) -> None:
-        """ValueError for a layer whose inputs are not those that were remembered."""
-        for name, held in self.claimed.conceptors.items():
-            dim = sites[name].dim if name in sites else held.dim
-            if dim != held.dim:
-                raise ValueError(
-                    f"layer {name!r} has {dim} inputs now (biases among them), and had {held.dim} "
-                    f"when tasks were remembered: what these claim says nothing about new inputs. "
-                    f"A layer may get more outputs; for more inputs add a layer beside it, or make "
-                    f"a new Shield and remember the old tasks' data again"
-                )
+    def fitted(self, sites: Mapping[str, WeightBlock]) -> Remembered:
+        """The same for layers as they are now: a vocabulary may have grown.
+
+        Raises:
+            ValueError: a layer's inputs are not those that were remembered.
+        """
+        grown = [
+            name for name, held in self.claimed.conceptors.items() if _grows(name, held, sites)
+        ]
+        if not grown:
+            return self
+        more = {name: sites[name].size[0] for name in grown}
+        tasks = [task.with_tokens(more) for task in self.tasks]
+        return Remembered(self.claimed.with_tokens(more), tasks, self.n_tasks)
 
     def quota(self, name: str) -> float:
         """How much of a layer's input space is claimed."""
@@ -250,6 +265,42 @@ def _check_precision(
         f"size (mean square norm {top:.3g}), rounding errors count as directions in use; lower "
         f"the aperture{remedy}"
     )
+
+
+def _grows(name: str, held: Conceptor, sites: Mapping[str, WeightBlock]) -> bool:
+    """Whether a vocabulary has more tokens than were remembered; ValueError for other changes."""
+    if name not in sites:
+        return False
+    groups, dim = sites[name].size
+    before = held.batch_shape[0]
+    if (groups, dim) == (before, held.dim):
+        return False
+    if dim == held.dim and groups > before and sites[name].block.layout == "tokens":
+        return True
+    had, has = (
+        f"{d} inputs" if g == 1 else f"{g} groups of {d}"
+        for g, d in [(before, held.dim), (groups, dim)]
+    )
+    raise ValueError(
+        f"layer {name!r} has {has} now (biases among them), and had {had} when tasks were "
+        f"remembered: what these claim says nothing about new inputs. A layer may get more "
+        f"outputs, and a vocabulary more tokens; for more inputs add a layer beside it, or make a "
+        f"new Shield and remember the old tasks' data again"
+    )
+
+
+def _with_tokens(conceptor: Conceptor, count: int) -> Conceptor:
+    form = conceptor.form
+    if isinstance(form, OddsForm):
+        return Conceptor.from_form(OddsForm(_longer(form.matrix, count), form.dtype))
+    vectors, odds, rest = form.spectrum()
+    parts = Spectrum(_longer(vectors, count, 1.0), _longer(odds, count), rest)
+    return Conceptor.from_form(SpectrumForm(parts, form.dtype))
+
+
+def _longer(x: Tensor, count: int, value: float = 0.0) -> Tensor:
+    """`[count, ...]`, with that value at the end."""
+    return torch.cat([x, x.new_full((count - len(x), *x.shape[1:]), value)])
 
 
 def _stowed(conceptor: Conceptor) -> Conceptor:

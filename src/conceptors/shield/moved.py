@@ -41,8 +41,10 @@ class Fingerprint(NamedTuple):
         return Fingerprint(inputs, rows, matrix[:, rows] @ inputs)
 
     def drift(self, site: WeightBlock) -> float:
-        """|ΔW Z| / |W Z|, also where rows were added at the end; infinite for other shapes."""
+        """|ΔW Z| / |W Z|, also where rows or tokens were added; infinite for other shapes."""
         matrix = _matrix(site)
+        if site.block.layout == "tokens":
+            matrix = matrix[: len(self.inputs)]
         groups, out, dim = matrix.shape
         if (groups, dim) != self.inputs.shape[:2] or out <= max(self.rows.tolist(), default=-1):
             return float("inf")

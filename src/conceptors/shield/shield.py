@@ -283,7 +283,7 @@ class Shield(Inspection, Persistence):
             if self.n_tasks:
                 self._statistics.hold(self.model)
             if not found.same(self._scan):
-                self._remembered.check_fits(found.sites)
+                self._remembered = self._remembered.fitted(found.sites)
                 replaced = found.replaced(self._scan)
                 self._scan = found
                 self._watch.look(replaced)

@@ -18,7 +18,7 @@ from conceptors._internal.outside import outside
 _LOOKS = 4  # in a row that have to agree
 _AT = 16  # steps of a task, of which 1, 2, 4, 8 and 16 are looked at
 _SAME = 1e-5  # of a length: clipping leaves it right to rounding
-_DIFFERS = 1e-4  # of a single gradient's length: else nothing moves, and all of them stay the same
+_DIFFERS = 1e-2  # of that, by which a single one differs: else hardly anything moves
 
 
 class Lengths:
