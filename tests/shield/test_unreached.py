@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from typing import Any
 
@@ -253,3 +254,84 @@ def test_a_vocabulary_may_not_shrink() -> None:
     model.words = nn.Embedding(8, 6)
     with pytest.raises(ValueError, match=r"'words' has 8 groups of 1 now .* had 10 groups of 1"):
         shield.refresh()
+
+
+# --- optimizers that were made for other layers ------------------------------------------------
+
+
+def test_an_optimizer_of_weights_that_are_gone_is_named() -> None:
+    model = Heads()
+    shield = Shield(model, warn_at_quota=1.0)
+    optimizer = shield.guard(torch.optim.SGD(model.parameters(), 0.1))
+    train(model, optimizer, "one")
+    shield.remember([torch.randn(32, 6)])
+    model.load_state_dict({n: v.clone() for n, v in model.state_dict().items()}, assign=True)
+    with pytest.warns(UnprotectedWarning, match="SGD steps 6 of 6 parameters .* assign=True"):
+        train(model, optimizer, "one")
+    optimizer = shield.guard(torch.optim.SGD(model.parameters(), 0.1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UnprotectedWarning)
+        train(model, optimizer, "one")
+        shield.remember([torch.randn(32, 6)])
+    assert shield.n_tasks == 2
+
+
+def test_a_layer_that_came_later_and_nobody_steps_is_named() -> None:
+    model = Heads()
+    shield = Shield(model, warn_at_quota=1.0)
+    optimizer = shield.guard(torch.optim.SGD(model.parameters(), 0.1))
+    train(model, optimizer, "one")
+    shield.remember([torch.randn(32, 6)])
+    model.add_module("three", nn.Linear(12, 3))
+    shield.guard(optimizer)  # the old one, which does not know it
+    train(model, optimizer, "three")
+    batches = [torch.randn(32, 6)]
+    with pytest.warns(UnprotectedWarning, match="no guarded optimizer steps them: three"):
+        shield.remember(batches, feed=lambda m, x: m(x, "three"))
+    assert "three" in shield.conceptors()
+
+
+def test_layers_that_are_left_out_on_purpose_are_not() -> None:
+    """A body that is not given to the optimizer, and a new head that has one of its own."""
+    model = Heads()
+    shield = Shield(model, warn_at_quota=1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UnprotectedWarning)
+        train(model, shield.guard(torch.optim.SGD(model.one.parameters(), 0.1)), "one")
+        shield.remember([torch.randn(32, 6)])
+        model.add_module("three", nn.Linear(12, 3))
+        head = shield.guard(torch.optim.SGD(model.get_submodule("three").parameters(), 0.1))
+        train(model, head, "three")
+        del head
+        shield.remember([torch.randn(32, 6)], feed=lambda m, x: m(x, "three"))
+    assert shield.n_tasks == 2
+
+
+def test_a_shield_that_is_gone_is_missed() -> None:
+    model = Heads()
+    Shield(model)  # remembered nothing
+    gc.collect()
+    first = Shield(model, warn_at_quota=1.0)
+    first.remember([torch.randn(32, 6)])
+    del first
+    gc.collect()
+    with pytest.warns(UnprotectedWarning, match="had remembered 1 task of this Heads is gone"):
+        second = Shield(model, warn_at_quota=1.0)
+    second.remember([torch.randn(32, 6)])
+    second.detach()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UnprotectedWarning)
+        Shield(model)
+    assert second.n_tasks == 1
+
+
+def test_a_state_of_a_smaller_vocabulary_is_loaded() -> None:
+    model = Words(10)
+    shield = Shield(model, hard=True, keep_tasks=True, warn_at_quota=1.0)
+    shield.remember(torch.randint(0, 6, (50, 2)))
+    state = shield.state_dict()
+    other = Shield(Words(14), hard=True, keep_tasks=True, warn_at_quota=1.0)
+    other.load_state_dict(state)
+    claimed = other.conceptors()["words"].matrix()[:, 0, 0]
+    assert claimed.tolist() == [1.0] * 6 + [0.0] * 8
+    assert other.tasks()[0]["words"].batch_shape == (14,)

@@ -30,10 +30,12 @@ def feed_first(model: nn.Module, batch: Any) -> object:
         first = batch[0] if isinstance(batch, (tuple, list)) else batch
         _tell_what_is_left_out(model, batch)
         return model(moved(first, device))
-    except TypeError as error:
-        raise TypeError(
+    except (TypeError, RuntimeError) as error:
+        if type(error) not in (TypeError, RuntimeError):  # memory is short, or the like
+            raise
+        raise type(error)(
             f"the model could not be called with a batch that is {_described(batch)}: {error}; "
-            f"{_how_to_feed(batch)}"
+            f"{_how_to_feed(model, batch)}"
         ) from error
 
 
@@ -53,11 +55,12 @@ def _tell_what_is_left_out(model: nn.Module, batch: Any) -> None:
         )
 
 
-def _how_to_feed(batch: Any) -> str:
+def _how_to_feed(model: nn.Module | None, batch: Any) -> str:
     if not isinstance(batch, Mapping):
         return _FEED
-    first = next(iter(batch), "inputs")
-    return _FEED.replace("batch[0], batch[1]", f"batch[{first!r}]")
+    takes = signature(model.forward).parameters if model is not None else {}
+    parts = [name for name in batch if name in takes] or list(batch)[:1] or ["inputs"]
+    return _FEED.replace("batch[0], batch[1]", ", ".join(f"batch[{name!r}]" for name in parts))
 
 
 def _described(batch: Any) -> str:
@@ -73,7 +76,7 @@ def check_batches(batches: Any, who: str) -> None:
     if isinstance(batches, Mapping):
         raise TypeError(
             f"{who} takes batches, and got one mapping of {list(batches)}: pass a DataLoader "
-            f"or [batch]; {_how_to_feed(batches)}"
+            f"or [batch]; {_how_to_feed(None, batches)}"
         )
     if not isinstance(batches, tuple) or not all(isinstance(x, Tensor) for x in batches):
         return

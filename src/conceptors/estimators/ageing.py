@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
+
+from conceptors._internal.outside import outside
 
 
 class Ageing:
@@ -14,6 +17,12 @@ class Ageing:
 
     def renew(self, shield: Any) -> None:
         """New sums were made with the network as it is now."""
+        if not shield.is_settled:
+            warnings.warn(
+                "the shield has not remembered what was learned last, so that out_of_date will "
+                "leave out how its features move: call shield.remember, then learn_from",
+                stacklevel=outside(),
+            )
         if self._mark is not None:
             self._moved = self.since(shield)
         self._mark = shield.mark()

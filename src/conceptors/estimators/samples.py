@@ -12,6 +12,7 @@ from conceptors._internal import checks
 from conceptors._internal.batches import feed_first
 
 KINDS = ("nothing", "labels", "numbers", "number")  # of targets; the last is one a sample
+_NAMES = ("nothing", "labels", "numbers, several a sample,", "numbers, one a sample,")
 _CLASSES = 1_000_000  # a larger label is a mistake
 _LARGEST = 1e18  # whose square float32 still holds
 _SPREAD = 1e15  # of lifted features: float32 holds sums of thousands of their squares
@@ -86,8 +87,8 @@ def target_rows(
     kind = KINDS.index(("number" if targets.ndim == 1 else "numbers") if numbers else "labels")
     if before and kind != before:
         raise ValueError(
-            f"targets of shape {shape} and {targets.dtype} are {KINDS[kind]}, but "
-            f"{KINDS[before]} were learned so far"
+            f"targets of shape {shape} and {targets.dtype} are {_NAMES[kind]}, but "
+            f"{_NAMES[before]} were learned so far"
         )
     if numbers:
         y = checks.finite(targets.detach(), "targets").reshape(len(rows), -1)

@@ -11,23 +11,47 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-_SHIELDED: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+from conceptors.shield.watch import tell
+
+
+class Holder:
+    """Who shields a model, and how many tasks it has remembered."""
+
+    def __init__(self, shield: object) -> None:
+        self.shield = weakref.ref(shield)
+        self.n_tasks = 0
+
+
+_SHIELDED: weakref.WeakKeyDictionary[nn.Module, Holder] = weakref.WeakKeyDictionary()
 
 
 def claim_model(model: nn.Module, shield: object) -> None:
-    """Note that a model has a shield.
+    """Note that a model has a shield; warn of one that is gone with what it remembered.
 
     Raises:
         ValueError: it, a part of it, or what it is a part of, has one already.
     """
     parts = set(model.modules())
-    for other, reference in list(_SHIELDED.items()):
-        if reference() is not None and (other in parts or model in set(other.modules())):
+    for other, holder in list(_SHIELDED.items()):
+        if holder.shield() is not None and (other in parts or model in set(other.modules())):
             raise ValueError(
                 f"this {type(model).__name__} already has a shield; use that one, or call its "
                 f"detach() first"
             )
-    _SHIELDED[model] = weakref.ref(shield)
+    before = _SHIELDED.get(model)
+    if before is not None and before.n_tasks:
+        tell(
+            f"a shield that had remembered {before.n_tasks} task{'s'[: before.n_tasks > 1]} of "
+            f"this {type(model).__name__} is gone, and this new one protects nothing of them. Keep "
+            f"one shield for all tasks, or load its state; detach() ends one that is done with"
+        )
+    _SHIELDED[model] = Holder(shield)
+
+
+def note_tasks(model: nn.Module, n_tasks: int) -> None:
+    """How many tasks a model's shield has remembered."""
+    if model in _SHIELDED:
+        _SHIELDED[model].n_tasks = n_tasks
 
 
 def release_model(model: nn.Module) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from conceptors.algebra.conceptor import Conceptor
 from conceptors.layers import Block, Rule, find_rule
 from conceptors.layers.bare import BareRule, stands_alone
 from conceptors.layers.inner import has_own_forward, is_single
@@ -86,6 +87,12 @@ class WeightBlock:
         shapes = {id(p): torch.empty(p.shape, device="meta") for p in self.parameters}
         views = self.views(shapes, self.parameters)
         return len(views[0]), sum(view.shape[2:].numel() for view in views)
+
+    def has_more_tokens(self, held: Conceptor) -> bool:
+        """Whether it is a vocabulary that has grown since."""
+        groups, dim = self.size
+        more = held.batch_shape[0] < groups and held.dim == dim
+        return more and self.block.layout == "tokens"
 
     def matrix(
         self, active: list[nn.Parameter], tensors: dict[int, Tensor] | None = None
@@ -227,7 +234,8 @@ def survey(
         raise ValueError(
             f"these trainable parameters cannot be shielded:\n{listed}\nchoose "
             f"unsupported='freeze' (fixed after the first task) or 'ignore' (may forget), "
-            f"exclude them by name, or register a rule for their layer"
+            f"exclude them by name, or register a rule for their layer; matrices that inputs are "
+            f"multiplied with, as of adapters, are shielded as nn.Linear layers that are called"
         )
     if unsupported == "freeze":
         parameters = dict(model.named_parameters())

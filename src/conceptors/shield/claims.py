@@ -275,7 +275,7 @@ def _grows(name: str, held: Conceptor, sites: Mapping[str, WeightBlock]) -> bool
     before = held.batch_shape[0]
     if (groups, dim) == (before, held.dim):
         return False
-    if dim == held.dim and groups > before and sites[name].block.layout == "tokens":
+    if sites[name].has_more_tokens(held):
         return True
     had, has = (
         f"{d} inputs" if g == 1 else f"{g} groups of {d}"

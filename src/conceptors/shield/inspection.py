@@ -51,6 +51,11 @@ class Inspection(ABC):
         """How many tasks are remembered."""
         return self._remembered.n_tasks
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether no guarded step was made since a task was last remembered."""
+        return not self._guards.trained()
+
     def quota(self) -> dict[str, float]:
         """How full each layer is: the share of its input space claimed so far, in [0, 1]."""
         return {name: self._remembered.quota(name) for name in self._scan.sites}

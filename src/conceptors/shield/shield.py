@@ -17,6 +17,7 @@ from conceptors.shield.anchors import Anchors
 from conceptors.shield.attach import (
     check_parameters,
     claim_model,
+    note_tasks,
     outside_inference_mode,
     release_model,
     reshard,
@@ -375,6 +376,7 @@ class Shield(Inspection, Persistence):
     def _claims_changed(self) -> None:
         self.quota()  # from matrices that may still be on the GPU
         self._changed()
+        note_tasks(self.model, self.n_tasks)
         # what the guards need is made; what it was made of may leave the GPU
         self._remembered.claimed = self._remembered.claimed.stowed()
         if self.n_tasks:

@@ -96,11 +96,15 @@ def read(
     n_tasks, claimed, tasks, anchors = _parsed(state, rename)
     notes = _tensors(state, "notes", rename)
     known, resting = (_names(state, label, rename) for label in ("layers", "resting"))
-    sites, sizes = dict(shield._scan.sites), {}
+    sites = dict(shield._scan.sites)
     sites |= {n: s for n, s in shield._scan.resting.items() if n in claimed.conceptors}
-    for name, site in sites.items():
-        matrix = site.matrix(site.parameters)
-        sizes[name] = (matrix.shape[0], matrix.shape[-1])
+    sizes = {name: site.size for name, site in sites.items()}
+    grown = {
+        name: sizes[name][0]
+        for name, conceptor in claimed.conceptors.items()
+        if name in sites and sites[name].has_more_tokens(conceptor)
+    }
+    claimed, tasks = claimed.with_tokens(grown), [task.with_tokens(grown) for task in tasks]
     mismatched = {}
     for name, conceptor in claimed.conceptors.items():
         size = _size(conceptor)

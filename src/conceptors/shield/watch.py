@@ -43,6 +43,8 @@ class Watch(Keeper):
         self._baseline = Baseline()
         self._told: set[str] = set()
         self._missed: set[str] = set()  # layers that were named as never reached
+        self._original = {id(p) for p in shield.model.parameters()}
+        self._stale: WeakSet[Optimizer] = WeakSet()  # that step what is gone, as was said
         self._strangers: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         _join(self)
 
@@ -58,9 +60,10 @@ class Watch(Keeper):
         with self.alone():
             pass
 
-    def look_again(self) -> None:
+    def look_again(self, optimizer: Optimizer) -> None:
         if self._shield.n_tasks:
             self._shield.refresh()
+            self._look_for_strays(optimizer)
             if not self._baseline:  # after a checkpoint was loaded, with the weights or before
                 self.trust()
 
@@ -77,8 +80,40 @@ class Watch(Keeper):
     def remembered(self, reached: Collection[str]) -> None:
         """A task was just remembered, whose samples reached these layers."""
         self._miss(reached)
+        self._look_for_idle(reached)
         self.resting.settle()
         self.trust()
+
+    def _look_for_strays(self, optimizer: Optimizer) -> None:
+        """Say that an optimizer steps what the model does not have any more."""
+        held = [p for group in optimizer.param_groups for p in group["params"]]
+        own = {id(p) for p in self._shield.model.parameters()}
+        strays = sum(id(p) not in own for p in held)
+        if strays and optimizer not in self._stale:
+            self._stale.add(optimizer)
+            tell(
+                f"{type(optimizer).__name__} steps {strays} of {len(held)} parameters that the "
+                f"model does not have any more, and nothing is learned there: they were replaced, "
+                f"or loaded with assign=True. Make the optimizer anew, and guard it"
+            )
+
+    def _look_for_idle(self, reached: Collection[str]) -> None:
+        """Say which layers came later, have gradients, and no guarded optimizer."""
+        guards, sites = self._shield._guards, self._shield._scan.sites
+        known = self._original | set(guards.held()) | guards.trained()
+        found = [
+            name
+            for name in reached
+            if name in sites
+            and any(p.grad is not None and id(p) not in known for p in sites[name].active())
+        ]
+        self._original |= {id(p) for name in found for p in sites[name].parameters}
+        if found:
+            tell(
+                f"layers that came after the shield have gradients, and no guarded optimizer "
+                f"steps them: {_few(found)}. Make a new optimizer of all parameters when layers "
+                f"are added, and guard it"
+            )
 
     def _miss(self, reached: Collection[str]) -> None:
         """Say which layers have learned the task and got none of its samples.
@@ -95,7 +130,7 @@ class Watch(Keeper):
         ]
         self._missed |= set(found)
         if found:
-            _warn(
+            tell(
                 f"layers were trained that no sample given to remember has reached, so that "
                 f"nothing of this task is protected there: {_few(found)}. Give remember batches, "
                 f"or a feed(model, batch), that use them; layers that have no part in what the "
@@ -106,7 +141,7 @@ class Watch(Keeper):
         """Say which of these layers were frozen when tasks were remembered that use them."""
         found = self.resting.woken(learning)
         if found:
-            _warn(
+            tell(
                 f"layers learn now that were frozen when a task that uses them was remembered, so "
                 f"that nothing of it is protected there: {', '.join(found)}. Keep them frozen "
                 f"(requires_grad=False), or let them learn before remember is called"
@@ -134,12 +169,12 @@ class Watch(Keeper):
                 found[name] = drift
         self._told |= found.keys()
         if found:
-            listed = ", ".join(f"{name} (by {_share(drift)})" for name, drift in found.items())
-            _warn(
+            listed = ", ".join(f"{name} ({_share(drift)})" for name, drift in found.items())
+            tell(
                 f"weights have moved within claimed space, where no guarded step goes: {listed}. "
                 f"What was remembered there has changed. Guard every optimizer of the model, make "
                 f"optimizers anew after layers are replaced, load model and shield from the same "
-                f"checkpoint"
+                f"checkpoint, and restore the best weights before remember, not after it"
             )
 
     # --- optimizers ------------------------------------------------------------------------
@@ -161,7 +196,7 @@ class Watch(Keeper):
         }
         names = list(dict.fromkeys(name for name, p in self._protected() if id(p) in stepped))
         if names:
-            _warn(
+            tell(
                 f"{type(optimizer).__name__} steps weights that hold remembered tasks, and no "
                 f"guard holds it: {_few(names)}. Call shield.guard(optimizer) "
                 f"before its first step"
@@ -218,8 +253,11 @@ def _few(names: list[str]) -> str:
 
 
 def _share(drift: float) -> str:
-    return f"{drift:.0%}" if drift >= 0.005 else f"{drift:.0e}"
+    if drift == float("inf"):
+        return "of another shape"
+    return f"by {drift:.0%}" if drift >= 0.005 else f"by {drift:.0e}"
 
 
-def _warn(message: str) -> None:
+def tell(message: str) -> None:
+    """Warn where the user's code is."""
     warnings.warn(message, UnprotectedWarning, stacklevel=outside())

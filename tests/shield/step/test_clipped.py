@@ -17,7 +17,13 @@ SAID = "all gradients together have a length of 0.5"
 
 
 def train(
-    steps: int, *, loop: bool = False, between: bool = False, clip: float = 0.5, **options: Any
+    steps: int,
+    *,
+    loop: bool = False,
+    between: bool = False,
+    clip: float = 0.5,
+    value: bool = False,
+    **options: Any,
 ) -> None:
     """The second of two tasks."""
     torch.manual_seed(0)
@@ -27,7 +33,8 @@ def train(
     x, y = torch.randn(64, 12), torch.randint(0, 3, (64,))
 
     def clipped() -> None:
-        nn.utils.clip_grad_norm_(model.parameters(), clip)
+        how = nn.utils.clip_grad_value_ if value else nn.utils.clip_grad_norm_
+        how(model.parameters(), clip)
 
     shield.guard(optimizer, between=clipped if between else None)
     shield.remember(x)
@@ -46,12 +53,21 @@ def test_clipping_in_the_loop_is_told_once() -> None:
     assert "between=" in str(told[0].message)
 
 
-@pytest.mark.filterwarnings("error:all gradients together")
+def test_clipping_by_value_is_told_too() -> None:
+    said = r"no number of any gradient is larger than 0\.01 .*clip_grad_value_\(.*, 0\.01\)\)"
+    with pytest.warns(UserWarning, match=said) as told:
+        train(200, loop=True, value=True, clip=0.01, aperture=2.0)
+    assert len(told) == 1
+
+
+@pytest.mark.filterwarnings("error:all gradients together", "error:no number of any gradient")
 @pytest.mark.parametrize(
     "options",
     [
         {},
         {"between": True},
+        {"between": True, "value": True, "clip": 0.01},
+        {"loop": True, "value": True, "clip": 1e6},
         {"loop": True, "clip": 1e6},  # longer than all of them
         {"loop": True, "project": "inputs"},  # which are projected by then
     ],

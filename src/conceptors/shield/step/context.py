@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from conceptors.algebra.conceptor import Conceptor
 from conceptors.layers.magnitude import Magnitude
@@ -81,7 +82,7 @@ class Keeper:
     def look(self) -> None:
         """Something else than a guarded step has changed weights."""
 
-    def look_again(self) -> None:
+    def look_again(self, optimizer: Optimizer) -> None:
         """A good time to see whether layers were added or replaced."""
 
     def check_thread(self) -> None:

@@ -121,7 +121,7 @@ class Guard:
         keeper = self._context().keeper
         keeper.check_thread()
         if self.plan.passing.is_next_due() or self.plan.key != self._key(optimizer):
-            keeper.look_again()  # something may have been added, replaced, frozen or unfrozen
+            keeper.look_again(optimizer)  # layers may have come, gone, or been frozen
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         plan = self.prepare()
         if closure is None:  # else gradients are of a step before
