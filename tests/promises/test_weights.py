@@ -54,6 +54,7 @@ def test_what_moved_is_told_by_remember(move: Move, soft: bool) -> None:
         shield.remember(data(4))
 
 
+@pytest.mark.filterwarnings("ignore:AdamW steps 1 of 4 parameters")  # told, too
 @pytest.mark.parametrize("soft", [False, True])
 @pytest.mark.parametrize("move", MOVES)
 def test_what_moved_after_a_task_is_told_at_the_first_step(move: Move, soft: bool) -> None:
@@ -69,6 +70,7 @@ def test_what_moved_after_a_task_is_told_at_the_first_step(move: Move, soft: boo
         train(model, optimizer, 1)
 
 
+@pytest.mark.filterwarnings("ignore:AdamW steps 1 of 4 parameters")  # told, too
 @pytest.mark.parametrize("move", [in_place, replaced, loaded])
 def test_what_moved_is_told_in_the_middle_of_a_task(move: Move) -> None:
     model = network()

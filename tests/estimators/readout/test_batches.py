@@ -159,6 +159,7 @@ class Watch:
     """A shield's eye on its layers."""
 
     now = 0.0
+    is_settled = True
 
     def mark(self) -> float:
         return self.now
@@ -181,6 +182,9 @@ def test_a_readout_tells_how_far_its_features_are_out_of_date() -> None:
         readout.learn_from(nn.Identity(), [(X, y)], shield=shield)
     shield.now = 0.75
     assert readout.out_of_date(shield) == {"0": 0.25}  # since the oldest sums
+    shield.is_settled = False  # remember was not called yet
+    with pytest.warns(UserWarning, match=r"call shield\.remember, then learn_from"):
+        readout.learn_from(nn.Identity(), [(X, y)], shield=shield)
 
 
 def test_how_far_features_are_out_of_date_is_not_saved() -> None:
