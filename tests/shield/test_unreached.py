@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from conceptors import Shield, UnprotectedWarning
 
@@ -254,6 +255,24 @@ def test_a_vocabulary_may_not_shrink() -> None:
     model.words = nn.Embedding(8, 6)
     with pytest.raises(ValueError, match=r"'words' has 8 groups of 1 now .* had 10 groups of 1"):
         shield.refresh()
+
+
+def test_a_dataset_is_to_be_wrapped() -> None:
+    samples = TensorDataset(torch.randn(8, 6))
+    with pytest.raises(TypeError, match=r"got TensorDataset; wrap it: DataLoader\(dataset, 256\)"):
+        Shield(Masked()).remember(samples)
+
+
+def test_what_fails_within_the_model_says_what_it_was_given() -> None:
+    """(index, x, y), for one, and a mapping with more than the model takes."""
+    batch = (torch.arange(8), torch.randn(8, 6), torch.zeros(8))
+    with pytest.raises(
+        RuntimeError, match=r"a tuple of 3, of which the first part was passed: .*feed="
+    ):
+        Shield(nn.Linear(6, 3)).remember([batch])
+    names = {"x": torch.randn(8, 6), "mask": torch.ones(8, 6), "labels": torch.zeros(8)}
+    with pytest.raises(TypeError, match=r"model\(batch\['x'\], batch\['mask'\]\)"):
+        Shield(Masked()).remember([names])
 
 
 # --- optimizers that were made for other layers ------------------------------------------------

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from conceptors._internal.outside import outside
 from conceptors._internal.threads import SharedSetting
@@ -129,9 +130,10 @@ def iterate(batches: Any, limit: int | None, who: str) -> Iterator[Any]:
     if isinstance(batches, Tensor):
         batches = batches.split(_TENSOR_BATCH) if len(batches) else []
     if not isinstance(batches, Iterable):
+        hint = "; wrap it: DataLoader(dataset, 256)" if isinstance(batches, Dataset) else ""
         raise TypeError(
             f"{who} takes a DataLoader, an iterable of batches or a tensor of samples, got "
-            f"{type(batches).__name__}"
+            f"{type(batches).__name__}{hint}"
         )
     left = limit
     for batch in batches:
