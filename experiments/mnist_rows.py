@@ -47,8 +47,8 @@ def main() -> int:
         command += ["--device", given.device, "--out", str(folder)]
         begun = time.perf_counter()
         started = [
-            subprocess.Popen([*command, "--rows", *share], env=priority(below=not number))
-            for number, share in enumerate(shares)
+            subprocess.Popen([*command, "--rows", *share], env=priority(below=share == [LONGEST]))
+            for share in shares
         ]
         try:
             ended = wait(started)

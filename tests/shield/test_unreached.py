@@ -278,12 +278,18 @@ def test_what_fails_within_the_model_says_what_it_was_given() -> None:
 # --- optimizers that were made for other layers ------------------------------------------------
 
 
-def test_an_optimizer_of_weights_that_are_gone_is_named() -> None:
+def one_task() -> tuple[Heads, Shield, torch.optim.Optimizer]:
+    """Learned and remembered, of the first head."""
     model = Heads()
     shield = Shield(model, warn_at_quota=1.0)
     optimizer = shield.guard(torch.optim.SGD(model.parameters(), 0.1))
     train(model, optimizer, "one")
     shield.remember([torch.randn(32, 6)])
+    return model, shield, optimizer
+
+
+def test_an_optimizer_of_weights_that_are_gone_is_named() -> None:
+    model, shield, optimizer = one_task()
     model.load_state_dict({n: v.clone() for n, v in model.state_dict().items()}, assign=True)
     with pytest.warns(UnprotectedWarning, match="SGD steps 6 of 6 parameters .* assign=True"):
         train(model, optimizer, "one")
@@ -296,11 +302,7 @@ def test_an_optimizer_of_weights_that_are_gone_is_named() -> None:
 
 
 def test_a_layer_that_came_later_and_nobody_steps_is_named() -> None:
-    model = Heads()
-    shield = Shield(model, warn_at_quota=1.0)
-    optimizer = shield.guard(torch.optim.SGD(model.parameters(), 0.1))
-    train(model, optimizer, "one")
-    shield.remember([torch.randn(32, 6)])
+    model, shield, optimizer = one_task()
     model.add_module("three", nn.Linear(12, 3))
     shield.guard(optimizer)  # the old one, which does not know it
     train(model, optimizer, "three")
@@ -354,3 +356,15 @@ def test_a_state_of_a_smaller_vocabulary_is_loaded() -> None:
     claimed = other.conceptors()["words"].matrix()[:, 0, 0]
     assert claimed.tolist() == [1.0] * 6 + [0.0] * 8
     assert other.tasks()[0]["words"].batch_shape == (14,)
+
+
+def test_the_model_is_not_looked_at_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by an optimizer of a new head alone, of which nothing is claimed."""
+    model, shield, _ = one_task()
+    model.add_module("three", nn.Linear(12, 3))
+    optimizer = shield.guard(torch.optim.SGD(model.get_submodule("three").parameters(), 0.1))
+    looks: list[None] = []
+    monkeypatch.setattr(type(shield), "refresh", lambda _: looks.append(None))
+    for _ in range(10):
+        train(model, optimizer, "three")
+    assert 1 <= len(looks) <= 6  # of 30 steps: 1, 2, 4, 8, 16

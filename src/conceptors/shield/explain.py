@@ -70,7 +70,7 @@ def explain(
             words += [block.way.about] if block.way.about not in words else []
     rows = []
     for name, site in scan.sites.items():
-        rank, dim = ranks.get(name, 0), site.matrix(site.parameters).shape[-1]
+        rank, dim = ranks.get(name, 0), site.size[1]
         done = ", ".join(ways.get(name, [])) or "no guarded optimizer steps it"
         if not rank:
             done = "nothing is claimed"

@@ -163,9 +163,8 @@ def _empty(
     sketch: Callable[[int], int | None],
     products: Products,
 ) -> Moments | SketchedMoments:
-    matrix = site.matrix(site.parameters)
-    groups, dim = matrix.shape[0], matrix.shape[-1]
-    like = torch.empty(0, dtype=dtype, device=matrix.device)
+    groups, dim = site.size
+    like = torch.empty(0, dtype=dtype, device=site.parameters[0].device)
     if is_bare(site.block):
         return BareMoments(groups, dim, 0, like)
     rank = sketch(dim) if groups == 1 else None
