@@ -118,6 +118,16 @@ def disjoined(a: Conceptor, b: Conceptor) -> Any:
         return eye - _conjoined(eye - _matrix(a), eye - _matrix(b))
 
 
+def of_states(*tasks: tuple[Tensor, float]) -> Any:
+    """C = Q (I + Q)⁻¹ with Q = Σ α² Xᵀ X / n over tasks (X, α)."""
+    with mpmath.workdps(GUARD):
+        odds = mpmath.zeros(tasks[0][0].shape[1])
+        for states, aperture in tasks:
+            X = _exactly(states)
+            odds += X.T * X * (mpmath.mpf(aperture) ** 2 / X.rows)
+        return odds * mpmath.inverse(odds + mpmath.eye(odds.rows))
+
+
 def distance(found: Conceptor, wanted: Any) -> float:
     """The Frobenius norm of the difference."""
     with mpmath.workdps(GUARD):

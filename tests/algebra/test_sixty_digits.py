@@ -7,8 +7,9 @@ from collections import Counter
 import pytest
 import torch
 
-from algebra.sixty_digits import conjoined, disjoined, distance, draw, is_clear
+from algebra.sixty_digits import conjoined, disjoined, distance, draw, is_clear, of_states
 from conceptors import Conceptor
+from helpers import normal
 
 FEW, MANY = range(110), range(2106)
 BOUNDS = {  # of AND and OR, in the Frobenius norm
@@ -76,3 +77,31 @@ def test_the_reference_knows_simple_cases() -> None:
     assert float(conjoined(full, half)[0, 0]) == pytest.approx(1 / 2, abs=1e-15)
     assert float(disjoined(zero, half)[0, 0]) == pytest.approx(1 / 2, abs=1e-15)
     assert float(disjoined(zero, full)[0, 0]) == pytest.approx(1, abs=1e-15)
+
+
+DECADES = (0, 4, 7, 8, 9, 12)
+
+
+@pytest.mark.parametrize("decades", DECADES)
+@pytest.mark.parametrize("count", [40, 4])
+@pytest.mark.parametrize("kind", ["column", "timestamp", "rows"])
+def test_states_of_very_different_scales(kind: str, count: int, decades: int) -> None:
+    X, scale = normal(3, count, 6), 10.0**decades
+    if kind == "column":
+        X[:, 0] *= scale
+    elif kind == "rows":
+        X[:2] *= scale
+    else:  # nearly constant, beside the constant column of a bias
+        X[:, 0], X[:, 1] = scale * (1 + 1e-4 * X[:, 0]), 1.0
+    C, wanted = Conceptor.from_states(X, 3.0), of_states((X, 3.0))
+    vectors, values, _ = C.dense().spectrum
+    assert distance(C, wanted) < 1e-9
+    assert distance(Conceptor.from_matrix((vectors * values) @ vectors.mT), wanted) < 1e-9
+
+
+@pytest.mark.parametrize("decades", DECADES)
+@pytest.mark.parametrize("count", [40, 4])
+def test_or_with_a_much_larger_conceptor(count: int, decades: int) -> None:
+    X, Y = normal(1, count, 6), normal(2, count, 2) @ normal(3, 2, 6) * 10.0**decades
+    both = Conceptor.from_states(X, 3.0) | Conceptor.from_states(Y, 3.0)
+    assert distance(both, of_states((X, 3.0), (Y, 3.0))) < 1e-6

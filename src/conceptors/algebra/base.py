@@ -56,9 +56,15 @@ class ConceptorBase:
         wide = rows.to(spectra.work_dtype(rows))
         wide = wide * (alpha.to(wide) / math.sqrt(count))[..., None, None]
         _no_overflow(wide.square().sum((-2, -1)), aperture)
-        if count < dim:
+        if count < dim and not _have_other_scales(wide):
             return cls.from_form(SpectrumForm(spectra.from_rows(wide), rows.dtype), alpha)
-        return cls.from_form(OddsForm(wide.mT @ wide, rows.dtype), alpha)
+        odds = wide.mT @ wide
+        if not spectra.is_accurate(odds):
+            return cls.from_form(SpectrumForm(spectra.from_rows(wide), rows.dtype), alpha)
+        if count < dim:
+            some = spectra.truncate(spectra.from_odds_matrix(odds), count)
+            return cls.from_form(SpectrumForm(some, rows.dtype), alpha)
+        return cls.from_form(OddsForm(odds, rows.dtype), alpha)
 
     @classmethod
     def from_correlation(cls, correlation: Tensor, aperture: float | Tensor) -> Self:
@@ -204,6 +210,13 @@ class ConceptorBase:
         tensor(12., dtype=torch.float64)
         """
         return self.form.trace()
+
+
+def _have_other_scales(rows: Tensor) -> bool:
+    """Whether columns differ so much in scale that rounding in the large ones hides the small."""
+    sizes = rows.square().sum(-2)
+    least = torch.where(sizes > 0, sizes, torch.inf).amin(-1)
+    return bool((least < 1e-6 * sizes.amax(-1)).any())
 
 
 def _no_overflow(trace: Tensor, aperture: object) -> None:

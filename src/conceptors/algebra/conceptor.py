@@ -130,7 +130,7 @@ class Conceptor(ConceptorBase):
         aperture = _common_aperture(self._aperture, other._aperture)
         if isinstance(self.form, OddsForm) and isinstance(other.form, OddsForm):
             both = OddsForm(self.form.matrix + other.form.matrix, self.dtype)
-            if bool(torch.isfinite(both.trace()).all()):
+            if bool(torch.isfinite(both.trace()).all()) and spectra.is_accurate(both.matrix):
                 return self.from_form(both, aperture)
         parts = self.form.exact_spectrum(), other.form.exact_spectrum()
         return self._with(logic.disjoin(*parts, self.dtype), aperture)

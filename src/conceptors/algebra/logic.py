@@ -11,6 +11,7 @@ from conceptors.algebra.spectrum import (
     Spectrum,
     cast,
     complete,
+    graded,
     items_of,
     negate,
     orthonormalised,
@@ -218,8 +219,9 @@ def _expanded(a: Spectrum, b: Spectrum) -> list[Spectrum]:
 def _squares(roots: Tensor, kept: torch.dtype) -> tuple[Tensor, Tensor]:
     """Eigenvectors `[..., d, m]` and eigenvalues `[..., m]` of F Fᵀ for F `[..., d, r]`, m <= d, r.
 
-    Squaring F costs half of the digits, which eigh can afford while odds are small; else the
-    singular values of F, which are known to eps · max √o.
+    Squaring F costs half of the digits, which eigh can afford while odds are small. Else F = B T
+    by QR, largest columns first, and T Tᵀ has rows of different scales, which `graded` resolves.
+    Where it cannot, the singular values of F are known to eps · max √o.
     """
     dim, count = roots.shape[-2:]
     if not roots.numel():
@@ -236,6 +238,12 @@ def _squares(roots: Tensor, kept: torch.dtype) -> tuple[Tensor, Tensor]:
         values, vectors = torch.linalg.eigh(roots @ roots.mT)
         noise = tolerance(dim, roots.dtype)
     else:
+        order = roots.square().sum(-2).argsort(-1, descending=True)
+        turn, roots = torch.linalg.qr(roots.take_along_dim(order.unsqueeze(-2), -1))
+        basis = turn if basis is None else basis @ turn
+        resolved = graded(roots @ roots.mT * size.unsqueeze(-1).square())
+        if resolved is not None:
+            return basis @ resolved.vectors, resolved.odds
         if count > dim:
             roots = torch.linalg.qr(roots.mT, mode="r").R.mT
         vectors, values, _ = torch.linalg.svd(roots)

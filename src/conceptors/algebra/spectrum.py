@@ -27,6 +27,8 @@ from torch import Tensor
 from conceptors.algebra.eigen import leading, thin
 
 _NEGLIGIBLE = 1e-8  # odds
+_LARGE = 1e5  # odds beyond which the rounding of one eigh would show in small singular values
+_RESOLVED, _WINDOW = 1e-8, 1e16  # 1 - s that eigh resolves, and the odds that one window covers
 
 
 class Spectrum(NamedTuple):
@@ -86,12 +88,55 @@ def work_dtype(x: Tensor) -> torch.dtype:
 
 
 def from_odds_matrix(odds: Tensor) -> Spectrum:
-    """Spectrum of Q = α² R `[..., d, d]` by one eigh; eigenvalues of rounding size become 0."""
+    """Spectrum of Q = α² R `[..., d, d]`; eigenvalues of rounding size become 0.
+
+    One eigh is accurate to eps · max Q. Where that is not enough, `graded` resolves the rest.
+    """
     if odds.shape[-1] == 1:
         return Spectrum(torch.ones_like(odds), odds.squeeze(-1).clamp_min(0))
+    if bool((odds.diagonal(dim1=-2, dim2=-1) > _LARGE).any()):
+        resolved = graded(odds)
+        if resolved is not None:
+            return resolved
     values, vectors = torch.linalg.eigh(odds)
     smallest = tolerance(odds.shape[-1], odds.dtype) * values[..., -1:].clamp_min(0)
     return Spectrum(vectors, torch.where(values > smallest, values, 0.0))
+
+
+def graded(odds: Tensor) -> Spectrum | None:
+    """Spectrum of Q `[..., d, d]` whose columns may have very different scales.
+
+    E = (I + Q / τ)⁻¹ by Cholesky is as accurate as if all columns had the same scale, and its
+    eigenvalues e give odds τ (1 - e) / e, to a relative error of 1e-8 for odds within eight
+    decades of τ. Larger odds, e ≈ 0, are resolved within their own subspace at a larger τ. None
+    where Q itself is not accurate enough, see `_complement`.
+    """
+    if not bool(odds.isfinite().all()):
+        return None
+    items = [_graded(item) for item in odds.flatten(0, -3)] if odds.ndim > 2 else [_graded(odds)]
+    found = [item for item in items if item is not None]
+    return stack(found, odds.shape[:-2]) if len(found) == len(items) else None
+
+
+def _graded(odds: Tensor) -> Spectrum | None:
+    scales, noise = odds.diagonal(), tolerance(len(odds), odds.dtype)
+    basis = torch.eye(len(odds), dtype=odds.dtype, device=odds.device)
+    vectors, values, unit = [], [], 1.0
+    while basis.shape[-1]:
+        inverse = _complement(odds / unit)
+        if inverse is None:
+            return None
+        share, turn = torch.linalg.eigh(basis.mT @ inverse @ basis)
+        share, basis = share.flip(-1), basis @ turn.flip(-1)
+        is_last = unit >= _RESOLVED * float(scales.sum())
+        count = len(share) if is_last else int((share > _RESOLVED).sum())
+        share = share[:count].clamp(torch.finfo(odds.dtype).eps, 1)
+        resolved = unit * (1 - share) / share
+        rounding = noise * (basis[:, :count].square() * scales.unsqueeze(-1)).sum(0)
+        vectors.append(basis[:, :count])
+        values.append(torch.where(resolved > rounding.clamp_min(noise * unit), resolved, 0.0))
+        basis, unit = basis[:, count:], unit * _WINDOW
+    return Spectrum(torch.linalg.qr(torch.cat(vectors, -1)).Q, torch.cat(values))
 
 
 def top_k_of_odds(odds: Tensor, rank: int) -> Spectrum:
@@ -106,10 +151,11 @@ def top_k_of_odds(odds: Tensor, rank: int) -> Spectrum:
 def from_rows(rows: Tensor) -> Spectrum:
     """Spectrum of Q = rowsᵀ rows for fewer rows than columns `[..., n, d]`, never forming d x d.
 
-    A QR factorisation makes the directions orthonormal to rounding whatever the conditioning,
-    then one n x n eigh gives the odds.
+    A QR factorisation, largest rows first, makes the directions orthonormal to rounding whatever
+    the conditioning. Then n x n odds are left.
     """
-    basis, triangle = torch.linalg.qr(rows.mT)
+    order = rows.square().sum(-1).argsort(-1, descending=True)
+    basis, triangle = torch.linalg.qr(rows.take_along_dim(order.unsqueeze(-1), -2).mT)
     small = from_odds_matrix(triangle @ triangle.mT)
     return Spectrum(basis @ small.vectors, small.odds)
 
@@ -137,15 +183,10 @@ def to_matrix(spectrum: Spectrum) -> Tensor:
 
 
 def matrix_of_odds(odds: Tensor) -> Tensor | None:
-    """C = Q (I + Q)⁻¹ = I - (I + Q)⁻¹ by Cholesky, without the spectrum.
-
-    None where that would be off by more than √eps: Q has a negative eigenvalue, left by rounding
-    in R and a large aperture, or is so large that its own rounding counts beside I.
-    """
-    lower = _factor_of_odds(odds)
-    if lower is None:
+    """C = Q (I + Q)⁻¹ = I - (I + Q)⁻¹ by Cholesky, without the spectrum; None as `_complement`."""
+    inverse = _complement(odds)
+    if inverse is None:
         return None
-    inverse = _inverse_from(lower)
     eye = torch.eye(odds.shape[-1], dtype=odds.dtype, device=odds.device)
     top = odds.diagonal(dim1=-2, dim2=-1).amax(-1)[..., None, None]
     if bool((top >= 1).all()):
@@ -154,49 +195,55 @@ def matrix_of_odds(odds: Tensor) -> Tensor | None:
 
 
 def trace_of_odds(odds: Tensor) -> Tensor | None:
-    """tr C = tr Q (I + Q)⁻¹ `[...]` by Cholesky; None where `matrix_of_odds` is.
-
-    With I + Q = L Lᵀ it is d - ‖L⁻¹‖², or, where all odds are small, tr(L⁻¹ Q L⁻ᵀ).
-    """
+    """tr C = tr Q (I + Q)⁻¹ `[...]` by Cholesky; None as `_complement`."""
     if odds.shape[-1] == 1:
         return values_of(odds.clamp_min(0)).squeeze(-1).squeeze(-1)
-    lower = _factor_of_odds(odds)
-    if lower is None:
+    inverse = _complement(odds)
+    if inverse is None:
         return None
     top = odds.diagonal(dim1=-2, dim2=-1).amax(-1)
-    inverse = _triangular_inverse(lower)
-    trace: Tensor = odds.shape[-1] - inverse.square().sum((-2, -1))
+    trace: Tensor = odds.shape[-1] - inverse.diagonal(dim1=-2, dim2=-1).sum(-1)
     if bool((top >= 1).all()):
         return trace
-    return torch.where(top < 1, ((inverse @ odds) * inverse).sum((-2, -1)), trace)
+    return torch.where(top < 1, (inverse * odds).sum((-2, -1)), trace)
+
+
+def is_accurate(odds: Tensor) -> bool:
+    """Whether rounding in Q `[..., d, d]` does not show in its conceptor; see `_complement`."""
+    top = odds.diagonal(dim1=-2, dim2=-1).amax()
+    return float(top) <= _LARGE or _complement(odds) is not None
+
+
+def _complement(odds: Tensor) -> Tensor | None:
+    """¬C = (I + Q)⁻¹ by Cholesky; None where that would be off by more than √eps.
+
+    Then Q has a negative eigenvalue, left by rounding in R and a large aperture, or its own
+    rounding counts beside I. With rounding of eps √(Q_ii Q_jj), which columns of any scale have,
+    E = (I + Q)⁻¹ is off by at most eps ‖|E| √diag Q‖².
+    """
+    limits = torch.finfo(odds.dtype)
+    allowed = math.sqrt(limits.eps)
+    shifted = odds.clone()
+    shifted.diagonal(dim1=-2, dim2=-1).add_(allowed)
+    if bool((torch.linalg.cholesky_ex(shifted).info != 0).any()):
+        return None
+    shifted.diagonal(dim1=-2, dim2=-1).add_(1 - allowed)
+    inverse = _inverse_from(torch.linalg.cholesky(shifted))
+    sizes = odds.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
+    if float(sizes.amax()) ** 2 * limits.eps * odds.shape[-1] > allowed:
+        spread = (inverse.abs() @ sizes.unsqueeze(-1)).square().sum((-2, -1))
+        if not bool((limits.eps * spread <= allowed).all()):
+            return None
+    return inverse
 
 
 def _inverse_from(lower: Tensor) -> Tensor:
     """(L Lᵀ)⁻¹; on a GPU by products, which are what it is good at."""
     if not lower.is_cuda:
         return torch.cholesky_inverse(lower)
-    inverse = _triangular_inverse(lower)
-    return inverse.mT @ inverse
-
-
-def _triangular_inverse(lower: Tensor) -> Tensor:
     eye = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device)
-    found: Tensor = torch.linalg.solve_triangular(lower, eye.expand_as(lower), upper=False)
-    return found
-
-
-def _factor_of_odds(odds: Tensor) -> Tensor | None:
-    """L with L Lᵀ = I + Q; None where rounding makes it useless."""
-    eps = torch.finfo(odds.dtype).eps
-    if bool((odds.diagonal(dim1=-2, dim2=-1).amax(-1) > 1 / math.sqrt(eps)).any()):
-        return None
-    shifted = odds.clone()
-    shifted.diagonal(dim1=-2, dim2=-1).add_(math.sqrt(eps))
-    if bool((torch.linalg.cholesky_ex(shifted).info != 0).any()):
-        return None
-    shifted.diagonal(dim1=-2, dim2=-1).add_(1 - math.sqrt(eps))
-    lower: Tensor = torch.linalg.cholesky(shifted)
-    return lower
+    inverse = torch.linalg.solve_triangular(lower, eye.expand_as(lower), upper=False)
+    return inverse.mT @ inverse
 
 
 def singular_values(spectrum: Spectrum) -> Tensor:
