@@ -139,6 +139,26 @@ def _graded(odds: Tensor) -> Spectrum | None:
     return Spectrum(torch.linalg.qr(torch.cat(vectors, -1)).Q, torch.cat(values))
 
 
+def occupied(moment: Tensor, rounding: float) -> Spectrum:
+    """The hard projector on all directions of R `[..., d, d]` that are more than rounding.
+
+    Columns are scaled to unit size first, R = D K D, because each has rounding of its own size.
+    Eigenvectors V of K that hold a share of at most `rounding` of its trace are rounding; x is
+    orthogonal to the rest of R where x = D⁻¹ V.
+    """
+    if moment.shape[-1] == 1:
+        return Spectrum(
+            torch.ones_like(moment), torch.where(moment > 0, torch.inf, 0.0).squeeze(-1)
+        )
+    sizes = moment.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
+    sizes = torch.where(sizes > 0, sizes, 1.0)
+    values, vectors = torch.linalg.eigh(moment / sizes.unsqueeze(-1) / sizes.unsqueeze(-2))
+    values = values.clamp_min(0)
+    is_rounding = values.cumsum(-1) <= rounding * values.sum(-1, keepdim=True)
+    basis = torch.linalg.qr(vectors / sizes.unsqueeze(-1)).Q
+    return Spectrum(basis, torch.where(is_rounding, 0.0, torch.inf).to(basis))
+
+
 def top_k_of_odds(odds: Tensor, rank: int) -> Spectrum:
     """The `rank` largest odds of Q `[..., d, d]` and their directions; a full eigh if many."""
     if not thin(rank, odds.shape[-1]):
@@ -242,7 +262,7 @@ def _inverse_from(lower: Tensor) -> Tensor:
     if not lower.is_cuda:
         return torch.cholesky_inverse(lower)
     eye = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device)
-    inverse = torch.linalg.solve_triangular(lower, eye.expand_as(lower), upper=False)
+    inverse: Tensor = torch.linalg.solve_triangular(lower, eye.expand_as(lower), upper=False)
     return inverse.mT @ inverse
 
 

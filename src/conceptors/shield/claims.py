@@ -13,7 +13,7 @@ from conceptors._internal.host import to_host
 from conceptors.algebra.conceptor import Conceptor
 from conceptors.algebra.forms import OddsForm, SpectrumForm
 from conceptors.algebra.novelty import join_novel
-from conceptors.algebra.spectrum import Spectrum
+from conceptors.algebra.spectrum import Spectrum, is_accurate
 from conceptors.algebra.targets import ByGroup
 from conceptors.shield.blocks import WeightBlock
 from conceptors.shield.options import Protection
@@ -187,6 +187,10 @@ def _conceptor(
     held: Conceptor | None,
 ) -> Conceptor:
     choice, hard = protection.aperture(name), protection.hard
+    limit = protection.rank_of(moments.dim)
+    is_full = moments.coarsest <= rounding(torch.zeros(0, dtype=torch.float32))
+    if protection.claims_all(name) and limit is None and is_full and isinstance(moments, Moments):
+        return moments.projector(_rounding(moments))
     if isinstance(choice, float):
         limited = protection.rank_of(moments.dim) is not None
         _check_precision(name, moments, choice, limited)
@@ -200,7 +204,6 @@ def _conceptor(
         conceptor = moments.conceptor(choice.aperture(sigma, moments.dim, hard, noise))
     if not hard:
         return conceptor
-    limit = protection.rank_of(conceptor.dim)
     if limit is not None and limit < conceptor.dim:
         # directions of earlier tasks come first; new ones take what is left
         taken = 0 if held is None else int((held.singular_values > 0.5).sum(-1).max())
@@ -254,6 +257,12 @@ def _check_precision(
     in_rows = 0.0 if limited else moments.coarsest * top / moments.dim
     in_sums = torch.finfo(energy.dtype).eps * top
     if max(in_sums, in_rows) * alpha**2 <= 0.1:
+        return
+    if (
+        in_rows * alpha**2 <= 0.1
+        and isinstance(moments, Moments)
+        and is_accurate(moments.correlation().double() * alpha**2)  # columns of other scales
+    ):
         return
     which, remedy = str(energy.dtype), ""
     if in_rows > in_sums:

@@ -44,6 +44,12 @@ class Protection:
         """Whether a layer's directions stay soft, and are chosen by its data."""
         return isinstance(self.aperture(name), Auto) and not self.hard
 
+    def claims_all(self, name: str) -> bool:
+        """Whether a layer's hard conceptor claims every direction that is more than rounding."""
+        choice = self.aperture(name)
+        share = getattr(choice, "share", 0.0)
+        return self.hard and (share == 1.0 or share is None) and not isinstance(choice, Quota)
+
     def pull(self, name: str) -> float:
         """How strongly a layer is drawn back; 0 where it is not."""
         choice = self.aperture(name)

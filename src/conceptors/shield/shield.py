@@ -81,8 +81,8 @@ class Shield(Inspection, Persistence):
             hard conceptors earlier tasks' directions come first.
         dense_limit: layers of more inputs keep a sketch of `rank` directions (by default an
             eighth of d) instead of d x d matrices.
-        rows: which input rows of a layer are used: "auto" (all; an unbiased sample where there
-            are more than 16384 and more than 8 d), at most so many per batch, or None for all.
+        rows: which input rows of a layer are used: "auto" (all if hard, else an unbiased sample
+            of more than 16384 and more than 8 d), at most so many per batch, or None for all.
         batchnorm: "freeze" keeps BatchNorm's running statistics, and normalises with them, once
             a task is remembered; "follow" lets them follow the data (old tasks then drift).
         keep_tasks: keep every task's conceptors apart, so that `forget` can remove one.
@@ -317,7 +317,7 @@ class Shield(Inspection, Persistence):
                 batches,
                 feed=feed,
                 limit=limit,
-                rows=self.rows,
+                rows=None if self.hard and self.rows == "auto" else self.rows,
                 seed=self.seed + self.n_tasks,
                 dtype=self.dtype,
                 sketch=self._protection.sketch_rank,

@@ -53,12 +53,9 @@ class Statistics:
 
 
 class _Switch:
-    """Shared with copies of a model; off in what is pickled, where no shield comes along."""
+    """Off in copies of a model, which have no shield."""
 
     on = False
-
-    def __deepcopy__(self, memo: Any) -> _Switch:
-        return self
 
     def __reduce__(self) -> tuple[type[_Switch], tuple[()]]:
         return _Switch, ()

@@ -10,7 +10,9 @@ from torch import Tensor
 from torch import distributed as dist
 
 from conceptors._internal.precision import exactly, full, tensor_cores
+from conceptors.algebra import spectrum as spectra
 from conceptors.algebra.conceptor import Conceptor
+from conceptors.algebra.forms import SpectrumForm
 from conceptors.layers import OwnedRows, Rows, SecondMoment
 from conceptors.streams.frequent_directions import FrequentDirections
 
@@ -165,6 +167,11 @@ class Moments:
     def conceptor(self, aperture: float | Tensor) -> Conceptor:
         """The conceptors `[g]` of the rows, in float64."""
         return Conceptor.from_second_moment(self.correlation().double(), aperture)
+
+    def projector(self, rounding: float) -> Conceptor:
+        """The projectors `[g]` on all directions of the rows but rounding, in float64."""
+        spectrum = spectra.occupied(self.correlation().double(), rounding)
+        return Conceptor.from_form(SpectrumForm(spectrum, torch.float64))
 
 
 class SketchedMoments:

@@ -84,7 +84,7 @@ def collect(
             plan.begin(index, [recorder.filled() for recorder in recorders])
             wanted = {recorder.begin(batch) for recorder in recorders}
             if True in wanted or reduced:  # sharded models need all processes at every pass
-                with uses.watching(index):
+                with uses.watching():
                     feed(model, batch)
                 _each(recorders, Recorder.compare, batch)
                 draws.renew()

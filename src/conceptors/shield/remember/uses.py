@@ -21,7 +21,6 @@ from conceptors.layers.inner import has_own_forward, inner_call
 from conceptors.shield.blocks import WeightBlock
 from conceptors.shield.remember.bare import BareUses, reads_numbers
 
-_FIRST = 2  # batches that are watched, where no layer has a forward of its own
 _KINDS = ("tensor", "zeros", "ones", "empty", "full", "rand", "randn", "randint")
 _FORMS = {f"new_{kind}" for kind in _KINDS} | {f"{kind}_like" for kind in _KINDS}
 
@@ -54,12 +53,8 @@ class Uses(TorchFunctionMode):
         self._calls: dict[nn.Module, list[Call]] = {}
 
     @contextmanager
-    def watching(self, batch: int) -> Iterator[None]:
-        """For the pass of this batch."""
-        if batch >= _FIRST and not self._own and not self.bare.listens():
-            with self.is_read.watching():
-                yield
-            return
+    def watching(self) -> Iterator[None]:
+        """For the pass of one batch."""
         with ExitStack() as hooks:
             for layer in self._layers:
                 for handle in (

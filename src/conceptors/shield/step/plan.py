@@ -231,15 +231,21 @@ def make_plan(
         block.cut_by_rows = sharded and part.site.block.rows_first
         block.gathered = sharded and not block.cut_by_rows
         block.snapshot_survives_step = not (part.crossed or context.increment_decay)
-        if block.is_followed and isinstance(block.strategy, Factored) and part.name in resumed:
-            block.strategy.resume(resumed[part.name])
+    is_resumed = bool(resumed) and all(_resume(block, resumed) for block in plan.blocks)
     plan.work = _arrange(plan.blocks)
     plan.work.scales = list(scales.values())
     if any(part.free.stiffness is not None and part.way.stiffest < math.inf for part in parts):
         plan.rest.fastest = 2 * max(map(rate, optimizer.param_groups))
-    if resumed and all(b.name in resumed for b in plan.blocks if isinstance(b.strategy, Factored)):
+    if is_resumed:  # else the first step notes all weights
         plan.work.versions = plan._versions()
     return plan
+
+
+def _resume(block: SteppedBlock, resumed: Mapping[str, Tensor]) -> bool:
+    """Whether the weights of a block are known, from a checkpoint's note or without one."""
+    if not (block.is_followed and isinstance(block.strategy, Factored)):
+        return not isinstance(block.strategy, Factored) or block.name in resumed
+    return block.name in resumed and block.strategy.resume(resumed[block.name])
 
 
 def _parts(
