@@ -105,3 +105,26 @@ class Switching(nn.Module):
 def test_every_batch_is_checked_for_direct_uses_of_weights() -> None:
     with pytest.raises(ValueError, match=r"layer \(used by linear"):
         Shield(Switching()).remember(list(rows(1).split(10)))
+
+
+def _in_mid_task() -> dict[str, Any]:
+    model = nn.Linear(8, 3).double()
+    shield = Shield(model)
+    optimizer = shield.guard(torch.optim.Adam(model.parameters()))
+    shield.remember(rows(1))
+    train(model, optimizer, rows(2), 1)
+    return shield.state_dict()
+
+
+@pytest.mark.parametrize("part", ["claimed", "notes", "anchors"])
+def test_a_state_that_lacks_a_conceptor_or_has_other_shapes_is_refused(part: str) -> None:
+    state = _in_mid_task()
+    if part == "claimed":
+        del state["claimed"]["Linear"]
+    else:
+        state[part] = {n: torch.zeros(7, 7, 7, dtype=t.dtype) for n, t in state[part].items()}
+        assert state[part]
+    fresh = Shield(nn.Linear(8, 3).double())
+    with pytest.raises(ValueError, match=r"the state is damaged: .*nothing was loaded"):
+        fresh.load_state_dict(state)
+    assert fresh.n_tasks == 0

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 FORMAT = "conceptors.Shield"
 VERSION = 1
 _TENSORS = ("anchors", "stiffness", "notes")
-_SCALARS = ("format", "version", "n_tasks", "layers", "resting")
+_SCALARS = ("format", "version", "n_tasks", "layers", "unclaimed", "resting")
+_PADDED = 15  # directions that a GPU adds to a note at most
 _MOST_TASKS = 100_000  # in a file; a header of a few bytes must not fill the memory
 
 
@@ -59,7 +60,8 @@ def pack(shield: Shield) -> dict[str, Any]:
         "format": FORMAT,
         "version": VERSION,
         "n_tasks": shield.n_tasks,
-        "layers": list(shield._scan.sites),  # also those of which nothing is claimed yet
+        "layers": list(shield._scan.sites),
+        "unclaimed": [n for n in shield._scan.sites if n not in remembered.claimed.conceptors],
         "resting": sorted(shield._watch.resting.names),
         "claimed": {name: _pack(c) for name, c in remembered.claimed.conceptors.items()},
         "tasks": [
@@ -95,7 +97,12 @@ def read(
     """All of a state, for this shield; changes nothing. See `Shield.load_state_dict`."""
     n_tasks, claimed, tasks, anchors = _parsed(state, rename)
     notes = _tensors(state, "notes", rename)
-    known, resting = (_names(state, label, rename) for label in ("layers", "resting"))
+    known, unclaimed, resting = (
+        _names(state, label, rename) for label in ("layers", "unclaimed", "resting")
+    )
+    lacking = sorted(known - unclaimed - claimed.conceptors.keys())
+    if lacking and state.get("unclaimed") is not None:
+        raise _damaged(f"it lacks the conceptors of layers {', '.join(lacking[:5])}")
     sites = dict(shield._scan.sites)
     sites |= {n: s for n, s in shield._scan.resting.items() if n in claimed.conceptors}
     sizes = {name: site.size for name, site in sites.items()}
@@ -128,6 +135,15 @@ def read(
     devices = {name: s.parameters[0].device for name, s in sites.items()}
     where = {name: devices[name] for name in report.loaded}
     parameters = dict(shield.model.named_parameters())
+    for name, note in notes.items():
+        if name in where:
+            _check_note(sites[name], note)
+    for name, anchor in anchors.items():
+        if name in parameters and not _has_grown(anchor.shape, parameters[name].shape):
+            raise _damaged(
+                f"the anchor of {name} has shape {list(anchor.shape)}, the parameter "
+                f"{list(parameters[name].shape)}"
+            )
     return Loaded(
         Remembered(_placed(claimed, where), [_placed(task, where) for task in tasks], n_tasks),
         {n: _own_part(sites[n], note) for n, note in notes.items() if n in where},
@@ -139,6 +155,23 @@ def read(
         resting,
         report,
     )
+
+
+def _has_grown(before: torch.Size, now: torch.Size) -> bool:
+    """Whether a shape is the same as before, or one whose dimensions have grown."""
+    return len(before) == len(now) and all(a <= b for a, b in zip(before, now))
+
+
+def _check_note(site: WeightBlock, note: Tensor) -> None:
+    """Refuse the note of another layer: W U `[g, out, r]`, where only `out` may have grown."""
+    groups, dim = site.size
+    outputs = site.parameters[0].numel() // (groups * max(1, dim - len(site.biases)))
+    most = torch.Size((groups, max(outputs, 1), dim + _PADDED))
+    if note.ndim != 3 or len(note) != groups or not _has_grown(note.shape, most):
+        raise _damaged(
+            f"the note of layer {site.name!r} has shape {list(note.shape)}, the layer has {groups} "
+            f"groups of {outputs} outputs and {dim} inputs"
+        )
 
 
 def _own_part(site: WeightBlock, note: Tensor) -> Tensor:
