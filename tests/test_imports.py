@@ -93,14 +93,6 @@ def test_mathematics_knows_nothing_of_networks_or_extras(name: str) -> None:
         assert not module.startswith(extras)
 
 
-def test_no_module_is_too_long_to_read() -> None:
-    long = {
-        n: len(SOURCE.joinpath(*n.split(".")).with_suffix(".py").read_text().splitlines())
-        for n in MODULES
-    }
-    assert {n: count for n, count in long.items() if count > 400} == {}
-
-
 def test_shipped_code_needs_no_mocks() -> None:
     assert [n for n in MODULES if "unittest.mock" in imported(tree_of(n))] == []
 

@@ -18,6 +18,9 @@ from conceptors.experiments.scenarios import SCENARIOS
 from conceptors.experiments.scenarios.data import DataUnavailableError
 from experiments.runs import read
 
+PAPER = ["run", "disjoint-mnist", "--preset", "paper"]
+ENERGY = ["--method", "cab", "--set", "energy=0.9"]
+
 # --- help and lists ----------------------------------------------------------------------
 
 
@@ -216,6 +219,20 @@ def test_progress_on_a_terminal(
         ([*RUN, "--method", "sgd", "--set", "joitn.rate=3"], "did you mean 'joint'"),
         ([*RUN, "--method", "cab", "--set", "cab.apertur=3"], "did you mean 'aperture'"),
         ([*RUN, "--method", "sgd", "--set", "rate=fast"], "rate='fast' is not a float"),
+        (
+            [*PAPER, "--method", "sgd", "--method", "cab", "--set", "epochs=1"],
+            "epochs has no effect on method 'sgd' because steps is 10000. Results would not "
+            "reflect the value that you asked for. Leave epochs out, or add --set steps=0.",
+        ),
+        ([*RUN, "--method", "cab", "--set", "cab.epochs=1"], "because steps is 8."),
+        ([*RUN, *ENERGY, "--set", "aperture=4"], "aperture has no effect on method 'cab'"),
+        ([*RUN, *ENERGY, "--set", "input_aperture=4"], "because energy is 0.9."),
+        (
+            [*RUN, "--method", "sgd", "--set", "rate_factor=3"],
+            "because patience is 0. Results would not reflect the value that you asked for. Leave "
+            "rate_factor out, or add --set patience=VALUE.",
+        ),
+        (["tune", *PAPER[1:], "--method", "cab", "--vary", "epochs=1,2"], "because steps is 10000"),
         ([*RUN, "--method", "sgd", "--tasks", "3"], "cannot be shared evenly by 3"),
         ([*RUN, "--method", "sgd", "--device", "cuda:77"], "this machine has: cpu"),
         (

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 from scipy import sparse  # type: ignore[import-untyped]
 from sklearn.base import clone
 from sklearn.utils import validation
 
-from conceptors import ConceptorRidge, ConceptorRidgeClassifier
+from conceptors import ConceptorRidge, ConceptorRidgeClassifier, Readout
 from conceptors.estimators import rows
 from estimators.common import Digits, tasks, weights
 
@@ -33,6 +35,40 @@ def one_by_one(digits: Digits, X: Array, **settings: Any) -> ConceptorRidgeClass
         task = digits.train[digits.y[digits.train] == digit]
         clf.partial_fit(X[task], digits.y[task])
     return clf
+
+
+@pytest.mark.parametrize("lift", [0, 100])
+def test_columns_of_very_different_scales_are_reported_once(lift: int) -> None:
+    X = np.random.default_rng(0).normal(size=(200, 10)) * np.logspace(-8, 8, 10)
+    y = (np.sign(X).sum(1) > 0).astype(int)
+    readout, clf = Readout(10, lift), ConceptorRidgeClassifier(lift=lift)
+    learners: list[Callable[[Array, Array], Any]] = [
+        lambda X, y: readout.learn(torch.tensor(X), torch.tensor(y)),
+        lambda X, y: readout.fresh().learn(torch.tensor(X), torch.tensor(y)),
+        clf.partial_fit,
+    ]
+    for learn in (learners[0], learners[2]):
+        with pytest.warns(UserWarning, match=r"factor of 1e\+16.*StandardScaler") as told:
+            learn(X, y)
+        assert len(told) == 1
+        assert told[0].filename == __file__
+    for learn in learners:
+        learn(X, y)  # warnings are errors
+
+
+@pytest.mark.parametrize("lift", [0, 100])
+@pytest.mark.parametrize("first", [1, 2, 5000])
+def test_sparse_and_constant_columns_are_no_cause_for_a_warning(lift: int, first: int) -> None:
+    """Like the pixels at the border of MNIST: a grey level of 1 in one image of thousands."""
+    rng = np.random.default_rng(0)
+    X = rng.integers(0, 256, (5000, 40)) / 255 * (rng.random((5000, 40)) < np.logspace(-5, 0, 40))
+    X[-1, :10] = 1 / 255
+    X[:, 10] = 1e9 / 3  # constant but for rounding
+    X[::2, 10] *= 1 + 1e-16
+    y = rng.integers(0, 2, 5000)
+    y[:2] = 0, 1
+    Readout(40, lift).learn(torch.tensor(X[:first]), torch.tensor(y[:first]))
+    ConceptorRidgeClassifier(lift=lift).partial_fit(X[:first], y[:first])
 
 
 @lifts

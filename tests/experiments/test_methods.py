@@ -386,3 +386,5 @@ def test_a_method_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         add(type("Other", (Learner,), {"name": "slow"}))
     with pytest.raises(ExperimentError, match="did you mean 'slow'"):
         run(Experiment("disjoint-mnist", ["slw"], [0]), tmp_path, progress=quiet)
+    with pytest.raises(ValueError, match="Other has the name 'constructor'"):
+        add(type("Other", (Learner,), {"name": "constructor"}))

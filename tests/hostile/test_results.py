@@ -21,6 +21,12 @@ WORDS += ["--set", "hidden=6", "--set", "steps=2", "--set", "batch=8"]
 Damage = Callable[[dict[str, Any]], Any]
 
 
+def rename(results: dict[str, Any], name: str) -> None:
+    results["runs"][0]["method"] = name
+    for methods in (results["summary"], results["identity"]["configs"]):
+        methods[name] = methods.pop("sgd")
+
+
 @pytest.fixture(autouse=True)
 def fake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("conceptors.experiments.scenarios.images.load", blobs)
@@ -79,6 +85,19 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "deep history": (lambda r: r["runs"][0].update(history=deep(900)), "nested more than"),
     "deep environment": (lambda r: r.update(environment=deep(500)), "nested more than"),
     "deep schema": (lambda r: r.update(schema=deep(900)), "nested more than"),
+    **{
+        f"method {name}": (lambda r, name=name: rename(r, name), f"summary has the name {name!r}")
+        for name in ("constructor", "toString", "hasOwnProperty", "__proto__")
+    },
+    "reference valueOf": (
+        lambda r: r.update(reference={"valueOf": {"mean": 1.0}}),
+        "reference has the name 'valueOf'. Charts cannot show it, because JavaScript reserves "
+        "it. Rename it.",
+    ),
+    "layer constructor": (
+        lambda r: r["runs"][0].update(quota={"constructor": [0.1, 0.2]}),
+        "runs[0].quota has the name 'constructor'",
+    ),
     "schema true": (lambda r: r.update(schema=True), "schema is True"),
 }
 

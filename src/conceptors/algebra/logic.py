@@ -17,6 +17,7 @@ from conceptors.algebra.spectrum import (
     orthonormalised,
     pad,
     snap,
+    sorted_qr,
     stack,
     to_matrix,
     tolerance,
@@ -238,8 +239,7 @@ def _squares(roots: Tensor, kept: torch.dtype) -> tuple[Tensor, Tensor]:
         values, vectors = torch.linalg.eigh(roots @ roots.mT)
         noise = tolerance(dim, roots.dtype)
     else:
-        order = roots.square().sum(-2).argsort(-1, descending=True)
-        turn, roots = torch.linalg.qr(roots.take_along_dim(order.unsqueeze(-2), -1))
+        turn, roots = sorted_qr(roots)
         basis = turn if basis is None else basis @ turn
         resolved = graded(roots @ roots.mT * size.unsqueeze(-1).square())
         if resolved is not None:

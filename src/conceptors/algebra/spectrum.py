@@ -171,13 +171,24 @@ def top_k_of_odds(odds: Tensor, rank: int) -> Spectrum:
 def from_rows(rows: Tensor) -> Spectrum:
     """Spectrum of Q = rowsᵀ rows for fewer rows than columns `[..., n, d]`, never forming d x d.
 
-    A QR factorisation, largest rows first, makes the directions orthonormal to rounding whatever
-    the conditioning. Then n x n odds are left.
+    A QR factorisation makes the directions orthonormal to rounding whatever the conditioning.
+    Then n x n odds are left.
     """
-    order = rows.square().sum(-1).argsort(-1, descending=True)
-    basis, triangle = torch.linalg.qr(rows.take_along_dim(order.unsqueeze(-1), -2).mT)
+    basis, triangle = sorted_qr(rows.mT)
     small = from_odds_matrix(triangle @ triangle.mT)
     return Spectrum(basis @ small.vectors, small.odds)
+
+
+def sorted_qr(columns: Tensor) -> tuple[Tensor, Tensor]:
+    """Q `[..., d, m]` and T `[..., m, n]` of the columns `[..., d, n]`, largest first.
+
+    Each column has rounding of its own size. Entries of T that are no more than that are 0.
+    """
+    order = columns.square().sum(-2).argsort(-1, descending=True)
+    columns = columns.take_along_dim(order.unsqueeze(-2), -1)
+    basis, triangle = torch.linalg.qr(columns)
+    noise = tolerance(columns.shape[-1], columns.dtype) * columns.square().sum(-2).sqrt()
+    return basis, torch.where(triangle.abs() > noise.unsqueeze(-2), triangle, 0.0)
 
 
 def from_matrix(matrix: Tensor, tol: float | None = None) -> Spectrum:
@@ -239,7 +250,8 @@ def _complement(odds: Tensor) -> Tensor | None:
 
     Then Q has a negative eigenvalue, left by rounding in R and a large aperture, or its own
     rounding counts beside I. With rounding of eps √(Q_ii Q_jj), which columns of any scale have,
-    E = (I + Q)⁻¹ is off by at most eps ‖|E| √diag Q‖².
+    E = (I + Q)⁻¹ is off by at most eps ‖|E| √diag Q‖². A column that rounding alone tells from
+    the others has E_ii (1 + Q_ii) near 1 / eps.
     """
     limits = torch.finfo(odds.dtype)
     allowed = math.sqrt(limits.eps)
@@ -252,7 +264,9 @@ def _complement(odds: Tensor) -> Tensor | None:
     sizes = odds.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
     if float(sizes.amax()) ** 2 * limits.eps * odds.shape[-1] > allowed:
         spread = (inverse.abs() @ sizes.unsqueeze(-1)).square().sum((-2, -1))
-        if not bool((limits.eps * spread <= allowed).all()):
+        alike = (inverse * (sizes.square() + 1).unsqueeze(-1)).diagonal(dim1=-2, dim2=-1)
+        noise = 16 * tolerance(odds.shape[-1], odds.dtype) * alike.amax(-1)
+        if not bool(((limits.eps * spread <= allowed) & (noise <= 1)).all()):
             return None
     return inverse
 

@@ -15,6 +15,7 @@ from conceptors.cli.everything import act_on_all
 from conceptors.cli.progress import ProgressLine
 from conceptors.experiments.experiment import Experiment, ExperimentError
 from conceptors.experiments.methods import METHODS, explain_settings, import_methods
+from conceptors.experiments.methods.settings import INEFFECTIVE
 from conceptors.experiments.presets import PRESETS, RENAMED, current_name, presets_of
 from conceptors.experiments.results import Failure, Results
 from conceptors.experiments.runner import UnfinishedError, run
@@ -319,7 +320,7 @@ def _experiment(options: argparse.Namespace) -> Experiment:
     scenario_options = {name: value for name, value in chosen.items() if value is not None}
     if options.class_order != "fixed":
         scenario_options["class_order"] = options.class_order
-    return Experiment(
+    experiment = Experiment(
         scenario=options.scenario,
         methods=list(dict.fromkeys(options.method)),
         seeds=list(range(options.first_seed, options.first_seed + options.seeds)),
@@ -330,6 +331,24 @@ def _experiment(options: argparse.Namespace) -> Experiment:
         stacked=options.stacked,
         command=options.command_line,
     )
+    varied = {text.partition("=")[0] for text in getattr(options, "vary", [])}
+    _refuse_ineffective(experiment, varied)
+    return experiment
+
+
+def _refuse_ineffective(experiment: Experiment, varied: set[str]) -> None:
+    """ExperimentError for a setting that is given or varied, but that another one overrides."""
+    experiment.check_request()
+    for method in experiment.methods:
+        config, given = experiment.config(method), experiment.settings
+        for name in sorted({*given.get("*", {}), *given.get(method, {}), *varied} & set(config)):
+            other, overrides_when_on = INEFFECTIVE.get(name, ("", True))
+            if other in set(config) - varied and bool(config[other]) == overrides_when_on:
+                raise ExperimentError(
+                    f"{name} has no effect on method {method!r} because {other} is "
+                    f"{config[other]}. Results would not reflect the value that you asked for. "
+                    f"Leave {name} out, or add --set {other}={0 if overrides_when_on else 'VALUE'}."
+                )
 
 
 _ACTIONS = {

@@ -9,6 +9,7 @@ vary; for images they are drawn smooth instead, which needs no data.
 from __future__ import annotations
 
 import math
+import warnings
 from abc import abstractmethod
 from typing import Any, Literal
 
@@ -17,12 +18,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from conceptors._internal import checks
+from conceptors._internal.outside import outside
 from conceptors._internal.precision import exactly
 
 Activation = Literal["relu", "tanh", "fourier"]
 _ACTIVATIONS = ("relu", "tanh", "fourier")
 _FOURIER = 0.7  # spread of frequencies: kernels a little wider than the data
 _MOST = 10_000  # rows that are looked at
+_LOST = 1e-4  # of the largest column's range: columns with less hardly influence a solution
+_FEW = 0.02  # of the columns: so many with a tiny range are usual, like units that are nearly dead
 _AT_ONCE = 1024  # rows whose features are held, to see how large they are
 
 
@@ -125,6 +129,7 @@ class Scaling(Lift):
     def calibrate(self, rows: Tensor) -> None:
         center = rows.mean(0, dtype=torch.float64).float()
         z = rows - center
+        _warn_of_scales(rows)
         self._fix(center=center, scale=(rms(rows) if constant(z, rows) else rms(z)).reciprocal())
 
     def forward(self, x: Tensor) -> Tensor:
@@ -208,8 +213,10 @@ class RandomFeatures(Lift):
             bias = 2 * math.pi * torch.rand(self.out_features, generator=draw)
         if self.image is not None:
             weight = blurred(weight, self.image, self.smooth)
-        elif self.power and not flat:
-            weight = weight @ _root(z, self.power).to(weight)
+        else:
+            _warn_of_scales(rows)
+            if self.power and not flat:
+                weight = weight @ _root(z, self.power).to(weight)
         if flat:  # nothing tells how data vary: as much, then, as they are large
             size = (1.0 if self.unit else rms(rows)) * rms(weight) * self.in_features**0.5
         else:
@@ -258,6 +265,28 @@ def constant(z: Tensor, rows: Tensor) -> bool:
     """Whether rows differ from their mean by no more than rounding."""
     sizes = [torch.linalg.vector_norm(x, dtype=torch.float64) for x in (z, rows)]
     return bool(sizes[0] <= 4 * torch.finfo(rows.dtype).eps * sizes[1])
+
+
+def _warn_of_scales(rows: Tensor) -> None:
+    """Warn of columns that are lost beside others of a much larger scale.
+
+    The range is the measure, not the mean square: a pixel that is hardly ever lit has a small one.
+    One or two rows do not show a range.
+    """
+    if len(rows) < 3:
+        return
+    low, high = (found.double() for found in rows.aminmax(dim=0))
+    ranges = high - low
+    rounding = 4 * torch.finfo(rows.dtype).eps * torch.maximum(low.abs(), high.abs())
+    ranges = ranges[ranges > rounding]  # without constant columns
+    if len(ranges) and float((ranges < _LOST * ranges.max()).double().mean()) >= _FEW:
+        warnings.warn(
+            f"The columns of the inputs differ in scale by a factor of "
+            f"{float(ranges.max() / ranges.min()):.0e}. Columns of a small scale hardly influence "
+            f"predictions. Standardize the columns first, for example with "
+            f"sklearn.preprocessing.StandardScaler.",
+            stacklevel=outside(),
+        )
 
 
 def _size_of_products(z: Tensor, weight: Tensor) -> Tensor:

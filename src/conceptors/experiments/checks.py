@@ -12,6 +12,11 @@ from typing import Any
 
 _DEEPEST = 50  # what runs write is nested a few times
 _LARGEST_SEED = 2**64 - 1
+_RESERVED = {  # properties of every object in JavaScript, where charts look names up
+    *("constructor", "hasOwnProperty", "isPrototypeOf", "propertyIsEnumerable", "toLocaleString"),
+    *("toString", "valueOf", "__proto__", "__defineGetter__", "__defineSetter__"),
+    *("__lookupGetter__", "__lookupSetter__"),
+}
 
 
 def check_values(content: Any) -> None:
@@ -208,7 +213,18 @@ def _rows(given: Any, where: str, low: float, high: float) -> list[list[float]]:
 
 
 def _layers(given: Any, where: str) -> Iterator[tuple[str, Any]]:
-    yield from _kind({} if given is None else given, dict, where).items()
+    for name, value in _kind({} if given is None else given, dict, where).items():
+        check_name(name, where)
+        yield name, value
+
+
+def check_name(name: str, where: str) -> None:
+    """ValueError for a name that charts cannot show."""
+    if name in _RESERVED:
+        raise ValueError(
+            f"{where} has the name {name!r}. Charts cannot show it, because JavaScript reserves "
+            f"it. Rename it."
+        )
 
 
 def _entries(given: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:

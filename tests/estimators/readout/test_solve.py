@@ -119,6 +119,7 @@ HARD = [
 ]  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:The columns of the inputs differ in scale")
 @pytest.mark.parametrize("lift", [0, 30])
 @pytest.mark.parametrize("name", HARD)
 def test_hard_data_give_finite_scores(name: str, lift: int) -> None:

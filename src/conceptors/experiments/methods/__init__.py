@@ -1,5 +1,6 @@
 """Methods by name; `add` makes one's own known."""
 
+from conceptors.experiments.checks import check_name
 from conceptors.experiments.methods.base import Learner
 from conceptors.experiments.methods.cab import Cab
 from conceptors.experiments.methods.closed.acil import Acil
@@ -36,6 +37,7 @@ def add(method: type[Learner]) -> type[Learner]:
     """Make a method known by its `name` (usable as a class decorator)."""
     if method.name in METHODS and METHODS[method.name] is not method:
         raise ValueError(f"there is a method {method.name!r} already")
+    check_name(method.name, method.__name__)
     METHODS[method.name] = method
     return method
 

@@ -11,6 +11,14 @@ from conceptors._internal.suggest import nearest
 from conceptors.experiments.networks import ACTIVATIONS
 
 T = TypeVar("T")
+INEFFECTIVE = {  # a setting -> another one, and whether that makes it so when it is on or off
+    "epochs": ("steps", True),
+    **dict.fromkeys(("aperture", "input_aperture", "norm_aperture"), ("energy", True)),
+    **dict.fromkeys(("judged", "rate_factor", "least_rate"), ("patience", False)),
+    "stop_above_later": ("stop_above", False),
+    "fade": ("online", False),
+    "mirrored": ("mirror", False),
+}
 
 
 def setting(
