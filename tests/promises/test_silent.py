@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel, update_bn
 
-from conceptors import Shield
+from conceptors import Shield, UnprotectedWarning
 from shield.common import train
 
 
@@ -128,3 +128,141 @@ def test_a_state_that_lacks_a_conceptor_or_has_other_shapes_is_refused(part: str
     with pytest.raises(ValueError, match=r"the state is damaged: .*nothing was loaded"):
         fresh.load_state_dict(state)
     assert fresh.n_tasks == 0
+
+
+def _normalised() -> tuple[Any, Shield, torch.optim.Optimizer]:
+    """A network with BatchNorm that has learned and remembered a task."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double()
+    shield = Shield(model)
+    optimizer = shield.guard(torch.optim.Adam(model.parameters(), lr=1e-3))
+    model(rows(1))
+    shield.remember(rows(1))
+    return model, shield, optimizer
+
+
+def _replace(model: nn.Sequential) -> None:
+    twin = nn.BatchNorm1d(4).double()
+    twin.load_state_dict(model[1].state_dict())
+    model[1] = twin
+    model(5 + rows(2))  # trains the statistics of the new layer
+
+
+@pytest.mark.parametrize("then", ["step", "remember"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: update_bn([5 + rows(2)], model),
+        lambda model: model[1].reset_running_stats(),
+        lambda model: model[1].running_var.mul_(2.0),
+        _replace,
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Adam steps")  # the replaced layer's parameters
+def test_changed_statistics_are_reported(change: Any, then: str) -> None:
+    model, shield, optimizer = _normalised()
+    change(model)
+    notice = {
+        "step": lambda: train(model, optimizer, rows(2), 1),
+        "remember": lambda: shield.remember(rows(2)),
+    }
+    with pytest.warns(UnprotectedWarning, match=r"buffers have changed .*: 1\.running_(mean|var)"):
+        notice[then]()
+
+
+def test_statistics_that_may_change_are_not_reported() -> None:
+    model, shield, optimizer = _normalised()
+    train(model, optimizer, rows(2), 3)  # frozen
+    shield.load_state_dict(shield.state_dict())
+    model[1].running_var.fill_(1.0)  # before the first step after a load: part of loading
+    train(model, optimizer, rows(2), 3)
+    shield.detach()
+    following = Shield(model, batchnorm="follow").remember(rows(1))
+    model(rows(2))
+    following.remember(rows(2))
+
+
+class RunningMean(nn.Module):
+    """Subtracts a running mean that it keeps in a buffer."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 3).double()
+        self.register_buffer("mean", torch.zeros(8, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean.lerp_(x.detach().mean(0), 0.1)
+        result: Tensor = self.layer(x - self.mean)
+        return result
+
+
+def test_other_buffers_that_training_changes_are_reported_once() -> None:
+    model = RunningMean()
+    shield = Shield(model).remember(rows(1))
+    optimizer = shield.guard(torch.optim.Adam(model.parameters()))
+    with pytest.warns(UnprotectedWarning, match="buffers have changed .*: mean"):
+        train(model, optimizer, rows(2), 1)
+    train(model, optimizer, rows(2), 4)
+    excluded = RunningMean()
+    shield = Shield(excluded, exclude="mean").remember(rows(1))
+    train(excluded, shield.guard(torch.optim.Adam(excluded.parameters())), rows(2), 1)
+
+
+def test_changes_made_between_steps_add_up() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3)).double()
+    shield = Shield(model).remember(rows(1))
+    optimizer = shield.guard(torch.optim.Adam(model.parameters(), lr=1e-3))
+
+    def shrink(steps: int) -> None:
+        for _ in range(steps):
+            train(model, optimizer, rows(2), 1)
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(0.97)
+
+    shrink(3)
+    with pytest.warns(UnprotectedWarning, match="weights have moved within claimed space"):
+        shrink(10)
+
+
+def test_hard_protection_of_a_wide_layer_warns_where_its_sketch_is_full() -> None:
+    model, rank = nn.Linear(8200, 2), 1025
+    shield = Shield(model, hard=True)
+    shield.remember(torch.randn(rank - 1, 3) @ torch.randn(3, 8200))  # fits
+    with pytest.warns(UnprotectedWarning, match=r"(?s)wide layers: Linear.*rank=1\.0"):
+        shield.remember(torch.randn(rank + 200, 8200))
+
+
+@pytest.mark.parametrize("width", [8, 8200])
+def test_inputs_whose_squares_overflow_are_refused(width: int) -> None:
+    model = nn.Sequential(nn.Linear(width, 3)).double()
+    with pytest.raises(ValueError, match=r"(?i)0.*overflow.*nothing was remembered"):
+        Shield(model).remember(1e200 * torch.randn(9, width, dtype=torch.float64))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_scripted_modules_are_refused() -> None:
+    scripted = torch.jit.script(nn.Linear(8, 3))
+    with pytest.raises(ValueError, match="shield the model before it is scripted"):
+        Shield(scripted)
+    with pytest.raises(ValueError, match=r"1\.weight .*torch\.jit\.script"):
+        Shield(nn.Sequential(nn.Linear(8, 8), scripted))
+
+
+class Mapped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 3).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = torch.func.vmap(self.layer)(x)
+        return result
+
+
+def test_a_layer_under_vmap_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"layer layer .*torch\.func\.vmap"):
+        Shield(Mapped()).remember(rows(1))

@@ -227,6 +227,8 @@ def owner_of(layer: nn.Module) -> type[nn.Module] | None:
 
 def find_rule(layer: nn.Module) -> Rule | None:
     """The rule of the nearest registered class a layer descends from, else of what it does."""
+    if isinstance(layer, torch.jit.ScriptModule):  # its forward cannot be observed
+        return None
     owner = owner_of(layer)
     if owner is None:
         return _by_behaviour(layer)

@@ -308,6 +308,8 @@ def _add_alone(
     """Add a parameter that is none of a layer's matrices: as a site of its own, if it may be."""
     owner, _, own = name.rpartition(".")
     layer = model.get_submodule(owner)
+    if isinstance(layer, torch.jit.ScriptModule):
+        why = "compiled by torch.jit.script, so its inputs cannot be seen; shield the model first"
     if why is None and parameter.numel() and stands_alone(parameter):
         rule = BareRule(own, parameter)
         (block,) = rule.blocks(layer)

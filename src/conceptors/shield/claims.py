@@ -150,7 +150,7 @@ def join(
         both = conceptor.to(device)
         if name in claimed.conceptors:
             both = join_novel(claimed.conceptors[name].to(device), both, known)
-        limit = protection.sketch_rank(both.dim)
+        limit = protection.joint_rank(both.dim)
         if limit is not None and both.is_factored and both.rank > limit:
             both = both.top_k(limit)
         found.conceptors[name] = both

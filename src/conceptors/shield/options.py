@@ -66,6 +66,10 @@ class Protection:
             return None
         return max(1, round(self.rank * dim)) if isinstance(self.rank, float) else self.rank
 
+    def joint_rank(self, dim: int) -> int | None:
+        """How many directions all tasks claim at most; hard conceptors give up none by default."""
+        return None if self.hard and self.rank is None else self.sketch_rank(dim)
+
     def sketch_rank(self, dim: int) -> int | None:
         """How many directions of a layer are kept, where d x d is too much."""
         if dim <= self.dense_limit:
@@ -152,14 +156,15 @@ def check_names(
         ValueError: names the pattern and the nearest name.
     """
     modules = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
-    names = [*modules, *(name for name, _ in model.named_parameters()), *sites]
+    own = [name for part in (model.named_parameters(), model.named_buffers()) for name, _ in part]
+    names = [*modules, *own, *sites]
     below = [f"{name}.*" for name in modules]  # also of containers that are still empty
     by_name = aperture if isinstance(aperture, Mapping) else ()
     for label, some in (("exclude", exclude), ("freeze", freeze), ("aperture", by_name)):
         for pattern in some:
             if not matches(names, [pattern]) and not matches(below, [pattern]):
                 raise ValueError(
-                    f"{label} has a pattern that fits no layer or parameter: {pattern!r}"
+                    f"{label} has a pattern that fits no layer, parameter or buffer: {pattern!r}"
                     f"{nearest(pattern, dict.fromkeys(names))}"
                 )
 

@@ -47,7 +47,7 @@ from conceptors.shield.room import warn_if_full
 from conceptors.shield.statistics import Statistics
 from conceptors.shield.step.context import Context, Protected
 from conceptors.shield.step.guards import Guards
-from conceptors.shield.watch import Watch, check_steps_what_it_trains
+from conceptors.shield.watch import Watch, check_steps_what_it_trains, warn_of_dropped
 
 
 class Shield(Inspection, Persistence):
@@ -130,6 +130,11 @@ class Shield(Inspection, Persistence):
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"Shield needs an nn.Module, got {type(model).__name__}")
+        if isinstance(model, torch.jit.ScriptModule):
+            raise ValueError(
+                "Shield cannot see the inputs of layers that torch.jit.script has compiled, got a "
+                f"{type(model).__name__}; shield the model before it is scripted"
+            )
         self.aperture = check_apertures(aperture)
         self.hard = bool(hard)
         self.increment_decay = checks.number(increment_decay, "increment_decay", 0.0, float("inf"))
@@ -325,6 +330,8 @@ class Shield(Inspection, Persistence):
                 strays=self._meet_strays,
             )
         moments = {name: own for name, own in moments.items() if name in self._scan.sites}
+        if self.hard and self.rank is None:
+            warn_of_dropped({name: sums.dropped for name, sums in moments.items()})
         held = self._remembered.claimed.conceptors
         protection = replace(self._protection, hard=False) if soft else self._protection
         return claims_of_task(moments, self._scan.sites, protection, held)

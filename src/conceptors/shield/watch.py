@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from conceptors._internal.outside import outside
 from conceptors._internal.threads import OneThread
+from conceptors.shield.buffers import Buffers
 from conceptors.shield.moved import Baseline, tolerance
 from conceptors.shield.resting import Resting
 from conceptors.shield.room import warn_if_stuck
@@ -22,6 +23,8 @@ from conceptors.shield.step.context import Keeper
 
 if TYPE_CHECKING:
     from conceptors.shield.shield import Shield
+
+_DROPPED = 1e-12  # of a sketch's largest direction: less is rounding
 
 
 class UnprotectedWarning(UserWarning):
@@ -41,6 +44,8 @@ class Watch(Keeper):
         self.alone = OneThread("this shield")
         self.resting = Resting()
         self._baseline = Baseline()
+        self._buffers = Buffers(shield.exclude, follows_batchnorm=shield.batchnorm == "follow")
+        self._foreign: dict[str, float] = {}  # what others have moved between guarded steps
         self._told: set[str] = set()
         self._missed: set[str] = set()  # layers that were named as never reached
         self._original = {id(p) for p in shield.model.parameters()}
@@ -64,6 +69,7 @@ class Watch(Keeper):
         if self._shield.n_tasks:
             self._shield.refresh()
             self._look_for_strays(optimizer)
+            self._look_at_buffers()
             if not self._baseline:  # after a checkpoint was loaded, with the weights or before
                 self.trust()
 
@@ -74,7 +80,8 @@ class Watch(Keeper):
         shield = self._shield
         claimed = shield._remembered.claimed.conceptors
         self._baseline.take(shield._scan.sites, claimed, shield.seed)
-        self._told = set()
+        self._buffers.take(shield.model)
+        self._foreign, self._told = {}, set()
         shield._guards.trust()
 
     def remembered(self, reached: Collection[str]) -> None:
@@ -150,16 +157,24 @@ class Watch(Keeper):
     def distrust(self) -> None:
         """Other weights may be on their way."""
         self._baseline.clear()
+        self._buffers.distrust()
 
-    def look(self, replaced: frozenset[str] = frozenset()) -> None:
-        """Say which blocks were moved within claimed space by something else than guarded steps.
+    def look_before_step(self) -> None:
+        self.look(before_step=True)
 
-        Soft conceptors let guarded steps move weights there. What something else did is then
-        known from the notes of the last step, where there are any.
+    def look(self, replaced: frozenset[str] = frozenset(), *, before_step: bool = False) -> None:
+        """Warn about blocks that something other than guarded steps moved within claimed space.
+
+        Soft conceptors let guarded steps move weights there. What others did is then known from
+        the notes of the last step, where there are any; it adds up from step to step.
         """
         shield = self._shield
+        self._look_at_buffers()
         drifts, sites = self._baseline.drifts(shield._scan.sites), shield._scan.sites
         since, stepped = shield._guards.moved(), shield._guards.stepped()
+        since = {name: self._foreign.get(name, 0.0) + moved for name, moved in since.items()}
+        if before_step:  # which notes the weights anew
+            self._foreign |= since
         found = {}
         for name, total in drifts.items():
             strict = shield.hard or name in replaced or name not in stepped
@@ -175,6 +190,16 @@ class Watch(Keeper):
                 f"What was remembered there has changed. Guard every optimizer of the model, make "
                 f"optimizers anew after layers are replaced, load model and shield from the same "
                 f"checkpoint, and restore the best weights before remember, not after it"
+            )
+
+    def _look_at_buffers(self) -> None:
+        names = self._buffers.changed(self._shield.model)
+        if names:
+            tell(
+                f"buffers have changed since a task was remembered: {_few(names)}. The network's "
+                f"outputs on remembered data change with them, and conceptors protect only "
+                f"weights. Restore the buffers, collect statistics on a copy of the model, or "
+                f"exclude them by name, exclude={names[:1]}"
             )
 
     # --- optimizers ------------------------------------------------------------------------
@@ -244,6 +269,17 @@ def check_steps_what_it_trains(optimizer: Optimizer) -> None:
             f"{type(optimizer).__name__} evaluates other weights than it trains (it has train() "
             f"and eval()), and a shield can only protect those that it steps; use an optimizer "
             f"without such a switch, and average weights in a copy of the model"
+        )
+
+
+def warn_of_dropped(shares: Mapping[str, float]) -> None:
+    """Warn about layers whose sketch, under `hard=True`, had no room for all directions."""
+    names = [name for name, share in shares.items() if share > _DROPPED]
+    if names:
+        tell(
+            f"hard=True does not protect all directions of these wide layers: {_few(names)}. Their "
+            f"inputs fill the sketch that stands in for a d x d matrix. Make the shield with "
+            f"rank=1.0 for exact matrices, or with a larger rank for a larger sketch"
         )
 
 

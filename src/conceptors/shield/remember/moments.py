@@ -130,6 +130,15 @@ class Moments:
         return self.total.shape[-1]
 
     @property
+    def dtype(self) -> torch.dtype:
+        return self.total.dtype
+
+    @property
+    def dropped(self) -> float:
+        """The share of the largest direction that may be missing in any other: none here."""
+        return 0.0
+
+    @property
     def groups(self) -> int:
         return self.total.shape[0]
 
@@ -184,6 +193,15 @@ class SketchedMoments:
     @property
     def dim(self) -> int:
         return self.sketch.dim
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.sketch.rows().dtype
+
+    @property
+    def dropped(self) -> float:
+        """The share of the largest direction that may be missing in any other."""
+        return self.sketch.error_bound / max(float(self.eigenvalues().max()), 1e-300)
 
     @property
     def weight(self) -> float:

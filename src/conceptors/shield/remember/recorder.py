@@ -21,6 +21,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils.hooks import RemovableHandle
 
 from conceptors.layers import Call, Draws, Rows, Rule, Sample, SecondMoment
@@ -167,6 +168,12 @@ class Recorder:
     def _record(self, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if self._uses.is_read(layer, args):
             return
+        if any(is_functorch_wrapped_tensor(x) for x in args if isinstance(x, Tensor)):
+            raise ValueError(
+                f"{self._words()} is called under torch.func.vmap or another transform, where its "
+                f"inputs cannot be read; nothing was remembered. Give remember a feed(model, "
+                f"batch) that calls the model on whole batches"
+            )
         if self._first is None:
             self._first = self._plan.batch
         scale = self._scale()
@@ -188,8 +195,11 @@ class Recorder:
             values = rows.total if isinstance(rows, SecondMoment) else rows.values
             self._watch.note(takers[0].site, self._plan.batch, values)
             counted = rows if scale == 1 else _times(rows, scale)
-            for taker in takers:
-                taker.moments.add(counted, taker.bias_column)
+            try:
+                for taker in takers:
+                    taker.moments.add(counted, taker.bias_column)
+            except ValueError as error:
+                raise ValueError(f"{self._words()}: {error}; nothing was remembered") from error
 
     def _rows(self, call: Call) -> Iterator[tuple[str, Rows | SecondMoment]]:
         """What the rule gives, checked; what goes wrong there names the layer and the rule."""

@@ -109,6 +109,7 @@ def collect(
             for m in moments.values():
                 m.all_reduce()
     moments = {name: m for name, m in moments.items() if m.weight > 0}
+    _check_sums(moments)
     if not moments:
         listed = ", ".join(list(sites)[:5]) + (", ..." if len(sites) > 5 else "")
         raise ValueError(
@@ -117,6 +118,16 @@ def collect(
             f"is frozen or excluded; nothing was remembered"
         )
     return moments
+
+
+def _check_sums(moments: Mapping[str, Moments | SketchedMoments]) -> None:
+    """ValueError if the squares of a layer's inputs have overflowed."""
+    for name, sums in moments.items():
+        if not bool(sums.energy().isfinite().all()):
+            raise ValueError(
+                f"the inputs of {name!r} are too large: their squares overflow {sums.dtype}. "
+                f"Nothing was remembered. Scale the inputs, for example to unit variance"
+            )
 
 
 def _each(recorders: list[Recorder], what: Callable[[Recorder, Any], None], batch: Any) -> None:

@@ -79,7 +79,7 @@ class Keeper:
     def warn(self, shares: Mapping[str, float]) -> None:
         """What passes of a task's steps, layer by layer."""
 
-    def look(self) -> None:
+    def look_before_step(self) -> None:
         """Something else than a guarded step has changed weights."""
 
     def look_again(self, optimizer: Optimizer) -> None:

@@ -130,7 +130,7 @@ class Guard:
             plan.passing.is_due()  # counted, so that not every step looks at the whole model
             return None
         if plan.work.versions is None or not plan.is_known():
-            keeper.look()  # others may have changed weights since the last step or task
+            keeper.look_before_step()  # others may have changed weights since the last step or task
         decay = plan.rest.decay
         decays = bool(decay) and not _skips(optimizer)
         plan.rest.frozen.measure()
