@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -162,7 +163,7 @@ def _replace(model: nn.Sequential) -> None:
 def test_changed_statistics_are_reported(change: Any, then: str) -> None:
     model, shield, optimizer = _normalised()
     change(model)
-    notice = {
+    notice: dict[str, Callable[[], object]] = {
         "step": lambda: train(model, optimizer, rows(2), 1),
         "remember": lambda: shield.remember(rows(2)),
     }
