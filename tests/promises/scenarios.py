@@ -3,7 +3,8 @@
 Everything that was remembered must stay within 1e-8, relative, or the shield must have refused or
 warned. Hard conceptors of aperture 1e6 claim the directions of mean square 1e-12 and more, and the
 few samples of a task seldom have smaller ones that are not rounding. Where they do, an unclaimed
-direction has an amplitude of up to 1.4e-6, which steps of size 1 and later layers may enlarge to 1e-5.
+direction has an amplitude of up to 1.4e-6, which steps of size 1 and later layers may enlarge to
+1e-5.
 """
 
 from __future__ import annotations
