@@ -21,10 +21,15 @@ WORDS += ["--set", "hidden=6", "--set", "steps=2", "--set", "batch=8"]
 Damage = Callable[[dict[str, Any]], Any]
 
 
-def rename(results: dict[str, Any], name: str) -> None:
-    results["runs"][0]["method"] = name
-    for methods in (results["summary"], results["identity"]["configs"]):
-        methods[name] = methods.pop("sgd")
+def renaming(name: str) -> Damage:
+    """Damage that gives the method another name throughout."""
+
+    def rename(results: dict[str, Any]) -> None:
+        results["runs"][0]["method"] = name
+        for methods in (results["summary"], results["identity"]["configs"]):
+            methods[name] = methods.pop("sgd")
+
+    return rename
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +91,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "deep environment": (lambda r: r.update(environment=deep(500)), "nested more than"),
     "deep schema": (lambda r: r.update(schema=deep(900)), "nested more than"),
     **{
-        f"method {name}": (lambda r, name=name: rename(r, name), f"summary has the name {name!r}")
+        f"method {name}": (renaming(name), f"summary has the name {name!r}")
         for name in ("constructor", "toString", "hasOwnProperty", "__proto__")
     },
     "reference valueOf": (
