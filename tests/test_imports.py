@@ -14,7 +14,7 @@ import conceptors
 SOURCE = Path(conceptors.__file__).parent
 
 # From the ground up: a package may import from those below it, and from itself.
-STOREYS = ["_internal", "algebra", "streams", "estimators", "layers", "shield", "experiments"]
+STOREYS = ["_internal", "algebra", "moments", "estimators", "layers", "shield", "experiments"]
 STOREYS += ["methods", "scenarios", "integrations", "report", "bench", "cli", "__main__"]
 # what a function may import when it is called
 LATER = {"shield.inspection": {"report"}, "experiments.all": {"cli"}}
@@ -86,7 +86,7 @@ def test_no_two_modules_need_each_other() -> None:
         assert not [other for other in others if name in needs.get(other, ())], name
 
 
-@pytest.mark.parametrize("name", [n for n in MODULES if n.startswith(("algebra.", "streams."))])
+@pytest.mark.parametrize("name", [n for n in MODULES if n.startswith(("algebra.", "moments."))])
 def test_mathematics_knows_nothing_of_networks_or_extras(name: str) -> None:
     for module in imported(tree_of(name)):
         extras = ("torch.nn", "torch.optim", "sklearn", "altair", "safetensors")
@@ -100,12 +100,12 @@ def test_shipped_code_needs_no_mocks() -> None:
 def test_the_walk_sees_what_it_should() -> None:
     """A forbidden import would be found, in whatever way it is written."""
     for line in (
-        "import conceptors.streams",
-        "from conceptors import streams as s",
-        "from conceptors.streams.correlation import Correlation",
-        "def f():\n    from conceptors.streams import _lower",
+        "import conceptors.moments",
+        "from conceptors import moments as s",
+        "from conceptors.moments.correlation import Correlation",
+        "def f():\n    from conceptors.moments import _lower",
     ):
-        assert packages(imported(ast.parse(line))) == {"streams"}
+        assert packages(imported(ast.parse(line))) == {"moments"}
     assert packages(imported(at_import_time(ast.parse(line)))) == set()
     assert "torch.nn" in imported(ast.parse("from torch import nn"))
     assert "torch.nn" in imported(ast.parse("import torch.nn as nn"))

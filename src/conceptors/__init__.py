@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from conceptors.estimators.sgd import ConceptorSGDRegressor
     from conceptors.estimators.side_by_side import SideBySide
     from conceptors.integrations.sklearn import ContinualMLPClassifier
+    from conceptors.moments.correlation import Correlation
+    from conceptors.moments.frequent_directions import FrequentDirections
     from conceptors.shield import Shield, ShieldFullWarning, UnprotectedWarning
-    from conceptors.streams.correlation import Correlation
-    from conceptors.streams.frequent_directions import FrequentDirections
 
 __version__ = "0.1.0"
 
@@ -51,9 +51,9 @@ _HOMES = {
     "ConceptorRidgeClassifier": "estimators.ridge",
     "ConceptorSGDRegressor": "estimators.sgd",
     "ContinualMLPClassifier": "integrations.sklearn",
-    "Correlation": "streams.correlation",
+    "Correlation": "moments.correlation",
     "Energy": "algebra.targets",
-    "FrequentDirections": "streams.frequent_directions",
+    "FrequentDirections": "moments.frequent_directions",
     "LayerInputs": "estimators.layer_inputs",
     "MemoryFullWarning": "estimators.ridge",
     "PatchFeatures": "estimators.patches",

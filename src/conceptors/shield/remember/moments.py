@@ -14,7 +14,7 @@ from conceptors.algebra import spectrum as spectra
 from conceptors.algebra.conceptor import Conceptor
 from conceptors.algebra.forms import SpectrumForm
 from conceptors.layers import OwnedRows, Rows, SecondMoment
-from conceptors.streams.frequent_directions import FrequentDirections
+from conceptors.moments.frequent_directions import FrequentDirections
 
 _ENOUGH = 4096  # rows that are worth a pass over the d x d total
 

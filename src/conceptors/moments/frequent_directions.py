@@ -12,7 +12,7 @@ from torch import distributed as dist
 from conceptors._internal import checks
 from conceptors.algebra import spectrum as spectra
 from conceptors.algebra.conceptor import Conceptor
-from conceptors.streams.correlation import check_batch, check_mergeable, check_total
+from conceptors.moments.correlation import check_batch, check_mergeable, check_total
 
 
 class FrequentDirections:
