@@ -82,7 +82,6 @@ def _report(options: argparse.Namespace) -> int:
     from conceptors.report import (
         need_charts,
         read_results,
-        write_comparison,
         write_figures,
         write_page,
     )
@@ -104,8 +103,6 @@ def _report(options: argparse.Namespace) -> int:
             shown = []
         page = write_page(results, folder / "index.html", shown)
         print(f"page: {page}\n{len(figures)} figures in {folder / 'figures'}")
-    if len(folders) > 1:
-        print(f"side by side: {write_comparison(folders, folders[0] / 'comparison.html')}")
     return 0
 
 

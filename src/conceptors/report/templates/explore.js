@@ -27,10 +27,9 @@ document.addEventListener("DOMContentLoaded", () => {
     const n = data.side ** 2, start = (k * data.samples + sample) * n;
     return Float64Array.from(pixels.subarray(start, start + n), (v) => v / data.white);
   }
-  function layer({ dim, full, odds }) { // odds of 0 are not in the file
-    const values = new Float64Array(dim), found = new Float32Array(bytes(odds).buffer);
-    values.fill(Infinity, 0, full);
-    values.set(found, full);
+  function layer({ dim, odds }) { // odds of 0 are not in the file
+    const values = new Float64Array(dim);
+    values.set(new Float32Array(bytes(odds).buffer));
     return { values };
   }
 
