@@ -44,33 +44,28 @@ def make(
 
 def _run(method: str, seed: int, tasks: int, bare: bool) -> dict[str, Any]:
     rng = np.random.default_rng([seed, tasks, sum(map(ord, method))])
-    accuracy = np.zeros((tasks, tasks))
-    for i in range(tasks):
+    accuracy = np.diag(98.6 - rng.random(tasks))
+    for i in range(1, tasks):
         accuracy[i, :i] = accuracy[i - 1, :i] * REMEMBERED.get(method, 0.9)
-        accuracy[i, i] = 98.6 - rng.random()
-    lost = accuracy[:, :-1].max(0, initial=0.0) - accuracy[-1, :-1]
+    lost = float((accuracy[:, :-1].max(0) - accuracy[-1, :-1]).mean()) if tasks > 1 else None
     run: dict[str, Any] = {
         "method": method,
         "seed": seed,
         "accuracy": accuracy.round(2).tolist(),
         "final_accuracy": round(float(accuracy[-1].mean()), 2),
-        "forgetting": float(lost.mean()) if tasks > 1 else None,
-        "backward_transfer": -float(lost.mean()) if tasks > 1 else None,
-        "seconds": 42.0 + float(rng.random()),
+        "forgetting": lost,
+        "seconds": 42.5,
         "config": {"batch": 300, "rate": 0.1, "seed": seed},
     }
     if method == "ewc":
         run["config"]["strength"] = 15.0
-    if bare:
-        return run
-    steps = {"step": [100, 200], "loss": [0.5, 0.1], "validation": [60.0 + seed, 95.0]}
-    run["history"] = [{"task": task, **steps} for task in range(tasks)]
-    if method == "cab":
-        used = np.minimum(np.arange(1, tasks + 1) / (tasks + 1), 0.95)
-        run["quota"] = {layer: used.tolist() for layer in LAYERS}
+    if not bare:
+        steps = {"step": [100, 200], "loss": [0.5, 0.1], "validation": [60.0 + seed, 95.0]}
+        run["history"] = [{"task": task, **steps} for task in range(tasks)]
+    if method == "cab" and not bare:
+        run["quota"] = {layer: [(k + 1) / (tasks + 1) for k in range(tasks)] for layer in LAYERS}
         run["spectra"] = {
-            layer: [np.linspace(1, 0, d).round(4).tolist() for _ in range(tasks)]
-            for layer, d in LAYERS.items()
+            layer: [np.linspace(1, 0, dim).tolist()] * tasks for layer, dim in LAYERS.items()
         }
         run["similarity"] = np.where(np.eye(tasks, dtype=bool), 1.0, 0.25).tolist()
     return run
@@ -80,14 +75,11 @@ def summarise(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """One entry per method."""
     summary = {}
     for method in dict.fromkeys(run["method"] for run in runs):
-        mine = [run for run in runs if run["method"] == method]
-        final = [run["final_accuracy"] for run in mine]
-        summary[method] = {
-            "mean": float(np.mean(final)),
-            "std": float(np.std(final, ddof=1)) if len(final) > 1 else 0.0,
-            "n": len(final),
-            **{key: mine[0][key] for key in ("forgetting", "backward_transfer", "seconds")},
-        }
+        final = [run["final_accuracy"] for run in runs if run["method"] == method]
+        (one, *_) = (run for run in runs if run["method"] == method)
+        sd = float(np.std(final, ddof=1)) if len(final) > 1 else 0.0
+        means = {"mean": float(np.mean(final)), "std": sd, "n": len(final)}
+        summary[method] = {**means, "forgetting": one["forgetting"], "seconds": one["seconds"]}
     return summary
 
 
@@ -95,14 +87,11 @@ def hostile() -> dict[str, Any]:
     """Names that try to break out of wherever they are put."""
     names = (
         HOSTILE,
-        "\"><img src=x onerror=document.title='owned'>",
-        "</script><script>document.title='owned'</script>",
+        "</script>\"><img src=x onerror=document.title='owned'>",
         "_hidden $\\frac{1}{0}$ $ {{ 7*7 }} {% raise %}",
         "方法 \u202eidib\u202c é \x00\x07\ud800 &amp; &lt;",
         "a very long name " * 20,
-        "x" * 400,
         "constructor",
-        "toString",
         "__proto__",
     )
     results = make(3, 2, names)
@@ -112,15 +101,14 @@ def hostile() -> dict[str, Any]:
         run["spectra"] = {layer: [[0.9, 0.4], [1.0, 0.5], [1.0, 0.6]] for layer in layers}
         run["config"] = {HOSTILE: HOSTILE, "nested": {"a": [1, "</style>"]}, "z" * 300: "w" * 900}
         run["similarity"] = [[1.0, 0.2, 0.3], [0.2, 1.0, 0.4], [0.3, 0.4, 1.0]]
-    failure = {"method": HOSTILE, "seed": 7, "reason": f"diverged {HOSTILE}", "config": {}}
-    texts = dict.fromkeys(("scenario", "preset"), HOSTILE)
     return results | {
-        **texts,
+        "scenario": HOSTILE,
+        "preset": HOSTILE,
         "title": f"</title>{HOSTILE}",
         "command": f"run '{HOSTILE}' " + "q" * 500,
         "task_names": [HOSTILE, "t" * 300, "'\"`"],
         "environment": {HOSTILE: {"x": HOSTILE}, "items": "a method of dictionaries"},
         "deviations": [HOSTILE, "v" * 1000],
         "reference": {HOSTILE: {"mean": 1.0, "std": None, "source": HOSTILE}},
-        "failed": [failure],
+        "failed": [{"method": HOSTILE, "seed": 7, "reason": HOSTILE, "config": {}}],
     }

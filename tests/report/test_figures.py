@@ -32,15 +32,7 @@ def test_all_figures_in_all_formats(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("only_svg")
-def test_only_what_there_are_numbers_for(tmp_path: Path) -> None:
-    files = write_figures(sample.make(1, 1, ("sgd",), bare=True), tmp_path)
-    assert [file.name for file in files] == ["accuracy.svg", "matrices.svg"]
-
-
-@pytest.mark.usefixtures("only_svg")
-@pytest.mark.parametrize(
-    "results", [sample.hostile(), sample.make(100, 2, ("cab",))], ids=["hostile", "100 tasks"]
-)
+@pytest.mark.parametrize("results", [sample.hostile(), sample.make(100, 2, ("cab",))])
 def test_any_results_can_be_drawn(results: dict[str, Any], tmp_path: Path) -> None:
     files = write_figures(results, tmp_path)
     assert [file.stem for file in files] == SECTIONS
@@ -61,32 +53,26 @@ def test_axes_have_units_and_legends_are_complete(tmp_path: Path) -> None:
     assert f"task 1: quota {1 / 11:.2f}" in texts["spectra"]
 
 
-@pytest.mark.parametrize("share", [None, 0.1])
 def test_images_are_seen_by_the_conceptor_of_the_second_task(
-    share: float | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The paper's figures 3 and 4."""
-    drawn = []
-    draw = charts.pictures
+    drawn, draw = [], charts.pictures
     monkeypatch.setattr(charts, "pictures", lambda columns: drawn.append(columns) or draw(columns))
     monkeypatch.setattr(seen, "load", blobs)
-    results = {"scenario": "permuted-mnist", "runs": [{"seed": 3, "quota": {"fc": [0.5]}}]}
-    if share is not None:
-        results["identity"] = {"options": {"shuffled": share}}
+    runs, identity = [{"seed": 3, "quota": {"fc": [0.5]}}], {"options": {"shuffled": 0.1}}
+    results = {"scenario": "permuted-mnist", "runs": runs, "identity": identity}
     ((caption, file),) = seen.pictures(results, tmp_path)
-    assert f"images of which {share or 1:.0%} is shuffled" in caption
+    assert "images of which 10% is shuffled" in caption
     assert file.read_bytes().startswith(b"\x89PNG")
-    order = seen.permutation(3, 1, share)
     images = blobs().train_x.flatten(1).double() / 255
-    conceptor = Conceptor.from_states(images[:, order], 4.0)
+    conceptor = Conceptor.from_states(images[:, seen.permutation(3, 1, 0.1)], 4.0)
     shown, claimed, free = (stack.flatten(1) for stack in drawn[0].values())
     torch.testing.assert_close(claimed, conceptor @ shown)
     torch.testing.assert_close(free, shown - claimed)
 
 
-@pytest.mark.parametrize(("scenario", "quota"), [("rotated-mnist", [0.5]), ("disjoint-mnist", [])])
-def test_no_images_for_other_scenarios_or_without_conceptors(
-    scenario: str, quota: list[float], tmp_path: Path
-) -> None:
-    runs = [{"seed": 0, "quota": {"fc": quota} if quota else {}}]
-    assert seen.pictures({"scenario": scenario, "runs": runs}, tmp_path) == []
+def test_no_images_for_other_scenarios_or_without_conceptors(tmp_path: Path) -> None:
+    for scenario, quota in (("rotated-mnist", {"fc": [0.5]}), ("disjoint-mnist", {})):
+        results = {"scenario": scenario, "runs": [{"seed": 0, "quota": quota}]}
+        assert seen.pictures(results, tmp_path) == []

@@ -31,11 +31,7 @@ def lines(
 ) -> Drawing:
     """One line per series with at most 12 markers, and a band of one standard deviation.
 
-    Args:
-        looks: in the order of the series.
-        x: title of this axis.
-        y: title of this axis.
-        domain: where y begins and ends; None chooses it from the data.
+    `x` and `y` are titles; y covers `domain`, or what the data need.
     """
     names = list(frame.series.unique())
     short = dict(zip(names, labels(names)))
@@ -109,10 +105,7 @@ def dots(frame: pd.DataFrame, looks: Sequence[Look], title: str) -> Drawing:
 def heat(
     frame: pd.DataFrame, span: tuple[float, float], down: str, across: str, digits: int
 ) -> Drawing:
-    """Cells from light to dark, with numbers up to 10 columns; `hidden` cells stay light.
-
-    At most 20 rows and columns are drawn.
-    """
+    """At most 20 x 20 cells, coloured from low to high unless `hidden`, with numbers up to 10."""
     frame = frame[frame.row.isin(_thin(frame.row)) & frame.column.isin(_thin(frame.column))]
     height, width = frame.row.nunique(), frame.column.nunique()
     low, high = span

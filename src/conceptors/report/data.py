@@ -38,16 +38,17 @@ def over_seeds(frame: pd.DataFrame, *keys: str) -> pd.DataFrame:
     return groups.agg(value="mean", sd="std").reset_index()
 
 
-def accuracies(results: dict[str, Any]) -> pd.DataFrame:
+def pairs(results: dict[str, Any], part: str = "accuracy") -> pd.DataFrame:
     """`method, seed, after, task, value`: accuracy on every task after every task, in percent.
 
-    A method that learned all tasks at once has values after the last task only.
+    A method that learned all tasks at once has values after the last task only. The `part`
+    "similarity" has the same form.
     """
-    tasks = task_count(results)
     rows = [
         (run["method"], run["seed"], after, task, value)
         for run in results["runs"]
-        for after, row in enumerate(run["accuracy"], tasks - len(run["accuracy"]) + 1)
+        if run.get(part)
+        for after, row in enumerate(run[part], max(map(len, run[part])) - len(run[part]) + 1)
         for task, value in enumerate(row, 1)
     ]
     return pd.DataFrame(rows, columns=[*_RUN, "after", "task", "value"])
@@ -59,7 +60,7 @@ def accuracy_so_far(results: dict[str, Any]) -> pd.DataFrame:
     The last value is the final accuracy, which is over all test samples. The mean over tasks is
     weighted by their shares of these samples, to agree with it.
     """
-    frame = accuracies(results)
+    frame = pairs(results)
     seen = frame[frame.task <= frame.after]
     weight = _shares(results)[seen.task - 1]
     seen = seen.assign(weight=weight, value=seen.value * weight)
@@ -83,13 +84,17 @@ def _shares(results: dict[str, Any]) -> Any:
 
 def learning(results: dict[str, Any]) -> pd.DataFrame:
     """`method, seed, task, step, value`: validation accuracy while each task is learned."""
-    rows = [
-        (run["method"], run["seed"], task, step, value)
-        for run in results["runs"]
-        for task, entry in enumerate(run.get("history") or [], 1)
-        for step, value in zip(entry.get("step") or [], entry.get("validation") or [])
-    ]
-    return pd.DataFrame(rows, columns=[*_RUN, "task", "step", "value"]).dropna()
+    try:
+        rows = [
+            (run["method"], run["seed"], task, float(step), float(value))
+            for run in results["runs"]
+            for task, entry in enumerate(run.get("history") or [], 1)
+            for step, value in zip(entry.get("step") or [], entry.get("validation") or [])
+            if value is not None
+        ]
+    except (AttributeError, TypeError, ValueError):
+        raise ValueError("the history of a run must have numbers in step and validation") from None
+    return pd.DataFrame(rows, columns=[*_RUN, "task", "step", "value"])
 
 
 def quotas(results: dict[str, Any]) -> pd.DataFrame:
@@ -113,17 +118,6 @@ def spectra(results: dict[str, Any]) -> pd.DataFrame:
         for k in evenly(len(tasks[task]), 160)
     ]
     return pd.DataFrame(rows, columns=[*_RUN, "layer", "after", "index", "value"])
-
-
-def similarities(results: dict[str, Any]) -> pd.DataFrame:
-    """`method, seed, after, task, value`: similarity between the conceptors of two tasks."""
-    rows = [
-        (run["method"], run["seed"], after, task, value)
-        for run in results["runs"]
-        for after, row in enumerate(run.get("similarity") or [], 1)
-        for task, value in enumerate(row, 1)
-    ]
-    return pd.DataFrame(rows, columns=[*_RUN, "after", "task", "value"])
 
 
 def settings(results: dict[str, Any]) -> pd.DataFrame:

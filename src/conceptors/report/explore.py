@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from conceptors.shield.state import read_claims
 
 _SAMPLES = 8  # images of each class
 _LOOKS = 28  # all that differ
-_CHOSEN = 8  # layers that are shown at first
 
 
 def digits() -> str:
@@ -58,9 +57,7 @@ def digits_page(pixels: Tensor, classes: Tensor) -> str:
         "moments": _packed(np.stack(moments), "<f8"),
         "images": _packed(np.stack(images), "u1"),
     }
-    names = [str(number) for number in numbers]
-    pair = (3, 5) if len(names) > 5 else (0, 1)  # alike, and yet not equal
-    return _page("Conceptors of digits", data, names, pair, "aperture", (-2, 3, 1))
+    return _page("Conceptors of digits", data, [str(number) for number in numbers])
 
 
 def layers(file: Path) -> str:
@@ -79,30 +76,16 @@ def layers_page(title: str, tasks: int, claimed: Mapping[str, Conceptor]) -> str
     """The page about the conceptors of layers by name."""
     large = {name: c for name, c in claimed.items() if c.dim > 2} or claimed  # norms say little
     data = {"kind": "layers", "layers": [_layer(conceptor) for conceptor in large.values()]}
-    names, chosen = labels(list(large), 60), range(_CHOSEN)
-    return _page(title, data, names, chosen, "aperture factor", (-2, 2, 0), tasks)
+    return _page(title, data, labels(list(large), 60), tasks)
 
 
-def _page(
-    title: str,
-    data: dict[str, Any],
-    names: list[str],
-    chosen: Collection[int],
-    dial: str,
-    decades: tuple[int, int, int],
-    tasks: int = 0,
-) -> str:
-    """`decades`: powers of ten where the aperture begins, ends, and stands at first."""
+def _page(title: str, data: dict[str, Any], names: list[str], tasks: int = 0) -> str:
     looks = [asdict(one) | {"dash": DASHES[one.dash]} for one in map(look, range(_LOOKS))]
     return fill(
         "explore.html",
         *("algebra.js", "curves.js", "explore.js"),
         title=title,
-        data=data | {"names": names, "looks": looks, "dial": dial},
-        names=names,
-        chosen=chosen,
-        dial=dial.capitalize(),
-        decades=decades,
+        data=data | {"names": names, "looks": looks},
         tasks=tasks,
     )
 

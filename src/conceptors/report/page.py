@@ -37,7 +37,7 @@ def render(results: dict[str, Any], pictures: Pictures = ()) -> str:
         pictures=[(caption, base64.b64encode(file.read_bytes())) for caption, file in pictures],
         settings=settings[~shared].fillna("–"),
         shared=dict(settings[shared].iloc[:, 0]),
-        environment={key: setting(value) for key, value in results["environment"].items()},
+        environment={k: setting(v) for k, v in results["environment"].items() if v is not None},
         tasks=data.task_names(results),
     )
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from conceptors.report import charts, data
 from conceptors.report.panels import Panel, Section, curve_panel, matrix_panel
-from conceptors.report.text import clean, number, shorten
+from conceptors.report.text import clean, labels, number
 from conceptors.report.theme import look, method_looks, save, task_looks
 
 LEARNED = "number of tasks learned"
@@ -26,8 +26,9 @@ def write(results: dict[str, Any], folder: Path) -> list[Path]:
     """Every section as one figure in `folder`, as SVG, PDF and PNG."""
     files = []
     for section in sections(clean(results)):
-        panels = [(shorten(panel.title, 60), panel.chart) for panel in section.panels]
-        files += save(charts.joined(panels, 3 if len(panels) > 4 else 2), folder / section.name)
+        titles = labels([panel.title for panel in section.panels], 60)
+        named = list(zip(titles, (panel.chart for panel in section.panels)))
+        files += save(charts.joined(named, 3 if len(named) > 4 else 2), folder / section.name)
     return files
 
 
@@ -55,7 +56,7 @@ def accuracy(results: dict[str, Any]) -> Section:
 
 def forgetting(results: dict[str, Any]) -> Section:
     """The accuracy of each task over time: one line per task, one panel per method."""
-    means = data.over_seeds(data.accuracies(results), "method", "task", "after")
+    means = data.over_seeds(data.pairs(results), "method", "task", "after")
     means = means[means.after >= means.task].rename(columns={"after": "x"})
     y = "accuracy on the task (%)"
     panels = [
@@ -69,7 +70,7 @@ def forgetting(results: dict[str, Any]) -> Section:
 def matrices(results: dict[str, Any]) -> Section:
     """Accuracy on every task after every task."""
     names, words = data.task_names(results), ("after task", "tested on task")
-    means = data.over_seeds(data.accuracies(results), "method", "after", "task")
+    means = data.over_seeds(data.pairs(results), "method", "after", "task")
     low = min(means.value[means.task <= means.after].min(), 90.0) // 10 * 10
     panels = [
         matrix_panel(method, frame, (low, 100.0), words, names, " %")
@@ -122,7 +123,7 @@ def spectra(results: dict[str, Any]) -> Section:
 
 def similarity(results: dict[str, Any]) -> Section:
     """Similarity between the conceptors of the tasks."""
-    means = data.over_seeds(data.similarities(results), "method", "after", "task")
+    means = data.over_seeds(data.pairs(results, "similarity"), "method", "after", "task")
     names = data.task_names(results)
     panels = [
         matrix_panel(method, frame, (0.0, 1.0), ("task", "task"), names)

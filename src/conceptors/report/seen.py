@@ -35,7 +35,7 @@ def pictures(results: dict[str, Any], folder: Path) -> list[tuple[str, Path]]:
     else:
         share = (results.get("identity") or {}).get("options", {}).get("shuffled")
         order = permutation(results["runs"][0]["seed"], 1, share)  # that of the second task
-        name = "C of shuffled images" if share is None else f"C of images shuffled by {share:.0%}"
+        name = f"C of images of which {1.0 if share is None else share:.0%} is shuffled"
         aperture, other = 4.0, images[:, order]
     C = Conceptor.from_states(other, aperture)
     columns = {"images x": shown, "C x": C @ shown, "F x, F = NOT C": ~C @ shown}

@@ -65,11 +65,9 @@ def _cell(
 def _best(entries: dict[str, dict[str, Any]], key: str) -> set[str]:
     """The methods with the best value as printed; none where all are equal."""
     values = {
-        method: round(entry.get(key) or 0.0, 2) + 0.0
+        method: round(entry[key], 2)
         for method, entry in entries.items()
         if key in _HIGHEST and method not in data.CEILINGS and entry.get(key) is not None
     }
-    if len(set(values.values())) < 2:
-        return set()
-    top = max(values.values()) if _HIGHEST[key] else min(values.values())
-    return {method for method, value in values.items() if value == top}
+    top = (max if _HIGHEST.get(key) else min)(values.values(), default=None)
+    return {m for m, value in values.items() if value == top and len(set(values.values())) > 1}

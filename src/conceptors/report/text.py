@@ -86,13 +86,5 @@ def spread(mean: float | None, sd: float | None, digits: int = 2) -> str:
 
 
 def setting(value: Any) -> str:
-    """A setting as people write it.
-
-    >>> setting(True), setting(0.1), setting([1, "a"])
-    ('yes', '0.1', '[1, "a"]')
-    """
-    if value is None or isinstance(value, bool):
-        return {None: "none", True: "yes", False: "no"}[value]
-    if isinstance(value, str):
-        return value or "(empty)"
-    return f"{value:.6g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+    """A setting as text: JSON, but without quotes around words."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

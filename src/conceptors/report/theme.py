@@ -22,7 +22,7 @@ from markupsafe import Markup
 from conceptors._internal.files import write_atomically
 from conceptors.report.data import CEILINGS
 
-Drawing = alt.Chart | alt.LayerChart | alt.ConcatChart
+Drawing = alt.Chart | alt.LayerChart | alt.ConcatChart | alt.FacetChart
 FORMATS = ("svg", "pdf", "png")
 _THEME = json.loads((files("conceptors.report") / "templates/theme.json").read_text("utf-8"))
 # Colours by name, which are CSS variables on the page: s0 to s7 for curves (s7 for ceilings), t0 to
