@@ -27,10 +27,9 @@ IN_BROWSER = """([moments, alpha, x]) => {
 
 @pytest.fixture(scope="module")
 def images() -> list[Tensor]:
-    """Three classes in subspaces that overlap: some pixels are never lit, others by one class."""
-    strokes = [normal(k, 6 + k, 64).abs() * (normal(k + 9, 64) > 0) for k in range(len(CLASSES))]
-    rows = [normal(k + 19, 30, len(part)).abs() @ part for k, part in enumerate(strokes)]
-    return [part.clamp(max=16).round() for part in rows]
+    """Three classes; some pixels are never lit, others by one class."""
+    stacks = [8 * normal(k, 30, 64).abs() * (normal(k + 9, 64) > 0) for k in range(len(CLASSES))]
+    return [stack.clamp(max=16).round() for stack in stacks]
 
 
 @pytest.fixture

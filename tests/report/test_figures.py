@@ -1,4 +1,4 @@
-"""Figures: which files there are, that they are what they say, and that any name can be drawn."""
+"""The numbers behind the figures, and their files: any names can be drawn."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 from conceptors import Conceptor
-from conceptors.report import charts, seen, theme, write_figures
+from conceptors.report import charts, data, sections, seen, theme, write_figures
 from experiments.tasks import blobs
 from report import sample
 
@@ -76,3 +78,56 @@ def test_no_images_for_other_scenarios_or_without_conceptors(tmp_path: Path) -> 
     for scenario, quota in (("rotated-mnist", {"fc": [0.5]}), ("disjoint-mnist", {})):
         results = {"scenario": scenario, "runs": [{"seed": 0, "quota": quota}]}
         assert seen.pictures(results, tmp_path) == []
+
+
+# --- numbers, on results small enough to compute by hand -----------------------------------
+
+
+def results(*accuracies: list[list[float]], **parts: list[Any]) -> dict[str, Any]:
+    """Runs of one method, a seed for each accuracy matrix."""
+    found = sample.make(len(accuracies[0][0]), len(accuracies), ("m",), bare=True)
+    for k, (run, rows) in enumerate(zip(found["runs"], accuracies)):
+        run |= {"accuracy": rows, "final_accuracy": float(np.mean(rows[-1]))}
+        run |= {name: values[k] for name, values in parts.items()}
+    return found
+
+
+def over_seeds(frame: pd.DataFrame, *keys: str) -> list[tuple[Any, ...]]:
+    rows = data.over_seeds(frame, *keys).drop(columns="sd").itertuples(index=False, name=None)
+    return list(rows)
+
+
+def test_only_learned_tasks_are_averaged() -> None:
+    found = results([[90.0, 0.0], [80.0, 60.0]], [[94.0, 0.0], [80.0, 80.0]])
+    means = data.over_seeds(data.accuracy_so_far(found), "after")
+    np.testing.assert_allclose(means.value, [92.0, 75.0])
+    np.testing.assert_allclose(means.sd, [np.sqrt(8), np.sqrt(50)])
+
+
+def test_learning_everything_at_once_is_a_single_point() -> None:
+    joint = results([[90.0, 70.0]])
+    assert over_seeds(data.accuracy_so_far(joint), "after") == [(2, 80.0)]
+    assert over_seeds(data.pairs(joint), "after", "task") == [(2, 1, 90.0), (2, 2, 70.0)]
+    assert not sections.forgetting(joint).panels
+
+
+def test_means_over_seeds() -> None:
+    rows = [[90.0]]
+    first = [{"task": 0, "step": [10, 20], "validation": [50.0, 70.0]}]
+    second = [{"task": 0, "step": [10, 20], "validation": [60.0, None]}]
+    found = results(
+        rows,
+        rows,
+        history=[first, second],
+        quota=[{"fc": [0.1]}, {"fc": [0.3]}],
+        spectra=[{"fc": [[1.0, 0.0]]}, {"fc": [[1.0, 0.5]]}],
+    )
+    assert over_seeds(data.quotas(found), "layer", "after") == [("fc", 1, 0.2)]
+    assert over_seeds(data.spectra(found), "after", "index") == [(1, 1, 1.0), (1, 2, 0.25)]
+    assert over_seeds(data.learning(found), "task", "step") == [(1, 10, 55.0), (1, 20, 70.0)]
+
+
+def test_another_history_is_refused() -> None:
+    for history in ([5], [{"step": 1, "validation": [1.0]}], [[1, 2]]):
+        with pytest.raises(ValueError, match="history of a run must have numbers"):
+            data.learning(results([[90.0]], history=[history]))

@@ -45,7 +45,7 @@ def test_names_are_text_everywhere() -> None:
     assert "\x00" not in html
 
 
-def test_the_summary_marks_the_best_and_shows_published_results(two: str) -> None:
+def test_the_summary_shows_the_best_published_results_and_failures(two: str) -> None:
     cab = sample.make(2, 3)["summary"]["cab"]
     best = [text for text in texts(two, "strong") if "±" in text]
     assert best == [f"{cab['mean']:.2f} ± {cab['std']:.2f}"]  # joint is higher, but a ceiling
@@ -56,9 +56,6 @@ def test_the_summary_marks_the_best_and_shows_published_results(two: str) -> Non
     assert "Published result" in texts(two, "button")
     assert "Stored numbers" not in texts(two, "button")
     assert "imm" not in texts(two, "bdi")  # a published result, but no run
-
-
-def test_stored_numbers_and_seeds_that_failed_are_shown() -> None:
     results = sample.make(2, 1)
     results["summary"]["cab"]["stored_numbers"] = 1_234_567
     results["failed"] = [{"method": "<b>", "seed": 7, "reason": "diverged in task 1"}]

@@ -28,8 +28,7 @@ def task_count(results: dict[str, Any]) -> int:
 
 def task_names(results: dict[str, Any]) -> list[str]:
     """Their names; numbers if the file has no names."""
-    numbers = [str(task) for task in range(1, task_count(results) + 1)]
-    return results.get("task_names") or numbers
+    return results.get("task_names") or [str(k + 1) for k in range(task_count(results))]
 
 
 def over_seeds(frame: pd.DataFrame, *keys: str) -> pd.DataFrame:
@@ -139,6 +138,4 @@ def evenly(items: int, most: int) -> list[int]:
     >>> evenly(100, 5)
     [0, 25, 50, 74, 99]
     """
-    if items <= most:
-        return list(range(items))
     return sorted({round(k * (items - 1) / (most - 1)) for k in range(most)})

@@ -19,10 +19,8 @@ from conceptors.report.summary import summary
 from conceptors.report.text import clean, setting
 from conceptors.report.theme import DARK, LIGHT, page_svg
 
-Pictures = Sequence[tuple[str, Path]]
 
-
-def render(results: dict[str, Any], pictures: Pictures = ()) -> str:
+def render(results: dict[str, Any], pictures: Sequence[tuple[str, Path]] = ()) -> str:
     """The page of checked results as text; see `write_page`."""
     results = clean(results)
     settings = data.settings(results)

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from conceptors import Shield
 
 FULL = 0.9  # the quota above which a layer is full
-_DRAWN = 8  # curves in one chart
 
 
 def render(
@@ -73,8 +72,8 @@ def _spectra(shield: Shield) -> Section:
             rows += [(name, (k + 1) / dim, mean[k]) for k in evenly(dim, 160)]
     frame = pd.DataFrame(rows, columns=["series", "x", "value"])
     names, panels = list(frame.series.unique()), []
-    for at in range(0, len(names), _DRAWN):
-        shown = names[at : at + _DRAWN]
+    for at in range(0, len(names), 8):
+        shown = names[at : at + 8]
         title = f"layers {at + 1} to {at + len(shown)}"
         looks = [look(k) for k in range(len(shown))]
         x, y, part = (
