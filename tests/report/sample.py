@@ -27,7 +27,7 @@ def make(
     optional = {
         "title": "Disjoint MNIST",
         "preset": "paper",
-        "command": f"conceptors run disjoint-mnist --tasks {tasks} --seeds {seeds}",
+        "command": "conceptors run disjoint-mnist --method cab",
         "task_names": [f"digits {k}" for k in range(tasks)],
         "reference": REFERENCE,
         "deviations": ["The conceptors are hard; the paper does not say so."],
@@ -73,14 +73,16 @@ def _run(method: str, seed: int, tasks: int, bare: bool) -> dict[str, Any]:
 
 def summarise(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """One entry per method."""
-    summary = {}
-    for method in dict.fromkeys(run["method"] for run in runs):
-        final = [run["final_accuracy"] for run in runs if run["method"] == method]
-        (one, *_) = (run for run in runs if run["method"] == method)
-        sd = float(np.std(final, ddof=1)) if len(final) > 1 else 0.0
-        means = {"mean": float(np.mean(final)), "std": sd, "n": len(final)}
-        summary[method] = {**means, "forgetting": one["forgetting"], "seconds": one["seconds"]}
-    return summary
+    methods: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        methods.setdefault(run["method"], []).append(run)
+    return {method: _entry(mine) for method, mine in methods.items()}
+
+
+def _entry(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    final = [run["final_accuracy"] for run in runs]
+    entry = {"mean": float(np.mean(final)), "std": float(np.std(final, ddof=len(final) > 1))}
+    return entry | {name: runs[0][name] for name in ("forgetting", "seconds")}
 
 
 def hostile() -> dict[str, Any]:
@@ -88,8 +90,7 @@ def hostile() -> dict[str, Any]:
     names = (
         HOSTILE,
         "</script>\"><img src=x onerror=document.title='owned'>",
-        "_hidden $\\frac{1}{0}$ $ {{ 7*7 }} {% raise %}",
-        "方法 \u202eidib\u202c é \x00\x07\ud800 &amp; &lt;",
+        "{{ 7*7 }} {% raise %} 方法 \u202eidib\u202c é \x00\x07\ud800 &amp; &lt;",
         "a very long name " * 20,
         "constructor",
         "__proto__",

@@ -54,9 +54,9 @@ def table(page: Any) -> dict[str, list[float]]:
     return {name: [float(cell.removesuffix(" %")) / 100 for cell in cells] for name, *cells in rows}
 
 
-def shares(conceptor: Conceptor) -> Any:
-    quota = float(conceptor.quota.mean())
-    return pytest.approx([quota, 1 - quota], abs=6e-4)
+def shares(conceptors: dict[str, Conceptor]) -> Any:
+    quotas = {name: float(c.quota.mean()) for name, c in conceptors.items()}
+    return {name: pytest.approx([q, 1 - q], abs=6e-4) for name, q in quotas.items()}
 
 
 @pytest.mark.parametrize("alpha", [0.01, 1.0, 1000.0])
@@ -82,13 +82,13 @@ def test_everything_follows_the_aperture(page: Any, images: list[Tensor]) -> Non
         assert alpha == pytest.approx(10**decade, rel=5e-3)
         a, b = (Conceptor.from_states(images[k] / 16, alpha) for k in (0, 2))
         known = {"0": a, "5": b, "0 OR 5": a | b, "0 AND 5": a & b}
-        assert table(page) == {name: shares(c) for name, c in known.items()}
+        assert table(page) == shares(known)
         assert page.get_attribute("#aperture", "aria-valuetext") == f"aperture {alpha:g}"
     canvas = page.locator("#digit-table canvas").first
     pixels = canvas.evaluate("c => [...c.getContext('2d').getImageData(0, 0, 8, 8).data]")
     assert pixels[::4] == pytest.approx((images[0][0] * 255 / 16).tolist(), abs=1)
     page.fill("#exact", "")  # still being typed
-    assert table(page) == {name: shares(c) for name, c in known.items()}
+    assert table(page) == shares(known)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     choose(page)
     assert page.is_visible("#none")
@@ -115,4 +115,4 @@ def test_layers_of_a_shield(options: dict[str, Any], visit: Open, tmp_path: Path
     for factor in (1.0, 3.0):
         page.fill("#exact", str(factor))
         known = {name: c.adapt(factor) for name, c in shield.conceptors().items()}
-        assert table(page) == {name: shares(c) for name, c in known.items()}
+        assert table(page) == shares(known)

@@ -111,7 +111,6 @@ def test_many_tasks_stay_light_and_pages_are_reproducible(two: str, tmp_path: Pa
     assert "20 of 100 tasks are shown." in html
     path = write_page(sample.make(2, 3), tmp_path / "new" / "index.html")
     assert path.read_text("utf-8") == two
-    assert [file.name for file in path.parent.iterdir()] == ["index.html"]
 
 
 @pytest.mark.parametrize("missing", ["jinja2", "altair", "vl_convert", "pandas"])
@@ -121,4 +120,3 @@ def test_without_the_extra(missing: str, monkeypatch: pytest.MonkeyPatch, tmp_pa
     for write in (partial(write_page, {}), partial(write_figures, {}), write_explorer):
         with pytest.raises(ImportError, match=message):
             write(tmp_path / "page.html")
-    assert not list(tmp_path.iterdir())

@@ -43,11 +43,9 @@ def test_the_page_shows_layers_accuracies_spectra_and_similarity(
     assert "gradients and steps projected" in text
     for row in shield.explain():
         assert f"{row.quota:.1%}" in text
-        assert row.passing is not None
         assert f"{row.passing:.1%}" in text
-    head, explained = re.search("<thead>.*?</thead>", text, re.S), re.findall("<b>(.*?)</b>", text)
-    assert head is not None
-    assert re.findall(r'<th scope="col"[^>]*>(.*?)</th>', head[0]) == explained
+    columns = re.findall(r'<th scope="col"[^>]*>([A-Z].*?)</th>', text.split("</thead>")[0])
+    assert columns == re.findall("<b>(.*?)</b>", text)  # all are explained
     assert "https:" not in text
 
 
@@ -55,7 +53,6 @@ def test_an_empty_shield_says_what_comes_first(shield: Shield, tmp_path: Path) -
     text = shield.report(tmp_path / "page.html").read_text(encoding="utf-8")
     assert "<bdi>Sequential</bdi>" in text
     assert "call <code>shield.remember(data)</code> after each task" in text
-    assert "0 tasks are remembered" in text
 
 
 def test_accuracies_are_percentages(shield: Shield, tmp_path: Path) -> None:
