@@ -248,12 +248,13 @@ def accuracies(results: list[Result]) -> Drawing:
         for digits, accuracy in (("0-4", result.old), ("5-9", result.new))
     ]
     bars = alt.Chart(pd.DataFrame(rows), width=290, height=190).mark_bar()
-    return bars.encode(
+    chart: alt.Chart = bars.encode(
         x=alt.X("accuracy:Q", title="test accuracy in %"),
         y=alt.Y("method:N", title=None, sort=None),
         yOffset="digits:N",
         color=alt.Color("digits:N", scale=alt.Scale(range=[LIGHT["s0"], LIGHT["s1"]])),
     )
+    return chart
 
 
 def draw_all(folder: Path, train: Part, test: Part, results: list[Result]) -> Path:

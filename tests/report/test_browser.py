@@ -17,7 +17,8 @@ CASES = {
     "ten": sample.make(10, 2, ("cab", "sgd")),
     "hostile": sample.hostile(),
 }
-Open, Files = Callable[..., Any], dict[str, Path]
+Open = Callable[..., Any]
+Files = dict[str, Path]
 SMALLEST = """() => Math.min(...[...document.querySelectorAll("main *")].filter((element) =>
   element.getClientRects().length && !element.closest("title") &&
   [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim())

@@ -83,16 +83,13 @@ def _shares(results: dict[str, Any]) -> Any:
 
 def learning(results: dict[str, Any]) -> pd.DataFrame:
     """`method, seed, task, step, value`: validation accuracy while each task is learned."""
-    try:
-        rows = [
-            (run["method"], run["seed"], task, float(step), float(value))
-            for run in results["runs"]
-            for task, entry in enumerate(run.get("history") or [], 1)
-            for step, value in zip(entry.get("step") or [], entry.get("validation") or [])
-            if value is not None
-        ]
-    except (AttributeError, TypeError, ValueError):
-        raise ValueError("the history of a run must have numbers in step and validation") from None
+    rows = [
+        (run["method"], run["seed"], task, step, float(value))
+        for run in results["runs"]
+        for task, entry in enumerate(run.get("history") or [], 1)
+        for step, value in zip(entry.get("step") or [], entry.get("validation") or [])
+        if value is not None
+    ]
     return pd.DataFrame(rows, columns=[*_RUN, "task", "step", "value"])
 
 
