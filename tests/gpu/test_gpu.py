@@ -92,7 +92,7 @@ def _tokens(seed: int) -> Tensor:
 def _trained(device: str, make: Callable[..., Optimizer], **options: Any) -> dict[str, Tensor]:
     """Two tasks, with more steps than it takes to record them."""
     model = mixed().to(device)
-    shield = Shield(model, warn_at_quota=1.0, **options)
+    shield = Shield(model, **options)
     optimizer = shield.guard(make(model.parameters()))
     for task in range(2):
         for step in range(12):
@@ -120,7 +120,7 @@ def _old(model: nn.Module) -> Tensor:
 
 
 def _hard(model: nn.Module) -> Shield:
-    return Shield(model, 1e6, hard=True, warn_at_quota=1.0).remember(data(1).to(DEVICE))
+    return Shield(model, 1e6, hard=True).remember(data(1).to(DEVICE))
 
 
 def test_weights_that_move_in_memory_are_followed() -> None:
@@ -164,7 +164,7 @@ def test_an_interrupted_step_is_finished_after_recording() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_autocast_and_scaling(dtype: torch.dtype) -> None:
     model = network().float().to(DEVICE)
-    shield = Shield(model, 10.0, hard=True, warn_at_quota=1.0)
+    shield = Shield(model, 10.0, hard=True)
     kind = torch.device(DEVICE).type
     old, new = data(1).float().to(DEVICE), data(2, rank=12).float().to(DEVICE)
     shield.remember(old)
@@ -218,7 +218,7 @@ def test_a_wide_layer_is_protected_to_the_precision_of_its_weights(dtype: torch.
     torch.manual_seed(0)
     layer = nn.Linear(1024, 1024, bias=False).to(DEVICE, dtype)
     old = (torch.randn(512, 128) @ torch.randn(128, 1024) / 11).to(DEVICE)
-    shield = Shield(layer, 30.0, hard=True, rank=128, warn_at_quota=1.0).remember(old.to(dtype))
+    shield = Shield(layer, 30.0, hard=True, rank=128).remember(old.to(dtype))
     optimizer = shield.guard(torch.optim.AdamW(layer.parameters(), lr=1e-3))
     before = layer.weight.detach().float() @ old.T
     start = layer.weight.detach().float().clone()
@@ -249,8 +249,8 @@ def test_a_state_moves_between_devices() -> None:
     model = network().to(DEVICE)
     shield = _hard(model)
     other = network()
-    second = Shield(other, 1e6, hard=True, warn_at_quota=1.0)
+    second = Shield(other, 1e6, hard=True)
     assert second.load_state_dict(shield.state_dict()).fits
-    third = Shield(network().to(DEVICE), 1e6, hard=True, warn_at_quota=1.0)
+    third = Shield(network().to(DEVICE), 1e6, hard=True)
     assert third.load_state_dict(second.state_dict()).fits
     assert third.quota() == pytest.approx(shield.quota())

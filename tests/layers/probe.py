@@ -48,7 +48,7 @@ def moments(
             batches,
             feed=feed,
             limit=None,
-            rows=cap,
+            all_rows=True,
             seed=seed,
             dtype=torch.float64,
             sketch=lambda _dim: None,

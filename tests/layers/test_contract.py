@@ -177,7 +177,7 @@ def test_a_visit_leaves_no_trace(case: Case) -> None:
     assert trace(layer) == before
 
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    shield = Shield(layer, 5.0, warn_at_quota=1.0)
+    shield = Shield(layer, 5.0)
     shield.guard(optimizer)
     shield.remember([inputs], feed=run)
     with pytest.raises(KeyError, match="own mistake"):
@@ -216,7 +216,7 @@ def test_lower_precision_tells_the_same(case: Case, dtype: torch.dtype, toleranc
 def test_a_layer_may_change_its_dtype_on_the_way(case: Case) -> None:
     layer, inputs = case.build(torch.float32), case.inputs(Draw(0, torch.float32))
     new = case.inputs(Draw(1, torch.float32))
-    shield = Shield(layer, 5.0, warn_at_quota=1.0)
+    shield = Shield(layer, 5.0)
     optimizer = shield.guard(torch.optim.SGD(layer.parameters(), lr=0.01))
     shield.remember([inputs], feed=run)
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float32):
@@ -235,7 +235,7 @@ def test_a_layer_may_change_its_dtype_on_the_way(case: Case) -> None:
 def test_a_layer_may_move_to_another_device(case: Case) -> None:
     layer, old, new = case.build(), case.inputs(Draw(0)), case.inputs(Draw(1))
     wanted = moments(layer, [old])
-    shield = Shield(layer, 1e4, hard=True, rows=None, warn_at_quota=1.0)
+    shield = Shield(layer, 1e4, hard=True)
     optimizer = shield.guard(torch.optim.SGD(layer.parameters(), lr=0.01))
     shield.remember([old], feed=run)
     before = flat(run(layer, old)).detach()
@@ -304,7 +304,7 @@ def test_frozen_parts_stay_and_the_others_are_shielded(case: Case, part: str) ->
     for parameter in frozen.values():
         parameter.requires_grad_(False)
     values = {name: p.detach().clone() for name, p in frozen.items()}
-    shield = Shield(layer, 1e4, hard=True, rows=None, warn_at_quota=1.0)
+    shield = Shield(layer, 1e4, hard=True)
     trained = [p for p in layer.parameters() if p.requires_grad]
     optimizer = shield.guard(torch.optim.Adam(trained, lr=0.05))
     shield.remember([inputs], feed=run)

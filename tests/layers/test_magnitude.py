@@ -85,7 +85,7 @@ def test_rows_are_what_the_direction_multiplies(name: str) -> None:
 def test_old_outputs_stay_over_three_tasks(name: str) -> None:
     layer = build(name)
     tasks = [batch(name, seed) for seed in range(3)]
-    shield = Shield(layer, 1e6, hard=True, warn_at_quota=1.0)
+    shield = Shield(layer, 1e6, hard=True)
     optimizer = shield.guard(torch.optim.AdamW(layer.parameters(), lr=0.05, weight_decay=0.1))
     before: list[Tensor] = []
     for number, x in enumerate(tasks):
@@ -103,7 +103,7 @@ def test_old_outputs_stay_over_three_tasks(name: str) -> None:
 def test_g_over_v_is_what_stays() -> None:
     layer = build("linear")
     (one,) = magnitudes(layer)
-    shield = Shield(layer, 1e6, hard=True, warn_at_quota=1.0)
+    shield = Shield(layer, 1e6, hard=True)
     optimizer = shield.guard(torch.optim.SGD(layer.parameters(), lr=0.1))
     shield.remember(batch("linear", 0))
     ratio, magnitude = one.ratio(), one.parameter.detach().clone()
@@ -120,7 +120,7 @@ def test_optimizers_of_their_own_keep_to_it(apart: str) -> None:
     layer = build("linear")
     g, v = (getattr(layer.parametrizations.weight, f"original{i}") for i in range(2))
     alone, others = ([g], [v, layer.bias]) if apart == "magnitude" else ([v], [g, layer.bias])
-    shield = Shield(layer, 1e6, hard=True, increment_decay=0.01, warn_at_quota=1.0)
+    shield = Shield(layer, 1e6, hard=True, increment_decay=0.01)
     optimizers = [shield.guard(torch.optim.Adam(p, lr=0.05)) for p in (alone, others)]
     shield.remember(batch("linear", 0))
     before = layer(batch("linear", 0)).detach()
@@ -130,11 +130,11 @@ def test_optimizers_of_their_own_keep_to_it(apart: str) -> None:
 
 def test_a_loaded_shield_keeps_to_it() -> None:
     layer = build("conv")
-    shield = Shield(layer, 1e6, hard=True, warn_at_quota=1.0)
+    shield = Shield(layer, 1e6, hard=True)
     shield.remember(batch("conv", 0))
     state = shield.state_dict()
     shield.detach()
-    again = Shield(layer, 1e6, hard=True, warn_at_quota=1.0)
+    again = Shield(layer, 1e6, hard=True)
     again.load_state_dict(state)
     optimizer = again.guard(torch.optim.Adam(layer.parameters(), lr=0.05))
     before = layer(batch("conv", 0)).detach()
@@ -145,7 +145,7 @@ def test_a_loaded_shield_keeps_to_it() -> None:
 def test_a_frozen_direction_holds_its_magnitude() -> None:
     model: Any = nn.Sequential(build("linear"), nn.Linear(5, 2).double())
     model[0].parametrizations.weight.original1.requires_grad_(False)
-    shield = Shield(model, 1e6, hard=True, warn_at_quota=1.0)
+    shield = Shield(model, 1e6, hard=True)
     optimizer = shield.guard(torch.optim.Adam(model.parameters(), lr=0.05))
     shield.remember(batch("linear", 0))
     before = model(batch("linear", 0)).detach()

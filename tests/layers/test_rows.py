@@ -160,7 +160,7 @@ def test_the_extra_keys_of_attention_can_be_frozen() -> None:
     torch.manual_seed(0)
     layer = nn.MultiheadAttention(12, 3, add_bias_kv=True).double()
     old, new = Draw(0).normal(3, 2, 12), Draw(1).normal(3, 2, 12)
-    shield = Shield(layer, 1e4, hard=True, unsupported="freeze", warn_at_quota=1.0)
+    shield = Shield(layer, 1e4, hard=True, unsupported="freeze")
     optimizer = shield.guard(torch.optim.Adam(layer.parameters(), lr=0.05))
     shield.remember([old], feed=lambda model, x: model(x, x, x))
     before = layer(old, old, old)[0].detach()

@@ -68,7 +68,7 @@ def play(model: Any, shielded: dict[str, Any] | None) -> tuple[list[list[float]]
     """Losses of every task, and how far outputs on the data of each have drifted at the end."""
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-2)
     if shielded is not None:
-        shield = Shield(model, warn_at_quota=1.0, **shielded)
+        shield = Shield(model, **shielded)
         optimizer = shield.guard(optimizer)
     losses: list[list[float]] = []
     before: list[Tensor] = []
@@ -112,7 +112,7 @@ def test_the_identity_that_dora_reads_weights_with_is_no_data() -> None:
     quotas = {}
     for kind in ("LoRA", "DoRA"):
         model = adapted(kind)
-        shield = Shield(model, warn_at_quota=1.0, **HARD)
+        shield = Shield(model, **HARD)
         shield.remember(data(0))
         quotas[kind] = shield.quota()
     assert quotas["LoRA"] == quotas["DoRA"]
@@ -120,10 +120,10 @@ def test_the_identity_that_dora_reads_weights_with_is_no_data() -> None:
 
 
 def test_the_identity_itself_may_be_data() -> None:
-    shield = Shield(adapted("LoRA"), warn_at_quota=1.0, **HARD)
+    shield = Shield(adapted("LoRA"), **HARD)
     shield.remember(torch.eye(16))
     assert shield.quota()["base_model.model.first.lora_A.default"] == 1.0
-    dora = Shield(adapted("DoRA"), warn_at_quota=1.0, **HARD)
+    dora = Shield(adapted("DoRA"), **HARD)
     dora.remember(torch.eye(16))
     assert dora.quota()["base_model.model.first.lora_A.default"] == 1.0
 
@@ -131,7 +131,7 @@ def test_the_identity_itself_may_be_data() -> None:
 def test_all_vectors_are_told() -> None:
     for kind, words in {"DoRA": "follows its direction", "IA3": "held fixed"}.items():
         model = adapted(kind)
-        shield = Shield(model, warn_at_quota=1.0, **HARD)
+        shield = Shield(model, **HARD)
         shield.remember(data(0))
         rows = {row.layer: row.done for row in shield.explain()}
         vectors = [n for n, p in model.named_parameters() if p.requires_grad and "lora_A" not in n]

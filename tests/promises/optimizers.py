@@ -153,23 +153,21 @@ class Recipe(NamedTuple):
     text: str
 
 
-def recipe(draw: Random, sparse: bool, plain: bool) -> Recipe:
-    """Optimizers for a network, of `sparse` gradients or not; `plain`: only such SGD."""
+def recipe(draw: Random, sparse: bool) -> Recipe:
+    """Optimizers for a network, of `sparse` gradients or not."""
     if sparse:
         return _for_sparse(draw)
-    kind = optim.SGD if plain else draw.choice(list(TORCH))
+    kind = draw.choice(list(TORCH))
     options = TORCH[kind](draw)
     options |= options.pop("way", {})
-    if plain:
-        options["weight_decay"] = 0.0
     if options.get("fused") and options.get("momentum"):
         del options["fused"]  # torch fails there when a parameter's first gradient comes late
     closure = kind in (optim.LBFGS, SAM)
     split = "all" if closure else draw.choice(["all", "all", "groups", "pair", "muon"])
-    if split == "muon" and (plain or options.get("maximize")):
+    if split == "muon" and options.get("maximize"):
         split = "all"
     # two that go back on their own leave the free space of a layer that they share
-    ahead = not closure and not plain and draw.random() < (0.15 if split in ONE else 0.02)
+    ahead = not closure and draw.random() < (0.15 if split in ONE else 0.02)
     chosen = draw.getrandbits(32)
 
     def make(network: nn.Module) -> list[Any]:

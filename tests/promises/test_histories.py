@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from conceptors import Shield, UnprotectedWarning
 from promises.common import data, drift, network, outputs, shielded, train
 
-HARD: dict[str, Any] = {"aperture": 1e6, "hard": True, "warn_at_quota": 1.0}
+HARD: dict[str, Any] = {"aperture": 1e6, "hard": True}
 
 
 @contextmanager

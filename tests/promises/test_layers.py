@@ -53,7 +53,7 @@ STRAYS: dict[str, tuple[Callable[[Model, Tensor], Tensor], str]] = {
 def test_weights_used_without_a_call_are_named(name: str) -> None:
     way, words = STRAYS[name]
     model = Model(way)
-    shield = Shield(model, 1e6, hard=True, warn_at_quota=1.0)
+    shield = Shield(model, 1e6, hard=True)
     with pytest.raises(ValueError, match=words):
         shield.remember(data(1))
     assert shield.n_tasks == 0
@@ -63,7 +63,7 @@ def test_weights_used_without_a_call_are_named(name: str) -> None:
 @pytest.mark.parametrize("name", STRAYS)
 def test_they_can_be_frozen(name: str) -> None:
     model = Model(STRAYS[name][0])
-    shield = Shield(model, 1e6, hard=True, warn_at_quota=1.0, unsupported="freeze")
+    shield = Shield(model, 1e6, hard=True, unsupported="freeze")
     shield.remember(data(1))
     before = outputs(model)
     train(model, shield.guard(torch.optim.AdamW(model.parameters(), lr=1e-2)))
@@ -170,7 +170,7 @@ def test_inputs_are_taken_as_a_subclass_makes_them(name: str) -> None:
     make, inputs = SEEN[name]
     torch.manual_seed(3)
     model, old = make().double(), inputs(0)
-    shield = Shield(model, 1e6, hard=True, warn_at_quota=1.0).remember([old])
+    shield = Shield(model, 1e6, hard=True).remember([old])
     with torch.no_grad():
         before = model(old)
     free = model.weight.detach().clone()  # type: ignore[operator]
@@ -203,7 +203,7 @@ def test_spectral_norms_are_refused_or_held(norm: Callable[[nn.Module], nn.Modul
     model[0] = norm(model[0])
     with pytest.raises(ValueError, match="cannot be shielded"):
         Shield(model)
-    shield = Shield(model, 1e6, hard=True, warn_at_quota=1.0, unsupported="freeze")
+    shield = Shield(model, 1e6, hard=True, unsupported="freeze")
     train(model, shield.guard(torch.optim.SGD(model.parameters(), lr=0.1)))
     model.eval()
     shield.remember(data(1))

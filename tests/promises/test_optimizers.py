@@ -124,7 +124,7 @@ def test_an_optimizer_without_a_guard_is_told_at_its_first_step(soft: bool) -> N
 def test_optimizers_of_other_weights_and_first_tasks_are_nobodys_business() -> None:
     model = network()
     free = nn.Linear(12, 3).double()
-    shield = Shield(model, 1e6, hard=True, warn_at_quota=1.0)
+    shield = Shield(model, 1e6, hard=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         train(model, torch.optim.SGD(model.parameters(), lr=0.1))

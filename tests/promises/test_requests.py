@@ -84,7 +84,7 @@ def test_rounding_of_half_precision_is_not_taken_for_directions() -> None:
     x = data(1, 2000, 64, 8).float()
     claims = {}
     for aperture in (3.0, 1000.0):
-        shield = Shield(nn.Linear(64, 10), aperture, warn_at_quota=1.0)
+        shield = Shield(nn.Linear(64, 10), aperture)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             if aperture > 100:
                 with pytest.raises(ValueError, match="half precision is too small for aperture"):
@@ -187,7 +187,7 @@ def test_a_state_that_fails_changes_nothing(how: str, strict: bool) -> None:
     state = Shield(network()).remember(data(5)).state_dict()
     _break(state, how)
     model = network()
-    shield = Shield(model, 1e6, hard=True, warn_at_quota=1.0)
+    shield = Shield(model, 1e6, hard=True)
     with pytest.raises(ValueError, match=r"damaged|does not fit|anchors of"):
         shield.load_state_dict(state, strict=strict)
     assert (shield.n_tasks, set(shield.quota().values())) == (0, {0.0})

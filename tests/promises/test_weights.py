@@ -163,7 +163,7 @@ def test_a_checkpoint_may_be_loaded_in_any_order() -> None:
     other = network()
     for parameter in other.parameters():
         nn.init.normal_(parameter)
-    second = Shield(other, 1e6, hard=True, warn_at_quota=1.0)
+    second = Shield(other, 1e6, hard=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         second.load_state_dict(state)

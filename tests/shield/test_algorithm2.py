@@ -87,7 +87,7 @@ def test_a_shielded_sgd_step_is_algorithm_2(dims: list[int], bias: bool, seed: i
     torch.manual_seed(seed)
     model = sigmoid_network(dims, bias=bias)
     by_hand = ByHand(blocks(model), bias=bias)
-    shield = Shield(model, aperture=APERTURE, increment_decay=DECAY, warn_at_quota=1.0)
+    shield = Shield(model, aperture=APERTURE, increment_decay=DECAY)
     optimizer = shield.guard(torch.optim.SGD(model.parameters(), lr=RATE))
     for _ in range(3):  # three tasks, so that A is an OR of two
         x, y = torch.randn(20, dims[0]).double(), torch.rand(20, dims[-1]).double()

@@ -78,24 +78,9 @@ def compiled_after(model: nn.Module, backend: str) -> tuple[Shield, Callable[...
     return shield, torch.compile(model, backend=backend)
 
 
-def compiled_in_place(model: nn.Module, backend: str) -> tuple[Shield, Callable[..., Any]]:
-    model.compile(backend=backend)
-    return Shield(model, 1e3, hard=True), model
-
-
-def compiled_layers(model: nn.Module, backend: str) -> tuple[Shield, Callable[..., Any]]:
-    """Some of the layers alone, in place."""
-    for layer in model.children():
-        if isinstance(layer, nn.Linear):
-            layer.compile(backend=backend)
-    return Shield(model, 1e3, hard=True), model
-
-
 WAYS = {
     "before": compiled_before,
     "after": compiled_after,
-    "in-place": compiled_in_place,
-    "layers": compiled_layers,
 }
 
 
@@ -117,49 +102,6 @@ def test_compiled_models_are_protected(way: str, backend: str) -> None:
     train(call, optimizer, NEW)
     assert moved(model, before, OLD) < 1e-4
     assert moved(model, new_before, NEW) > 0.1
-
-
-def test_compiled_step_of_the_whole_loop() -> None:
-    """A compiled function that only runs the model and the loss, with the step outside."""
-    model = network()
-    shield = Shield(model, 1e3, hard=True)
-    optimizer = shield.guard(AdamW(model.parameters(), lr=1e-2))
-    shield.remember([OLD])
-    before = outputs(model, OLD)
-
-    @torch.compile(backend="aot_eager")
-    def loss(x: Tensor) -> Tensor:
-        found: Tensor = (model(x) - 1).square().mean()
-        return found
-
-    for _ in range(5):
-        optimizer.zero_grad()
-        loss(NEW).backward()
-        optimizer.step()
-    assert moved(model, before, OLD) < 1e-4
-
-
-def test_batchnorm_statistics_are_held_in_compiled_models() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(24, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 4))
-    compiled: Any = torch.compile(model, backend="aot_eager")
-    shield = Shield(compiled, 1e3, warn_at_quota=1.0)
-    optimizer = shield.guard(AdamW(model.parameters(), lr=1e-2))
-    compiled.train()
-    train(compiled, optimizer, OLD, 3)
-    norm = model[1]
-    assert isinstance(norm, nn.BatchNorm1d)
-    assert isinstance(norm.running_mean, Tensor)
-    assert float(norm.running_mean.abs().max()) > 0  # the statistics were followed so far
-    shield.remember([OLD])
-    held = norm.running_mean.clone()
-    train(compiled, optimizer, NEW, 3)
-    assert torch.equal(norm.running_mean, held)
-    assert norm.training
-    model.eval()
-    expected = outputs(model, NEW)
-    model.train()
-    assert torch.allclose(outputs(compiled, NEW), expected, atol=1e-6)
 
 
 # --- autocast and gradient scaling ------------------------------------------------------------
@@ -200,17 +142,6 @@ def test_autocast(make: type[Optimizer], dtype: torch.dtype, step_inside: bool) 
         assert float((change @ claimed[name][0]).norm() / change.norm()) < 1e-4
 
 
-def test_half_precision_rows_are_summed_in_full() -> None:
-    """What enters a layer under autocast is bfloat16; its second moments are not."""
-    model = network()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        rounded = Shield(model, 10.0).remember([OLD]).conceptors()
-    exact = Shield(network(), 10.0).remember([OLD]).conceptors()
-    for name, conceptor in exact.items():
-        assert conceptor.matrix().dtype == rounded[name].matrix().dtype
-        assert torch.allclose(conceptor.matrix(), rounded[name].matrix(), atol=0.1)
-
-
 def scaled_step(scaler: Any, model: nn.Module, optimizer: Optimizer, x: Tensor) -> None:
     optimizer.zero_grad()
     with torch.autocast("cpu", dtype=torch.float16):
@@ -245,36 +176,6 @@ def test_gradient_scaler(make: type[Optimizer], fused: bool) -> None:
 
 
 # The scaler calls a fused optimizer's step in any case; the step finds out by itself.
-@pytest.mark.parametrize("fused", [False, True])
-def test_a_skipped_step_does_not_decay_the_increment(fused: bool) -> None:
-    model = network()
-    shield = Shield(model, 10.0, increment_decay=1.0)
-    optimizer = shield.guard(SGD(model.parameters(), lr=1e-2, fused=fused))
-    shield.remember([OLD])
-    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
-    scaled_step(scaler, model, optimizer, NEW)
-    values = weights(model)
-    scaled_step(scaler, model, optimizer, torch.full_like(NEW, 1e38))
-    assert same(model, values)
-
-
-def test_unscaled_gradients_can_be_clipped() -> None:
-    model = network()
-    shield = Shield(model, 1e3, hard=True)
-    optimizer = shield.guard(SGD(model.parameters(), lr=0.1))
-    shield.remember([OLD])
-    before = outputs(model, OLD)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    for _ in range(10):
-        optimizer.zero_grad()
-        with torch.autocast("cpu", dtype=torch.float16):
-            loss = (model(NEW).float() - 1).square().mean()
-        scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-        scaler.step(optimizer)
-        scaler.update()
-    assert moved(model, before, OLD) < 1e-4
 
 
 # --- weights in half precision ----------------------------------------------------------------

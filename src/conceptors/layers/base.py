@@ -29,8 +29,6 @@ class Block:
     layout: str = "linear"  # blocks that share a weight are joined if their layout is the same
     rows_first: bool = True  # dimension 0 of the weight is `out` and g is 1: shards are local
     name: str = ""  # tells the blocks of one layer apart
-    is_product: bool = False  # the layer maps rows [g, n, d], its only argument, to rows Wᵀ + b
-    networks: int = 1  # that never meet; groups of the first come first, as many for each
 
 
 class Rows(NamedTuple):

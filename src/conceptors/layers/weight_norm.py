@@ -44,7 +44,7 @@ class WeightNormRule:
     def blocks(self, layer: Any) -> list[Block]:
         (block,) = self._inner.blocks(layer)
         layout = f"{block.layout}-direction"
-        return [replace(block, weight=_DIRECTION, bias=None, layout=layout, is_product=False)]
+        return [replace(block, weight=_DIRECTION, bias=None, layout=layout)]
 
     def rows(self, layer: Any, call: Call, sample: Sample) -> RowsByBlock:
         steps = layer.parametrizations.weight
