@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from conceptors import Auto, Shield, UnprotectedWarning
 from helpers import normal
-from shield.common import blocks, gradients, mixed
+from shield.common import blocks, gradients
 
 # weights are moved by hand here, to be pulled back
 pytestmark = pytest.mark.filterwarnings("ignore:weights have moved:conceptors.UnprotectedWarning")
@@ -108,41 +108,6 @@ def test_the_pull_of_several_tasks_adds_up() -> None:
     wanted = sum(0.3 * m.trace() / given_out(w, m) for m, w in zip(moments, weights))
     assert isinstance(wanted, Tensor)
     torch.testing.assert_close(found, wanted[None], rtol=1e-9, atol=0)
-
-
-@pytest.mark.parametrize("by_state", [False, True], ids=["kept", "loaded"])
-def test_the_pull_of_a_forgotten_task_ends(by_state: bool) -> None:
-    """What is left is that of a shield which never met the task; of no tasks, none at all."""
-    many, few = mixed(), mixed()
-    shield = Shield(many, keep_tasks=True)
-    other = Shield(few)
-    tasks = [torch.arange(5), torch.arange(3, 9), torch.tensor([1, 7, 10])]
-    for number, task in enumerate(tasks):
-        shield.remember(task)
-        if number != 1:
-            other.remember(task)
-    if by_state:
-        state = shield.state_dict()
-        shield.detach()
-        shield = Shield(many, keep_tasks=True)
-        shield.load_state_dict(state)
-    before = {name: c.clone() for name, c in stiffness_of(shield).items()}
-    shield.forget(1)
-    assert stiffness_of(shield).keys() == stiffness_of(other).keys() == before.keys()
-    for name, stiffness in stiffness_of(other).items():
-        torch.testing.assert_close(stiffness_of(shield)[name], stiffness, rtol=1e-9, atol=0)
-    assert any(not torch.equal(before[name], c) for name, c in stiffness_of(other).items())
-    shield.forget(1).forget(0)
-    assert stiffness_of(shield) == {}
-    optimizer = shield.guard(torch.optim.SGD(many.parameters(), lr=0.1))
-    with torch.no_grad():
-        for parameter in many.parameters():
-            parameter.add_(0.1)
-    start = [p.detach().clone() for p in many.parameters()]
-    for parameter in many.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    assert all(map(torch.equal, many.parameters(), start))
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from conceptors import Shield
-from conceptors.shield.blocks import scan
-from conceptors.shield.remember.run import collect
 from shield.common import quiet, train
 
 WIDTH = 6
@@ -60,27 +58,17 @@ SCALES: dict[str, tuple[tuple[int, ...], Callable[[Tensor, Tensor], Tensor], flo
     # shape, what is done, and the factor that the rows come with
     "vector": ((WIDTH,), lambda x, s: x * s, 1.0),
     "from-the-left": ((WIDTH,), lambda x, s: s * x, 1.0),
-    "function": ((1, WIDTH), torch.mul, 1.0),
     "column": ((WIDTH, 1), lambda x, s: (s * x.mT).mT, 1.0),
-    "channels-first": ((WIDTH, 1, 1), lambda x, s: (x.mT[..., None] * s)[..., 0].mT, 1.0),
-    "index": ((WIDTH,), lambda x, s: (s[:, None] * x.mT).mT, 1.0),
-    "flattened": ((1, WIDTH), lambda x, s: x * (1 * s.flatten()), 1.0),
-    "cast": ((WIDTH,), lambda x, s: x * s.to(x.dtype), 1.0),
     "beside-one": ((WIDTH,), lambda x, s: x * (1 + s.float().double()), 1.0),
     "twice": ((WIDTH,), lambda x, s: x * (s * 2.0), 2.0),
 }
 HELD: dict[str, tuple[tuple[int, ...], Callable[[Tensor, Tensor], Tensor]]] = {
     "added": ((WIDTH,), lambda x, s: x + s),
-    "in-place": ((WIDTH,), lambda x, s: x.clone().mul_(s)),
     "divisor": ((WIDTH,), lambda x, s: x / s),
-    "exponent": ((), lambda x, s: x * s.exp()),
     "both": ((WIDTH,), lambda x, s: x * s + s),
-    "of-itself": ((WIDTH,), lambda x, s: x * (s * s)),
-    "shuffled": ((WIDTH,), lambda x, s: x * s[torch.arange(WIDTH).flip(0)]),
     "out-of-sight": ((WIDTH,), in_a_kernel),
     "put-in": ((WIDTH,), put_in),
     "read": ((1,), lambda x, s: x * s.item() + 0 * s),
-    "prelu": ((1,), nn.functional.prelu),
 }
 
 
@@ -95,21 +83,6 @@ def draw(seed: int, rank: int = 2) -> Tensor:
 def network(first: nn.Module) -> Any:
     torch.manual_seed(0)
     return nn.Sequential(first, nn.Linear(WIDTH, 32), nn.Tanh(), nn.Linear(32, 2)).double()
-
-
-def moments_of(model: nn.Module, *batches: Tensor) -> Any:
-    sites = scan(model, (), ()).sites
-    return collect(
-        model,
-        sites,
-        list(batches),
-        feed=None,
-        limit=None,
-        all_rows=True,
-        seed=0,
-        sketch=lambda dim: None,
-        progress=False,
-    )
 
 
 def test_tokens_and_positions_are_held_once_a_task_has_used_them() -> None:
@@ -136,9 +109,10 @@ def test_tokens_and_positions_are_held_once_a_task_has_used_them() -> None:
 def test_what_a_scale_multiplies_are_its_rows(name: str) -> None:
     shape, how, factor = SCALES[name]
     model, x = network(Scaling(how, *shape)), draw(0)
-    found = moments_of(model, x)["0.scale"]
-    wanted = (factor * x).flatten(0, 1).square().mean(0)
-    torch.testing.assert_close(found.correlation()[:, 0, 0], wanted)
+    sums = quiet(model, 3.0).remember(x)
+    odds = 9 * (factor * x).flatten(0, 1).square().mean(0)
+    torch.testing.assert_close(sums.conceptors()["0.scale"].matrix()[:, 0, 0], odds / (1 + odds))
+    sums.detach()
     shield = quiet(model, 1e6, hard=True)
     optimizer = shield.guard(torch.optim.Adam(model.parameters(), lr=0.01))
     shield.remember(x)
@@ -153,7 +127,6 @@ def test_what_a_scale_multiplies_are_its_rows(name: str) -> None:
 def test_what_is_used_in_any_other_way_is_held(name: str) -> None:
     shape, how = HELD[name]
     model, x = network(Scaling(how, *shape)), draw(0)
-    assert moments_of(model, x)["0.scale"].is_constant
     shield = quiet(model, 1e6, hard=True)
     optimizer = shield.guard(torch.optim.Adam(model.parameters(), lr=0.01))
     shield.remember(x)

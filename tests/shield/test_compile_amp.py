@@ -109,8 +109,7 @@ def test_compiled_models_are_protected(way: str, backend: str) -> None:
 
 @pytest.mark.parametrize("make", [SGD, AdamW], ids=lambda kind: str(kind.__name__))
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("step_inside", [False, True], ids=["step-outside", "step-inside"])
-def test_autocast(make: type[Optimizer], dtype: torch.dtype, step_inside: bool) -> None:
+def test_autocast(make: type[Optimizer], dtype: torch.dtype) -> None:
     """Weights are float32, so the protection is exact whatever the forward pass rounds."""
     model = network()
     shield = Shield(model, 10.0, hard=True)
@@ -124,12 +123,8 @@ def test_autocast(make: type[Optimizer], dtype: torch.dtype, step_inside: bool) 
         optimizer.zero_grad()
         with torch.autocast("cpu", dtype=dtype):
             loss = (model(NEW).float() - 1).square().mean()
-            if step_inside:
-                loss.backward()
-                optimizer.step()
-        if not step_inside:
-            loss.backward()
-            optimizer.step()
+        loss.backward()
+        optimizer.step()
     for name in ("0", "3", "5"):  # the change of [W | b], times what is claimed, is nothing
         change = torch.cat(
             [
@@ -199,34 +194,3 @@ def test_bfloat16_weights(make: type[Optimizer]) -> None:
     protected, plain = found
     assert protected < 0.3
     assert protected < plain / 10
-
-
-# --- settings of the user ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("precision", ["medium", "high", "highest"])
-@pytest.mark.parametrize("fails", [False, True], ids=["", "failing-step"])
-def test_matmul_precision_is_restored(precision: str, fails: bool) -> None:
-    class Failing(SGD):
-        def step(self, closure: Any = None) -> Any:
-            if fails:
-                raise RuntimeError("no step today")
-            return super().step(closure)
-
-    model = network()
-    shield = Shield(model, 10.0)
-    optimizer = shield.guard(Failing(model.parameters(), lr=0.1))
-    before = torch.get_float32_matmul_precision()
-    try:
-        torch.set_float32_matmul_precision(precision)
-        shield.remember([OLD])
-        assert torch.get_float32_matmul_precision() == precision
-        (model(NEW) - 1).square().mean().backward()
-        if fails:
-            with pytest.raises(RuntimeError, match="no step today"):
-                optimizer.step()
-        else:
-            optimizer.step()
-        assert torch.get_float32_matmul_precision() == precision
-    finally:
-        torch.set_float32_matmul_precision(before)

@@ -123,38 +123,6 @@ def test_fsdp_with_gathered_parameters(pair: Pair, optimizer: str, decay: float)
     assert largest_difference(first["weights"], alone["weights"]) < 1e-8
 
 
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
-        self.gru = nn.GRU(6, 5, batch_first=True)
-        self.double()
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.gru(self.attention(x, x, x)[0])[0][:, -1]
-        return found
-
-
-def attention_task(rank: Rank) -> dict[str, Any]:
-    model = sharded(Attention(), rank)
-    shield = Shield(model, aperture=20.0)
-    optimizer = shield.guard(OPTIMIZERS["adamw"](model.parameters()))
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(2, 8, 3, 6, generator=generator, dtype=torch.float64)
-    train(model, optimizer, part(x[0], rank), 3)
-    shield.remember([part(x[0], rank)])
-    train(model, optimizer, part(x[1], rank), 3)
-    return {"conceptors": matrices(shield), "weights": weights_sharded(model)}
-
-
-def test_fsdp_attention_and_recurrent_layers(pair: Pair) -> None:
-    alone = attention_task(None)
-    first, _ = pair(attention_task)
-    assert largest_difference(first["conceptors"], alone["conceptors"]) < 1e-8
-    assert largest_difference(first["weights"], alone["weights"]) < 1e-8
-
-
 def middle_of_a_task(rank: Rank, aperture: Any) -> tuple[Any, dict[str, Any]]:
     """A model and what must be known of it three steps into its second task."""
     model = sharded(TokenNet(), rank)

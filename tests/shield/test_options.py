@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from conceptors import Quota, Shield
-from conceptors.layers import Block, Call, Rows, RowsByBlock, Sample, register
 from shield.common import mlp, quiet, samples, train
 
 
@@ -161,54 +160,3 @@ def test_models_without_anything_to_shield_are_refused() -> None:
     frozen = mlp().requires_grad_(False)
     with pytest.raises(ValueError, match="is everything frozen"):
         Shield(frozen)
-
-
-def test_partly_frozen_layers_are_protected_by_what_moves() -> None:
-    for frozen in ("weight", "bias"):
-        for hard in (True, False):
-            model: Any = nn.Sequential(nn.Linear(10, 4)).double()
-            getattr(model[0], frozen).requires_grad_(False)
-            shield = quiet(model, 1e3, hard=hard)
-            optimizer = shield.guard(torch.optim.SGD(model.parameters(), lr=1e-3))
-            shield.remember(samples())
-            old = model(samples()).detach()
-            held = getattr(model[0], frozen).detach().clone()
-            train(model, optimizer, samples(2, rank=10), steps=5)
-            assert torch.equal(held, getattr(model[0], frozen))
-            tolerance = 1e-9 if hard else 1e-2
-            torch.testing.assert_close(model(samples()).detach(), old, rtol=0, atol=tolerance)
-
-
-def test_a_rule_of_ones_own_takes_ten_lines() -> None:
-    class KnownScale(nn.Module):
-        def __init__(self, size: int) -> None:
-            super().__init__()
-            self.factor = nn.Parameter(torch.ones(size).double())
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x * self.factor
-
-    @register(KnownScale)
-    class ScaleRule:
-        def blocks(self, layer: Any) -> list[Block]:
-            return [
-                Block(
-                    "factor",
-                    None,
-                    view=lambda f: f[:, None, None],
-                    layout="scale",
-                    rows_first=False,
-                )
-            ]
-
-        def rows(self, layer: Any, call: Call, sample: Sample) -> RowsByBlock:
-            rows, weight = sample(call.args[0])
-            yield "", Rows(rows[0].mT[..., None], weight)
-
-    model = with_scale(KnownScale)
-    shield = quiet(model, 1e4, hard=True)
-    optimizer = shield.guard(torch.optim.AdamW(model.parameters(), lr=0.01))
-    shield.remember(samples())
-    old = model(samples()).detach()
-    train(model, optimizer, samples(2))
-    torch.testing.assert_close(model(samples()).detach(), old, rtol=1e-9, atol=1e-9)

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from conceptors import Shield
 from layers.case import there
 from layers.cases import BY_NAME, CASES, REMARKS, Case, Draw, Inputs, flat, run
-from shield.common import block, gradient
+from shield.common import block, gradient, quiet, samples, train
 
 pytestmark = REMARKS
 
@@ -216,3 +216,30 @@ def test_all_ways_to_step_are_the_same(name: str) -> None:
     plain_way = final("plain")
     for way in ("closure", "named", "zero"):
         torch.testing.assert_close(final(way), plain_way, rtol=0, atol=0)
+
+
+# --- statistics ------------------------------------------------------------------------------
+
+
+def test_batchnorm_keeps_the_statistics_of_remembered_tasks() -> None:
+    for policy, moves in {"freeze": False, "follow": True}.items():
+        model: Any = nn.Sequential(
+            nn.Linear(10, 30), nn.BatchNorm1d(30), nn.Tanh(), nn.Linear(30, 3)
+        ).double()
+        shield = quiet(model, 1e4, hard=True, batchnorm=policy)
+        optimizer = shield.guard(torch.optim.SGD(model.parameters(), lr=1e-3))
+        train(model, optimizer, samples(), steps=5)  # statistics follow the first task
+        mean = model[1].running_mean.clone()
+        assert float(mean.abs().max()) > 0.01
+        shield.remember(samples())
+        model.eval()
+        old = model(samples()).detach()
+        model.train()
+        train(model, optimizer, samples(2), steps=5)
+        assert model[1].training
+        assert torch.equal(mean, model[1].running_mean) != moves
+        model.eval()
+        drift = float((model(samples()).detach() - old).abs().max() / old.abs().max())
+        assert (drift > 1e-3) == moves
+        if not moves:
+            assert drift < 1e-10

@@ -13,7 +13,7 @@ from conceptors import Conceptor
 from conceptors.shield.blocks import scan
 from conceptors.shield.remember import recorder
 from conceptors.shield.remember.run import collect
-from helpers import generator, normal
+from helpers import normal
 
 DIM = 24
 
@@ -27,10 +27,6 @@ def classes(count: int, each: int, dim: int = DIM) -> Tensor:
         mean = 0.3 * normal(1000 + seed, dim)
         found.append(normal(2000 + seed, each, dim) * scale @ turn + mean)
     return torch.cat(found)
-
-
-def shuffled(x: Tensor) -> Tensor:
-    return x[torch.randperm(len(x), generator=generator(5))]
 
 
 def gather(
@@ -82,13 +78,11 @@ def test_few_rows_are_all_used(loader: Callable[[Any], Any]) -> None:
 
 
 @loaders
-@pytest.mark.parametrize("order", ["sorted", "shuffled"])
 @pytest.mark.parametrize("size", [256, 2048])
 def test_the_sampled_conceptor_is_close_to_the_exact_one(
-    loader: Callable[[Any], Any], order: str, size: int
+    loader: Callable[[Any], Any], size: int
 ) -> None:
     x = classes(8, 16384)
-    x = x if order == "sorted" else shuffled(x)
     wanted = Conceptor.from_correlation(exact(x), 9.0)
     for seed in range(3):
         found = gather(linear(), loader(x.split(size)), seed=seed)["Linear"]
@@ -146,9 +140,6 @@ def test_most_batches_are_not_even_run() -> None:
     assert 30 <= len(hooked(model, endless(batches))) <= 70
 
 
-# --- what is reached now and then ----------------------------------------------------------
-
-
 def test_tokens_are_counted_in_every_batch() -> None:
     model = nn.Sequential(nn.Embedding(200, 4), nn.Linear(4, 2)).double()
     batches = [torch.arange(2000) % 90 for _ in range(99)] + [torch.arange(2000) % 200]
@@ -156,18 +147,3 @@ def test_tokens_are_counted_in_every_batch() -> None:
     counts = torch.stack([batch.bincount(minlength=200) for batch in batches]).sum(0)
     assert torch.equal(found.total.flatten(), counts.double())
     assert found.weight == 200000
-
-
-# --- not finite ----------------------------------------------------------------------------
-
-
-# --- products ------------------------------------------------------------------------------
-
-
-def test_rows_under_autocast_are_those_that_the_layer_multiplies() -> None:
-    x = normal(0, 3000, 16).float()
-    layer = nn.Linear(16, 4)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = gather(layer, [x])["Linear"].correlation()[0]
-    rounded = exact(x.bfloat16().double())
-    torch.testing.assert_close(found, rounded, rtol=1e-6, atol=1e-6)

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from conceptors import (
-    Auto,
     Conceptor,
     Energy,
     Quota,
@@ -207,17 +206,6 @@ def test_full_layers_are_named_once(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         shield.remember(samples(2, inputs=4, rank=4))
-
-
-@pytest.mark.parametrize(
-    ("aperture", "same"), [("auto", Energy(1.0)), (Auto(), Energy(1.0)), (Auto(0.8), Energy(0.8))]
-)
-def test_a_hard_shield_claims_all_energy_unless_a_share_is_named(
-    aperture: Any, same: Energy
-) -> None:
-    ours, theirs = (quiet(mlp(), a, hard=True).remember(samples()) for a in (aperture, same))
-    for name, conceptor in ours.conceptors().items():
-        assert torch.equal(conceptor.matrix(), theirs.conceptors()[name].matrix())
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])

@@ -29,7 +29,7 @@ OPTIONS: list[dict[str, Any]] = [
     {},
     {"hard": True, "aperture": 100.0},
     {"increment_decay": 0.01, "keep_tasks": True},
-    {"dense_limit": 5, "rank": 4},
+    {"rank": 4},
     {"aperture": "auto", "keep_tasks": True},
 ]
 OPTIMIZERS = {
@@ -42,9 +42,15 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("by_file", [False, True], ids=["memory", "file"])
 def test_a_checkpoint_taken_mid_task_resumes_bit_equal(
-    options: dict[str, Any], optimizer: str, by_file: bool, tmp_path: Path
+    options: dict[str, Any],
+    optimizer: str,
+    by_file: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     make: Any = OPTIMIZERS[optimizer]
+    if "rank" in options:
+        monkeypatch.setattr("conceptors.shield.options._DENSE", 5)
     options = {"aperture": 5.0, **options}
     model = network()
     shield = Shield(model, **options)
@@ -111,63 +117,6 @@ def test_renamed_and_grown_models() -> None:
     assert not report.fits
     assert shield.quota()["extra"] == 0.0
     assert shield.quota()["first"] > 0
-    assert shield.n_tasks == 1
-
-
-def damaged(case: str, state: dict[str, Any]) -> Any:
-    claimed = state["claimed"]
-    ones, eye = torch.ones(1, 9, 2).double(), torch.eye(9).double()
-    match case:
-        case "not a mapping":
-            return [1, 2]
-        case "another format":
-            state["format"] = "x"
-        case "newer version":
-            state["version"] = 2
-        case "no tasks":
-            state["n_tasks"] = -1
-        case "nan":
-            claimed["0"]["odds_matrix"][0, 0] = float("nan")
-        case "indefinite":
-            claimed["0"]["odds_matrix"].neg_()
-        case "lost part":
-            claimed["0"] = {"vectors": torch.eye(3)}
-        case "wrong type":
-            claimed["0"] = {"odds_matrix": "x"}
-        case "one matrix":
-            claimed["0"] = {"odds_matrix": eye}
-        case "not orthonormal":
-            claimed["0"] = {"vectors": ones, "odds": torch.ones(1, 2).double(), "rest": 0.0}
-        case "nan anchor":
-            state["anchors"]["0.weight"] = torch.full((20, 8), torch.nan)
-    return state
-
-
-CASES = [
-    "not a mapping",
-    "another format",
-    "newer version",
-    "no tasks",
-    "nan",
-    "indefinite",
-    "lost part",
-    "wrong type",
-    "one matrix",
-    "not orthonormal",
-    "nan anchor",
-]
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_damaged_states_change_nothing(case: str) -> None:
-    model = network()
-    shield = Shield(model).remember(data(2))
-    quota = shield.quota()
-    other = network()
-    state = Shield(other).remember(data(1)).state_dict()
-    with pytest.raises((ValueError, TypeError)):
-        shield.load_state_dict(damaged(case, state))
-    assert shield.quota() == quota
     assert shield.n_tasks == 1
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -53,11 +51,10 @@ def test_one_step_is_the_closed_form(channels_last: bool, hard: bool) -> None:
     assert {row.done for row in shield.explain()} == {"gradients and steps projected"}
 
 
-@pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_sgd_is_algorithm_2(channels_last: bool, momentum: float) -> None:
+def test_sgd_is_algorithm_2(momentum: float) -> None:
     """Its first step is -η G F, whether steps are left alone or momentum needs them projected."""
-    model = mixed(channels_last)
+    model = mixed()
     shield = Shield(model, 3.0).remember(torch.arange(5))
     make: Any = torch.optim.SGD
     optimizer = shield.guard(make(model.parameters(), lr=0.01, momentum=momentum))
@@ -72,100 +69,14 @@ def test_sgd_is_algorithm_2(channels_last: bool, momentum: float) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:hardly anything:conceptors.ShieldFullWarning")
-@pytest.mark.parametrize("channels_last", [False, True])
-def test_many_steps_stay_in_the_free_space(channels_last: bool) -> None:
-    model = mixed(channels_last)
+def test_many_steps_stay_in_the_free_space() -> None:
+    model = mixed()
     shield = Shield(model, 1e4, hard=True, rank=0.3).remember(torch.arange(2))
     before = blocks(model)
     train_mixed(model, shield.guard(torch.optim.AdamW(model.parameters(), lr=0.01)), 200)
     for name, conceptor in shield.conceptors().items():
         leaked = (blocks(model)[name] - before[name]) @ conceptor.matrix()
         assert leaked.abs().max() < 1e-12, name
-
-
-def test_rounding_does_not_add_up() -> None:
-    """Weights in bfloat16: after a thousand steps the leak is that of one rounding."""
-    torch.manual_seed(0)
-    layer = nn.Linear(64, 32).bfloat16()
-    rows = torch.randn(40, 6) @ torch.randn(6, 64)
-    shield = Shield(layer, 1e3, hard=True, rank=8).remember(rows.bfloat16())
-    optimizer = shield.guard(torch.optim.AdamW(layer.parameters(), lr=1e-3, weight_decay=0.0))
-    U = shield.conceptors()["Linear"][0].spectrum[0][:, :8].float()
-
-    def along() -> Tensor:
-        weights = torch.cat([layer.weight, layer.bias[:, None]], 1).detach().float()
-        return weights @ U
-
-    start = along()
-    leaks = []
-    for step in range(1000):
-        optimizer.zero_grad()
-        (layer(torch.randn(16, 64).bfloat16()) - 1).square().mean().backward()
-        optimizer.step()
-        if step % 100 == 99:
-            leaks.append(float((along() - start).abs().max()))
-    size = float(layer.weight.detach().abs().max())
-    assert max(leaks) < 8 * 2**-8 * size * 64**0.5 / 8
-    assert leaks[-1] < 3 * leaks[0] + 1e-3
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_weights_set_by_hand_between_steps_are_kept(momentum: float) -> None:
-    model = mixed()
-    shield = Shield(model, 1e4, hard=True, rank=0.3).remember(torch.arange(3))
-    optimizer = shield.guard(torch.optim.SGD(model.parameters(), lr=0.0, momentum=momentum))
-    train_mixed(model, optimizer, 2)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1)
-    wanted = [p.detach().clone() for p in model.parameters()]
-    with pytest.warns(UnprotectedWarning, match="moved within claimed space"):
-        train_mixed(model, optimizer, 2)
-    for parameter, value in zip(model.parameters(), wanted):
-        torch.testing.assert_close(parameter, value, rtol=0, atol=1e-13)
-
-
-SPARSE: dict[str, Callable[..., Any]] = {
-    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
-    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
-    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
-    "sparse adam": lambda p: torch.optim.SparseAdam(p, lr=0.1),
-}
-
-
-TOKENS = torch.tensor([1, 2, 2, 5, 7])
-
-
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # of torch.optim.Adagrad
-@pytest.mark.parametrize("name", SPARSE)
-def test_sparse_gradients_stay_sparse(name: str) -> None:
-    """The law holds token by token; those that had no gradient stay."""
-    torch.manual_seed(0)
-    words = nn.Embedding(9, 3, sparse=True).double()
-    twin = copy.deepcopy(words)
-    shield = Shield(words, 0.8).remember(torch.tensor([[0, 1, 2, 2]]))
-    optimizer, other = (
-        shield.guard(SPARSE[name](words.parameters())),
-        SPARSE[name](twin.parameters()),
-    )
-    half = (1 - shield.conceptors()["Embedding"].matrix()[:, 0]).sqrt()
-    assert sorted({round(float(v), 6) for v in half}) == [round(1.64**-0.5, 6), 1.0]
-    start = words.weight.detach().clone()
-    for one in (words, twin):
-        one(TOKENS).square().sum().backward()
-    held, free = words.weight.grad, twin.weight.grad
-    assert held is not None
-    assert free is not None
-    values = held.to_dense()
-    twin.weight.grad = (half * free.to_dense()).to_sparse(1)
-    optimizer.step()
-    other.step()
-    wanted = start + half * (twin.weight.detach() - start)
-    torch.testing.assert_close(words.weight.detach(), wanted, rtol=0, atol=1e-12)
-    assert words.weight.grad is held
-    assert torch.equal(held.to_dense(), values)
-    moved = (words.weight.detach() != start).any(1)
-    assert moved.nonzero().flatten().tolist() == [1, 2, 5, 7]
 
 
 def linear(aperture: float = 2.0, **options: Any) -> tuple[nn.Linear, Shield]:
@@ -219,20 +130,6 @@ def test_gradients_may_be_changed_in_between() -> None:
     moved = blocks(layer)["Linear"] - start
     assert float(moved.norm()) == pytest.approx(1e-4, rel=1e-2)
     assert torch.equal(gradients(layer)["Linear"], raw)
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_layers_without_gradients_stay(momentum: float) -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 4)).double()
-    shield = Shield(model, 2.0).remember(normal(0, 20, 6))
-    optimizer = shield.guard(torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum))
-    before = blocks(model)
-    model[1](normal(1, 5, 6)).square().sum().backward()
-    optimizer.step()
-    assert torch.equal(blocks(model)["0"], before["0"])
-    assert not torch.equal(blocks(model)["1"], before["1"])
-    assert model[0].weight.grad is None
 
 
 def fail(optimizer: torch.optim.Optimizer) -> None:

@@ -78,29 +78,6 @@ def test_layers_with_other_inputs_than_remembered_are_refused() -> None:
     assert shield.n_tasks == 1
 
 
-class Masked(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(6, 3)
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        found: Tensor = self.layer(x if mask is None else x * mask)
-        return found
-
-
-def test_parts_of_batches_that_are_left_out_are_named() -> None:
-    batch = (torch.randn(8, 6), torch.ones(8, 6), torch.zeros(8))
-    shield = Shield(Masked())
-    with pytest.warns(UserWarning, match="of batches of 3 only the first .* takes x, mask; if"):
-        shield.remember([batch])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        shield.remember([batch], feed=lambda model, batch: model(*batch[:2]))
-        shield.remember([batch[::2]])  # inputs and targets
-        Shield(nn.Linear(6, 3)).remember([batch])  # a model that takes no more
-    assert shield.n_tasks == 3
-
-
 class Words(nn.Module):
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -177,17 +154,6 @@ def test_an_optimizer_of_weights_that_are_gone_is_named() -> None:
         train(model, optimizer, "one")
         shield.remember([torch.randn(32, 6)])
     assert shield.n_tasks == 2
-
-
-def test_a_layer_that_came_later_and_nobody_steps_is_named() -> None:
-    model, shield, optimizer = one_task()
-    model.add_module("three", nn.Linear(12, 3))
-    shield.guard(optimizer)  # the old one, which does not know it
-    train(model, optimizer, "three")
-    batches = [torch.randn(32, 6)]
-    with pytest.warns(UnprotectedWarning, match="no guarded optimizer steps them: three"):
-        shield.remember(batches, feed=lambda m, x: m(x, "three"))
-    assert "three" in shield.conceptors()
 
 
 def test_a_shield_that_is_gone_is_missed() -> None:
