@@ -37,8 +37,6 @@ def moments(
     layer: nn.Module,
     batches: Any,
     *,
-    cap: int | None = None,
-    seed: int = 0,
     feed: Callable[[nn.Module, Any], object] = run,
 ) -> dict[str, Any]:
     return dict(
@@ -49,8 +47,7 @@ def moments(
             feed=feed,
             limit=None,
             all_rows=True,
-            seed=seed,
-            dtype=torch.float64,
+            seed=0,
             sketch=lambda _dim: None,
             progress=False,
         )
