@@ -7,15 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
-from conceptors.layers.base import (
-    Block,
-    Call,
-    OwnedRows,
-    Rows,
-    RowsByBlock,
-    Sample,
-    register,
-)
+from conceptors.layers.base import Block, Call, OwnedRows, Rows, RowsByBlock, Sample, register
 
 
 def channels(bias: str | None = "bias", weight: str = "weight") -> Block:
@@ -89,14 +81,8 @@ class InstanceNormRule:
 
     def rows(self, layer: Any, call: Call, sample: Sample) -> RowsByBlock:
         x, mean, var = call.argument(0, "input"), layer.running_mean, layer.running_var
-        x = x if x.ndim == call_ndim(layer) else x[None]
+        x = x[None] if x.ndim == layer._get_no_batch_dim() else x
         normalised = functional.instance_norm(
             x, mean, var, None, None, mean is None, 0.0, layer.eps
         )
         yield "", by_channel(*sample.unrounded(normalised.movedim(1, -1)))
-
-
-def call_ndim(layer: nn.Module) -> int:
-    """Dimensions of a batched input of an InstanceNorm layer."""
-    kinds = {nn.InstanceNorm1d: 3, nn.InstanceNorm2d: 4, nn.InstanceNorm3d: 5}
-    return next(ndim for kind, ndim in kinds.items() if isinstance(layer, kind))
