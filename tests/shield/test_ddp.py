@@ -45,18 +45,21 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "soft": {"aperture": 30.0},
     "hard": {"aperture": 30.0, "hard": True},
     "auto": {},
+    "sketched": {"aperture": 30.0, "rank": 12},
 }
 
 
 def two_tasks(rank: Rank, optimizer_name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Learn, remember, learn again under DDP; 33 samples, so that rank 0 sees one more."""
+    """Learn, remember, learn again under DDP; an odd number of samples: rank 0 sees one more."""
     inner = convnet()
     model = wrapped(inner, rank)
     shield = Shield(model, **options)
     optimizer = shield.guard(OPTIMIZERS[optimizer_name](model.parameters()))
-    old, new = images(1, 33), images(2, 24)
-    train(model, optimizer, part(old[:32], rank), 5)
-    shield.remember(part(old, rank).split(5))
+    # so few that a sketch of 12 directions loses nothing
+    old, new = images(1, 11 if "rank" in options else 33), images(2, 24)
+    train(model, optimizer, part(old[: len(old) // 2 * 2], rank), 5)
+    with mock.patch("conceptors.shield.options._DENSE", 20 if "rank" in options else 8192):
+        shield.remember(part(old, rank).split(5))
     train(model, optimizer, part(new, rank), 20)
     return {
         "unwrapped": shield.model is inner,
@@ -74,33 +77,6 @@ def test_ddp_is_one_process_on_all_data(
     first, second = pair(two_tasks, optimizer, options)
     assert first["unwrapped"]
     # not to rounding but to the last bit: ranks that drift apart never meet again
-    assert largest_difference(first["conceptors"], second["conceptors"]) == 0
-    assert largest_difference(first["weights"], second["weights"]) == 0
-    assert largest_difference(first["conceptors"], alone["conceptors"]) < 1e-8
-    assert largest_difference(first["weights"], alone["weights"]) < 1e-8
-
-
-def sketched(rank: Rank, optimizer_name: str) -> dict[str, Any]:
-    """Layers too wide for d x d matrices: sketches are merged instead of sums."""
-    inner = convnet()
-    model = wrapped(inner, rank)
-    # tasks lie in 8 dimensions and a layer keeps 12, so that the sketch loses nothing
-    with mock.patch("conceptors.shield.options._DENSE", 20):
-        return _sketched(rank, inner, model, optimizer_name)
-
-
-def _sketched(rank: Rank, inner: nn.Module, model: nn.Module, name: str) -> dict[str, Any]:
-    shield = Shield(model, aperture=30.0, rank=12)
-    optimizer = shield.guard(OPTIMIZERS[name](model.parameters()))
-    old, new = images(1, 10), images(2, 24)
-    shield.remember(part(old, rank).split(3))
-    train(model, optimizer, part(new, rank), 5)
-    return {"conceptors": matrices(shield), "weights": weights(inner)}
-
-
-def test_ddp_ranks_agree_on_sketches(pair: Pair) -> None:
-    alone = sketched(None, "adamw")
-    first, second = pair(sketched, "adamw")
     assert largest_difference(first["conceptors"], second["conceptors"]) == 0
     assert largest_difference(first["weights"], second["weights"]) == 0
     assert largest_difference(first["conceptors"], alone["conceptors"]) < 1e-8

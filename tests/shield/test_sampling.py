@@ -13,7 +13,7 @@ from conceptors import Conceptor
 from conceptors.shield.blocks import scan
 from conceptors.shield.remember import recorder
 from conceptors.shield.remember.run import collect
-from helpers import normal
+from helpers import generator, normal
 
 DIM = 24
 
@@ -147,3 +147,36 @@ def test_tokens_are_counted_in_every_batch() -> None:
     counts = torch.stack([batch.bincount(minlength=200) for batch in batches]).sum(0)
     assert torch.equal(found.total.flatten(), counts.double())
     assert found.weight == 200000
+
+
+class Text(nn.Module):
+    """Words and places, as language models have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(200, 4).double(), nn.Embedding(20, 4).double()
+        self.head = linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(self.words(x) + self.places(torch.arange(x.shape[1])))
+        return found
+
+
+def test_words_of_the_batch_are_counted_without_a_pass() -> None:
+    """Also in mappings whose parts change, and in texts that the caller cuts."""
+    draw = generator(0)
+    texts = [torch.randint(i + 1, (50, 20), generator=draw) for i in range(128)]
+    batches: list[Any] = [{"x": text} for text in texts[:40]]
+    batches += [{"labels": text * 0, "x": text} for text in texts[40:80]]
+    batches += [{"x": torch.cat([text, text * 0 + 199], 1)} for text in texts[80:]]
+    ran = 0
+
+    def feed(model: nn.Module, batch: Any) -> None:
+        nonlocal ran
+        ran += 1
+        model(batch["x"][:, :20])
+
+    found = gather(Text(), batches, feed=feed)
+    counts = torch.stack([text.flatten().bincount(minlength=200) for text in texts]).sum(0)
+    assert torch.equal(found["words"].total.flatten(), counts.double())
+    assert ran < 100
