@@ -15,7 +15,6 @@ from conceptors.layers.base import (
     find_rule,
     recognise,
     register,
-    registered,
 )
 
 __all__ = [
@@ -31,7 +30,6 @@ __all__ = [
     "find_rule",
     "recognise",
     "register",
-    "registered",
 ]
 
 _MODULES = "attention conv experts linear magnitude norm product recurrent scale"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from conceptors.layers.base import Block, Call, RowsByBlock, Sample, SecondMoment, register
 
@@ -26,16 +26,13 @@ class EmbeddingRule:
     def blocks(self, layer: Any) -> list[Block]:
         if layer.max_norm is not None:  # the forward pass itself rewrites such weights
             return []
-        block = Block(
-            bias=None, view=lambda weight: weight[..., None], layout="tokens", rows_first=False
-        )
-        return [block]
+        view, layout = lambda weight: weight[..., None], "tokens"
+        return [Block(bias=None, view=view, layout=layout, rows_first=False)]
 
     def rows(self, layer: Any, call: Call, sample: Sample) -> RowsByBlock:
         tokens = call.argument(0, "input").reshape(-1)
-        weights: Tensor | None = None
-        if isinstance(layer, nn.EmbeddingBag):
-            weights = call.argument(2, "per_sample_weights")
+        is_bag = isinstance(layer, nn.EmbeddingBag)
+        weights = call.argument(2, "per_sample_weights") if is_bag else None
         ones = torch.ones(tokens.shape, dtype=torch.float64, device=tokens.device)
         seen = ones if weights is None else weights.reshape(-1).to(ones).square()
         counts = torch.zeros(layer.num_embeddings, dtype=torch.float64, device=tokens.device)

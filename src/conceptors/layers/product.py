@@ -42,8 +42,8 @@ class Uses(TorchFunctionMode):
         result = func(*args, **kwargs)
         inputs = [*args, *kwargs.values()]
         roles = [self._role(x) for x in inputs]
-        has_numbers = isinstance(result, (Tensor, tuple, list))  # a dtype, say, has none
-        if any(roles) and has_numbers and not isinstance(result, torch.Size):
+        is_data = isinstance(result, (Tensor, tuple, list)) and not isinstance(result, torch.Size)
+        if any(roles) and is_data:
             self._see(func, inputs, roles, kwargs, result)
         return result
 
