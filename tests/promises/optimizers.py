@@ -1,4 +1,4 @@
-"""Optimizers drawn by a seed: torch's with all kinds of settings, and three of others."""
+"""Optimizers drawn by a seed: torch's with all kinds of settings, and two of others."""
 
 from __future__ import annotations
 
@@ -36,24 +36,6 @@ class SAM(Optimizer):
             p.data = self.state[p].pop("old")
         self.base.step()
         return loss
-
-
-class Lion(Optimizer):
-    """The sign of an interpolated momentum, and decoupled weight decay."""
-
-    def __init__(self, params: Any, lr: float = 5e-3, weight_decay: float = 0.1) -> None:
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                p.mul_(1 - group["lr"] * group["weight_decay"])
-                mean = self.state[p].setdefault("mean", torch.zeros_like(p))
-                p.add_(mean.lerp(p.grad, 0.1).sign(), alpha=-group["lr"])
-                mean.lerp_(p.grad, 0.01)
 
 
 class Lookahead:
@@ -116,22 +98,17 @@ TORCH: dict[type[Optimizer], Settings] = {
     optim.AdamW: _choose(
         lr=[0.01], weight_decay=[0.0, 0.1], amsgrad=[False, True], way=[*_WAY, {"maximize": True}]
     ),
-    optim.Adamax: _choose(lr=[0.01], weight_decay=_DECAY, way=_WAY[:4]),
-    optim.NAdam: _choose(lr=[0.01], weight_decay=_DECAY, decoupled_weight_decay=[False, True]),
     optim.RAdam: _choose(lr=[0.05], weight_decay=_DECAY, decoupled_weight_decay=[False, True]),
     optim.RMSprop: _choose(
         lr=[0.005], momentum=[0.0, 0.5], centered=[False, True], weight_decay=_DECAY
     ),
     optim.Rprop: _choose(lr=[0.005], step_sizes=[(1e-6, 0.02)]),
     optim.Adagrad: _choose(lr=[0.05], weight_decay=_DECAY, lr_decay=[0.0, 0.1], way=_WAY),
-    optim.Adadelta: _choose(lr=[2.0], weight_decay=_DECAY, way=_WAY[:4]),
-    optim.ASGD: _choose(lr=[0.03], lambd=[1e-4, 0.01], weight_decay=_DECAY, t0=[2.0, 1e6]),
     optim.Adafactor: _choose(lr=[0.02], weight_decay=_DECAY),
     optim.LBFGS: _choose(
         lr=[0.1], max_iter=[2, 3], line_search_fn=[None, "strong_wolfe"], history_size=[3]
     ),
     SAM: _choose(lr=[0.01], rho=[0.05]),
-    Lion: _choose(lr=[0.005], weight_decay=_DECAY),
 }
 SPARSE: dict[type[Optimizer], Settings] = {
     optim.SparseAdam: _choose(lr=[0.02]),
