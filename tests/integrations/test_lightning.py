@@ -82,39 +82,6 @@ def test_two_tasks(tmp_path: Path) -> None:
     assert accuracy(module.net, 2) > 0.8
 
 
-class Counted(Module):
-    """Notes what Lightning itself clips to."""
-
-    clipped: tuple[Any, ...] = ()
-
-    def clip_gradients(self, optimizer: Any, gradient_clip_val: Any = None, **more: Any) -> None:
-        self.clipped += (gradient_clip_val,)
-        super().clip_gradients(optimizer, gradient_clip_val, **more)
-
-
-def test_what_is_left_of_gradients_is_clipped(tmp_path: Path) -> None:
-    lengths: list[float] = []
-    clip = nn.utils.clip_grad_norm_
-    shield = Shield(Net())
-    module = Counted(shield.model)
-    trainer(shield, tmp_path, gradient_clip_val=1e-3).fit(module, loader(1))
-    assert set(module.clipped) == {1e-3}
-    module.clipped = ()
-    run = trainer(shield, tmp_path, gradient_clip_val=1e-3)
-    with pytest.MonkeyPatch.context() as patched:
-
-        def noted(parameters: Any, longest: float) -> None:
-            clip(parameters, longest)
-            lengths.append(float(nn.utils.get_total_norm([p.grad for p in parameters])))
-
-        patched.setattr(nn.utils, "clip_grad_norm_", noted)
-        run.fit(module, loader(2))
-    assert set(module.clipped) == {None}
-    assert len(lengths) == run.global_step
-    assert max(lengths) == pytest.approx(1e-3, rel=1e-2)
-    assert run.gradient_clip_val == 1e-3
-
-
 SHIELDS: dict[str, tuple[dict[str, Any], float]] = {
     "auto": ({}, 0.0),
     "decay": ({"aperture": 3.0, "increment_decay": 0.01}, 0.9),

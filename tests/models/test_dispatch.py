@@ -63,20 +63,3 @@ def test_subclasses() -> None:
             layer.__class__ = half(layer)
     assert not standing(model).refused
     holds("Llama", model)
-
-
-@pytest.mark.parametrize("name", ["GPT-2", "Llama", "Mixtral"])
-def test_adapters(name: str) -> None:
-    peft = pytest.importorskip("peft")
-    target = ["c_attn", "c_proj"] if name == "GPT-2" else ["q_proj", "v_proj", "o_proj"]
-    config = peft.LoraConfig(
-        r=16, target_modules=target, fan_in_fan_out=name == "GPT-2", init_lora_weights=False
-    )
-    model = peft.get_peft_model(BY_NAME[name].build(), config).eval()
-    assert not standing(model).refused
-    for part in model.modules():  # norms learn beside the adapters
-        if "Norm" in type(part).__name__:
-            for parameter in part.parameters(recurse=False):
-                parameter.requires_grad_(True)
-    assert not standing(model).refused
-    holds(name, model, steps=60, reached=0.95)  # all else is random, and frozen

@@ -31,21 +31,6 @@ class Twins(nn.Module):
         return self.b(self.a(x).tanh())  # type: ignore[no-any-return]
 
 
-class Attentions(nn.Module):
-    """Two attention layers that share all but the biases of the output."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = (nn.MultiheadAttention(9, 3, batch_first=True) for _ in range(2))
-        self.b.in_proj_weight, self.b.in_proj_bias = self.a.in_proj_weight, self.a.in_proj_bias
-        self.b.out_proj.weight = self.a.out_proj.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x[:, None]
-        x = self.a(x, x, x)[0]
-        return self.b(x, x, x)[0]  # type: ignore[no-any-return]
-
-
 class OneBias(nn.Module):
     """Two linear layers with one bias, and a weight each."""
 
@@ -102,7 +87,6 @@ def check(model: nn.Module, old: Tensor, new: Tensor, make: Callable[..., Any]) 
     [
         (Twins, ["a"]),
         (OneBias, ["a", "b"]),
-        (Attentions, ["a.q", "a.k", "a.v", "a.out"]),
     ],
 )
 def test_shared_weights_serve_all_who_use_them(
@@ -173,22 +157,3 @@ def one_after_another(model: nn.Module) -> list[Optimizer]:
 @pytest.mark.parametrize("make", [groups_with_decay, two_optimizers, one_after_another])
 def test_blocks_may_be_split_over_groups_and_optimizers(make: Callable[..., Any]) -> None:
     check(two_layers(), Draw(0, batch=4).x(9), Draw(1, batch=6).x(9), make)
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_the_increment_decays_once_however_many_blocks_have_a_share(bias: bool) -> None:
-    """The packed weights of an attention layer are three blocks, tied embeddings two."""
-    torch.manual_seed(0)
-    attention = nn.MultiheadAttention(6, 2, bias=bias).double()
-    language = Language(bias).double()
-    model = nn.ModuleDict({"attention": attention, "language": language})
-    shield = Shield(model, 2.0, increment_decay=0.05)
-    optimizer = shield.guard(optim.SGD(model.parameters(), lr=1.0))
-    anchors = [p.detach().clone() for p in model.parameters()]
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(1.0)
-            p.grad = torch.zeros_like(p)
-    optimizer.step()
-    for p, anchor in zip(model.parameters(), anchors):
-        torch.testing.assert_close(p.detach(), anchor + 0.9)
