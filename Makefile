@@ -48,7 +48,7 @@ test-gpu: ## contract, protection, graphs and precision on a CUDA machine (PYTHO
 	@$(PYTHON) -c 'import torch, sys; print(torch.__version__, torch.cuda.get_device_name())'
 	@git log -1 --format='commit %H' 2>/dev/null || true
 	PYTHONPATH=src $(PYTHON) -m pytest -q -o addopts= -p no:cacheprovider \
-		tests/gpu tests/layers/test_contract.py tests/shield/remember/test_moments.py \
+		tests/gpu \
 		tests/internal/test_precision.py
 
 test-frameworks: ## tests with transformers, accelerate, peft, lightning and Avalanche, in .venv-frameworks

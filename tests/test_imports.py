@@ -149,7 +149,7 @@ C = Conceptor.from_states(torch.eye(3), 1.0)
 assert float(similarity(C, C | C)) > 0.9
 assert "ConceptorRidge" in dir(conceptors)
 for name in ("ConceptorRidge", "ConceptorRidgeClassifier", "ConceptorSGDRegressor",
-             "ConceptorClassifier", "ContinualMLPClassifier", "MemoryFullWarning"):
+             "ConceptorClassifier", "MemoryFullWarning"):
     try:
         getattr(conceptors, name)
     except ImportError as error:
@@ -179,7 +179,6 @@ except AttributeError as error:
         "ConceptorRidgeClassifier",
         "ConceptorSGDRegressor",
         "ConceptorClassifier",
-        "ContinualMLPClassifier",
         "MemoryFullWarning",
     ):
         assert "pip install 'conceptors[sklearn]'" in lines[name]

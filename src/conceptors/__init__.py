@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     )
     from conceptors.estimators.sgd import ConceptorSGDRegressor
     from conceptors.estimators.side_by_side import SideBySide
-    from conceptors.integrations.sklearn import ContinualMLPClassifier
     from conceptors.moments.correlation import Correlation
     from conceptors.moments.frequent_directions import FrequentDirections
     from conceptors.shield import Shield, ShieldFullWarning, UnprotectedWarning
@@ -50,7 +49,6 @@ _HOMES = {
     "ConceptorRidge": "estimators.ridge",
     "ConceptorRidgeClassifier": "estimators.ridge",
     "ConceptorSGDRegressor": "estimators.sgd",
-    "ContinualMLPClassifier": "integrations.sklearn",
     "Correlation": "moments.correlation",
     "Energy": "algebra.targets",
     "FrequentDirections": "moments.frequent_directions",
@@ -78,7 +76,6 @@ __all__ = [
     "ConceptorRidge",
     "ConceptorRidgeClassifier",
     "ConceptorSGDRegressor",
-    "ContinualMLPClassifier",
     "Correlation",
     "Energy",
     "FrequentDirections",

@@ -65,9 +65,3 @@ def everything(model: nn.Module, shield: Shield) -> dict[str, Tensor]:
 def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     """To the last bit."""
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
-def near(a: dict[str, Tensor], b: dict[str, Tensor], tolerance: float) -> bool:
-    return a.keys() == b.keys() and all(
-        torch.allclose(a[name], b[name], rtol=0, atol=tolerance) for name in a
-    )

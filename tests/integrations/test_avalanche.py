@@ -20,11 +20,9 @@ with warnings.catch_warnings(), stand_ins():
     avalanche: Any = pytest.importorskip("avalanche")
     from avalanche.benchmarks import (
         benchmark_from_datasets,
-        task_incremental_benchmark,
         with_classes_timeline,
     )
     from avalanche.benchmarks.utils import as_classification_dataset
-    from avalanche.models import IncrementalClassifier, MultiHeadClassifier, MultiTaskModule
     from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
     from avalanche.training.supervised import Naive
 
@@ -78,54 +76,6 @@ def test_two_experiences() -> None:
     assert shield.n_tasks == 2
     assert accuracy(model, 1) > 0.9
     assert accuracy(model, 2) > 0.8
-
-
-def test_without_the_plugin_the_first_is_lost() -> None:
-    assert drift(*learn(Net(), two_tasks().train_stream)) > 0.3
-
-
-class Growing(nn.Module):
-    """A head that gets outputs when their classes come."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Linear(DIM, 32)
-        self.head = IncrementalClassifier(32, initial_out_features=1, masking=False)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.head(self.body(x))
-
-
-def test_a_head_that_grows() -> None:
-    model = Growing()
-    shield = Shield(model, aperture=1e4, hard=True)
-    assert drift(*learn(model, two_tasks(CLASSES).train_stream, ShieldPlugin(shield))) < 1e-5
-    assert model.head.classifier.out_features == 2 * CLASSES
-    x, labels = task(2)
-    assert float((model(x).argmax(1) == labels + CLASSES).float().mean()) > 0.7
-
-
-class Heads(MultiTaskModule):  # type: ignore[misc]
-    """A head for each task label, made when it comes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Linear(DIM, 32)
-        self.heads = MultiHeadClassifier(32, CLASSES, masking=False)
-
-    def forward(self, x: Tensor, task_labels: Any) -> Any:
-        return self.heads(self.body(x), task_labels)
-
-
-def test_models_that_take_task_labels() -> None:
-    model = Heads()
-    shield = Shield(model, aperture=1e4, hard=True)
-    stream = with_classes_timeline(task_incremental_benchmark(two_tasks())).train_stream
-    found = learn(model, stream, ShieldPlugin(shield, limit=40), task_labels=0)
-    assert drift(*found) < 1e-5
-    assert shield.n_tasks == 2
-    assert len(shield.quota()) == 3
-    assert min(shield.quota().values()) > 0  # both heads were remembered
 
 
 class Evaluated(SupervisedPlugin):  # type: ignore[misc]

@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 
 from integrations.absent import stand_ins
-from integrations.launch import EXAMPLES, start
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 pytestmark = pytest.mark.skipif(not EXAMPLES.is_dir(), reason="the examples are in the checkout")
+
+
+def start(program: Path) -> str:
+    """What a program prints, which must end well."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(
+        [sys.executable, str(program)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env=environment,
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    return ended.stdout
 
 
 def numbers_of(text: str, name: str) -> list[float]:

@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from conceptors import Shield, UnprotectedWarning
-from integrations.common import Net, accuracy, drift, everything, near, outputs, rows, same
+from integrations.common import Net, accuracy, drift, everything, outputs, rows, same
 
 transformers: Any = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
-from conceptors.integrations.transformers import FILE, ShieldCallback  # noqa: E402
+from conceptors.integrations.transformers import ShieldCallback  # noqa: E402
 
 
 def arguments(folder: Path, steps: int = 40, **more: Any) -> Any:
@@ -45,14 +44,13 @@ def trainer(shield: Shield, folder: Path, number: int, *others: Any, **more: Any
     )
 
 
-def hard(aperture: float = 1e4) -> Shield:
-    return Shield(Net(), aperture, hard=True)
+def hard() -> Shield:
+    return Shield(Net(), 1e4, hard=True)
 
 
-@pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bf16"])
-def test_one_trainer_learns_two_tasks(tmp_path: Path, bf16: bool) -> None:
-    shield = hard(30.0 if bf16 else 1e4)
-    run = trainer(shield, tmp_path, 1, bf16=bf16)
+def test_one_trainer_learns_two_tasks(tmp_path: Path) -> None:
+    shield = hard()
+    run = trainer(shield, tmp_path, 1)
     run.train()
     assert shield.n_tasks == 1
     before = outputs(shield.model, 1)
@@ -60,7 +58,7 @@ def test_one_trainer_learns_two_tasks(tmp_path: Path, bf16: bool) -> None:
     run.train_dataset = rows(2)
     run.train()
     assert shield.n_tasks == 2
-    assert drift(before, outputs(shield.model, 1)) < (1e-2 if bf16 else 1e-5)
+    assert drift(before, outputs(shield.model, 1)) < 1e-5
     assert accuracy(shield.model, 2) > 0.8
 
 
@@ -86,7 +84,6 @@ class Lengths(transformers.TrainerCallback):  # type: ignore[misc]
         self.hook.remove()
 
 
-@pytest.mark.filterwarnings("error:all gradients together")
 def test_what_is_left_of_gradients_is_clipped(tmp_path: Path) -> None:
     shield, seen = hard(), Lengths()
     run = trainer(shield, tmp_path, 1, seen, max_grad_norm=1e-3)
@@ -106,37 +103,12 @@ def test_what_is_left_of_gradients_is_clipped(tmp_path: Path) -> None:
     assert run.args.max_grad_norm == 1e-3
 
 
-def test_without_the_callback_the_first_task_is_lost(tmp_path: Path) -> None:
-    model = Net()
-    run = transformers.Trainer(model, arguments(tmp_path), train_dataset=rows(1))
-    run.train()
-    before = outputs(model, 1)
-    run.train_dataset = rows(2)
-    run.train()
-    assert drift(before, outputs(model, 1)) > 0.3
-
-
-def test_accumulated_gradients_are_those_of_large_batches(tmp_path: Path) -> None:
-    found = []
-    for size, steps in ((8, 1), (4, 2)):
-        shield = Shield(Net())
-        options = {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps}
-        for number in (1, 2):
-            trainer(shield, tmp_path, number, steps=12, optim="sgd", **options).train()
-        found.append(everything(shield.model, shield))
-    assert near(found[0], found[1], 1e-4)
-
-
 # --- checkpoints -------------------------------------------------------------------------
 
 SHIELDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "auto": ({}, {}),
     "hard": ({"aperture": 30.0, "hard": True}, {}),
     "decay": ({"aperture": 3.0, "increment_decay": 0.01}, {"optim": "sgd"}),
-    "inputs": (
-        {"aperture": 3.0, "project": "inputs"},
-        {"optim": "sgd", "optim_args": "momentum=0.9"},
-    ),
 }
 
 
@@ -155,17 +127,6 @@ def test_a_resumed_run_is_the_run_that_was_not_interrupted(tmp_path: Path, kind:
     assert same(everything(again.model, again), wanted)
 
 
-def test_a_finished_run_is_resumed_without_a_further_step(tmp_path: Path) -> None:
-    """So that a script which is started again may go through its tasks from the first."""
-    shield = Shield(Net())
-    saved = {"save_strategy": "steps", "save_steps": 9, "steps": 18}  # three epochs
-    trainer(shield, tmp_path, 1, **saved).train()
-    again = Shield(Net())
-    trainer(again, tmp_path, 1, **saved).train(resume_from_checkpoint=True)
-    assert again.n_tasks == 1
-    assert near(everything(again.model, again), everything(shield.model, shield), 1e-12)
-
-
 def test_the_shield_is_found_from_another_output_directory(tmp_path: Path) -> None:
     shield = hard()
     trainer(shield, tmp_path / "1", 1).train()
@@ -179,20 +140,6 @@ def test_the_shield_is_found_from_another_output_directory(tmp_path: Path) -> No
     assert same(everything(again.model, again), everything(shield.model, shield))
 
 
-def test_a_checkpoint_that_was_moved_has_to_be_named(tmp_path: Path) -> None:
-    shield = hard()
-    saved = {"save_strategy": "steps", "save_steps": 5, "steps": 10}
-    trainer(shield, tmp_path / "here", 1, **saved).train()
-    (tmp_path / "here").rename(tmp_path / "there")
-    there = str(tmp_path / "there" / "checkpoint-5")
-    again = hard()
-    with pytest.raises(FileNotFoundError, match=r"step 5 .*set TrainingArguments\(resume_from"):
-        trainer(again, tmp_path / "new", 1, **saved).train(resume_from_checkpoint=there)
-    run = trainer(again, tmp_path / "new", 1, resume_from_checkpoint=there, **saved)
-    run.train(resume_from_checkpoint=there)
-    assert same(everything(again.model, again), everything(shield.model, shield))
-
-
 def test_going_back_to_an_earlier_task_is_said(tmp_path: Path) -> None:
     shield = hard()
     trainer(shield, tmp_path, 1, save_strategy="steps", save_steps=5, steps=10).train()
@@ -201,18 +148,6 @@ def test_going_back_to_an_earlier_task_is_said(tmp_path: Path) -> None:
         UnprotectedWarning, match="had remembered 1 tasks.* knows 0 of them.* output_dir"
     ):
         run.train(resume_from_checkpoint=True)
-
-
-def test_a_finished_task_is_saved_in_the_output_directory(tmp_path: Path) -> None:
-    shield = hard()
-    run = trainer(shield, tmp_path, 1)
-    run.train()
-    run.save_model()
-    again = hard()
-    again.model.load_state_dict(shield.model.state_dict())
-    again.load(tmp_path / FILE)
-    assert again.n_tasks == 1
-    assert same(everything(again.model, again), everything(shield.model, shield))
 
 
 def test_the_best_model_is_remembered_and_nothing_is_said(tmp_path: Path) -> None:
@@ -229,55 +164,3 @@ def test_the_best_model_is_remembered_and_nothing_is_said(tmp_path: Path) -> Non
         run.train()
     assert run.state.best_global_step < 10
     assert shield.n_tasks == 2
-
-
-# --- a model of the library --------------------------------------------------------------
-
-
-def bert() -> nn.Module:
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=40,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=8,
-    )
-    found: nn.Module = transformers.BertForSequenceClassification(config)
-    return found
-
-
-def words(number: int) -> list[dict[str, Tensor]]:
-    """Six of ten words that are the task's own; the label is whether the first is an even one."""
-    generator = torch.Generator().manual_seed(number)
-    found = torch.randint(10 * number, 10 * number + 10, (48, 6), generator=generator)
-    return [{"input_ids": ids, "labels": ids[0] % 2} for ids in found]
-
-
-def test_bert_keeps_its_first_task(tmp_path: Path) -> None:
-    model = bert()
-    shield = Shield(model, aperture=1e3, hard=True, rank=0.5)
-    ids = torch.stack([row["input_ids"] for row in words(1)])
-    before = torch.empty(0)
-    for number in (1, 2):
-        run = transformers.Trainer(
-            model,
-            arguments(tmp_path / str(number), steps=12),
-            train_dataset=words(number),
-            callbacks=[ShieldCallback(shield, limit=40)],
-        )
-        run.train()
-        with torch.no_grad():
-            now = model.eval()(input_ids=ids).logits
-        before = now if number == 1 else before
-    assert shield.n_tasks == 2
-    assert drift(before, now) < 0.05
-
-
-def test_another_model_is_refused(tmp_path: Path) -> None:
-    run = transformers.Trainer(
-        Net(), arguments(tmp_path), train_dataset=rows(1), callbacks=[ShieldCallback(hard())]
-    )
-    with pytest.raises(ValueError, match="parameters that are not the shielded model's"):
-        run.train()

@@ -47,8 +47,8 @@ class Case:
     name: str
     make: Callable[[], nn.Module]
     inputs: Feed
-    rows: Callable[[Any, Inputs, Any], Rows] | None = None  # by hand; None for composites
-    outputs: Callable[[Any, Any], Tensor] | None = None  # the block's products, [g, n, out]
+    rows: Callable[[Any, Inputs, Any], Rows] | None = None  # by hand, where products stay inside
+    outputs: Callable[[Any, Any], Tensor] | None = None  # the last block's products, [g, n, out]
     old: Feed | None = None  # inputs that leave free space, where `inputs` do not
     empty: bool = True  # the layer itself takes an empty batch
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from layers import feedforward, recognised, sequences, stacked
+from layers import feedforward, recognised, sequences
 from layers.case import Case, Draw
 from layers.references import Inputs, flat
 
@@ -20,7 +20,6 @@ CASES: list[Case] = [
     *feedforward.embedding_cases(),
     *feedforward.norm_cases(),
     *recognised.recognised_cases(),
-    *stacked.stacked_cases(),
     *sequences.attention_cases(),
     *sequences.recurrent_cases(),
     *sequences.cell_cases(),

@@ -37,8 +37,6 @@ def moments(
     layer: nn.Module,
     batches: Any,
     *,
-    cap: int | None = None,
-    seed: int = 0,
     feed: Callable[[nn.Module, Any], object] = run,
 ) -> dict[str, Any]:
     return dict(
@@ -48,9 +46,8 @@ def moments(
             batches,
             feed=feed,
             limit=None,
-            rows=cap,
-            seed=seed,
-            dtype=torch.float64,
+            all_rows=True,
+            seed=0,
             sketch=lambda _dim: None,
             progress=False,
         )

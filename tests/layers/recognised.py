@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from layers.case import Case, Draw, Feed, half_silent, only, shaped, silence
-from layers.references import Inputs, Rows, linear_rows
+from layers.references import Inputs, Rows
 
 
 class Norm(nn.Module):
@@ -133,19 +133,6 @@ class SortedExperts(nn.Module):
 # --- by hand -----------------------------------------------------------------------------
 
 
-def scaled_rows(layer: Any, inputs: Inputs, _output: Any) -> Rows:
-    x = inputs.args[0].reshape(-1, inputs.args[0].shape[-1])
-    if isinstance(layer, LayerScale):
-        return {"": x.mT[..., None]}
-    if len(inputs.args) > 1:
-        x = x * functional.silu(inputs.args[1].reshape(x.shape))
-    rows = []
-    for row in x:
-        centred = row - row.mean() if layer.centred else row
-        rows.append(centred / (centred.square().mean() + 1e-6).sqrt())
-    return {"": torch.stack(rows).mT[..., None]}
-
-
 def expert_rows(layer: Any, inputs: Inputs, output: Tensor) -> Rows:
     """One token after the other; what comes out must be the layer's own output."""
     hidden, chosen, shares = inputs.args
@@ -189,8 +176,8 @@ def sorted_rows(layer: Any, inputs: Inputs, output: Tensor) -> Rows:
 
 
 def recognised_cases() -> list[Case]:
-    def scale(name: str, make: Callable[[], nn.Module], **more: Any) -> Case:
-        return Case(name, make, shaped(3, 8), scaled_rows, old=half_silent(8), **more)
+    def scale(name: str, make: Callable[[], nn.Module]) -> Case:
+        return Case(name, make, shaped(3, 8), outputs=_channels, old=half_silent(8))
 
     def gated(draw: Draw) -> Inputs:
         return only(draw.x(3, 8), draw.x(3, 8))
@@ -207,27 +194,21 @@ def recognised_cases() -> list[Case]:
         return only(draw.normal(3 * n, 9) * (torch.arange(3 * n) % 3 > 0)[:, None])
 
     def product(name: str, make: Callable[[], nn.Module], feed: Feed, **more: Any) -> Case:
-        return Case(name, make, feed, linear_rows, more.pop("outputs", _same), **more)
+        return Case(name, make, feed, outputs=more.pop("outputs", _same), **more)
 
     return [
-        scale("like-rms-norm", lambda: Norm(8), outputs=_channels),
-        scale("like-rms-norm-offset", lambda: Norm(8, offset=1.0)),
-        scale("like-layer-norm", lambda: Norm(8, centred=True), outputs=_channels),
-        scale("layer-scale", lambda: LayerScale(8), outputs=_channels),
-        Case("gain", lambda: LayerScale(1), shaped(3, 8), _all_numbers, _whole, old=silence(8)),
-        Case("like-rms-norm-gated", lambda: Norm(8), gated, scaled_rows, _channels, old=_silent),
+        scale("like-rms-norm", lambda: Norm(8)),
+        scale("like-layer-norm", lambda: Norm(8, centred=True)),
+        scale("layer-scale", lambda: LayerScale(8)),
+        Case("gain", lambda: LayerScale(1), shaped(3, 8), outputs=_whole, old=silence(8)),
+        Case("like-rms-norm-gated", lambda: Norm(8), gated, outputs=_channels, old=_silent),
         product("like-conv1d", lambda: Transposed(9, 5), shaped(2, 9), empty=False),
-        product("like-conv1d-square", lambda: Transposed(9, 9), shaped(2, 9), empty=False),
         product("like-linear", lambda: Kernel(9, 5), shaped(2, 9)),
         product("router", lambda: Router(9, 3), shaped(2, 9), outputs=_logits),
         Case("experts", lambda: Experts(9, 7, 3), sent, expert_rows),
         Case("experts-sorted", lambda: SortedExperts(9, 7, 3), in_turn, sorted_rows),
         Case("experts-transposed", lambda: TransposedExperts(9, 7, 3), sent, expert_rows),
     ]
-
-
-def _all_numbers(_layer: Any, inputs: Inputs, _output: Any) -> Rows:
-    return {"": inputs.args[0].reshape(1, -1, 1)}
 
 
 def _whole(_layer: Any, output: Tensor) -> Tensor:

@@ -1,15 +1,12 @@
 """What enters every weight block of a layer, worked out by hand, without the library.
 
-Each function takes (layer, inputs, output) and gives rows `[g, n, d]` by block name. Convolutions
-are explicit loops over positions and taps; attention and recurrent layers are computed one
-sequence at a time, and what comes out must be the layer's own output.
+Each function takes (layer, inputs, output) and gives rows `[g, n, d]` by block name. Attention and
+recurrent layers are computed one sequence at a time, and the result must be the layer's own output.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -36,94 +33,6 @@ def flat(output: Any) -> Tensor:
     return torch.cat([leaf.flatten() for leaf in leaves])
 
 
-def linear_rows(_layer: Any, inputs: Inputs, _output: Any) -> Rows:
-    x = inputs.get(0, "input")
-    return {"": torch.stack([x[i] for i in itertools.product(*map(range, x.shape[:-1]))])[None]}
-
-
-# --- convolutions ------------------------------------------------------------------------
-
-
-def _index(i: int, size: int, mode: str) -> int | None:
-    """Where a padded position reads from; None for zero."""
-    if 0 <= i < size:
-        return i
-    if mode == "zeros":
-        return None
-    if mode == "circular":
-        return i % size
-    if mode == "replicate":
-        return min(max(i, 0), size - 1)
-    return -i if i < 0 else 2 * (size - 1) - i  # reflect
-
-
-def _read(image: Any, places: Iterable[int | None]) -> float:
-    for place in places:
-        if place is None:
-            return 0.0
-        image = image[place]
-    return float(image)
-
-
-def _patches(
-    layer: Any, x: Tensor, output: Tensor, place: Callable[[int, int, int], int | None]
-) -> Rows:
-    """Rows from `place(axis, output position, tap)`, which says where on that axis to read."""
-    spatial = len(layer.kernel_size)
-    x = x if x.ndim == spatial + 2 else x[None]
-    positions = list(itertools.product(*map(range, output.shape[-spatial:])))
-    taps = list(itertools.product(*map(range, layer.kernel_size)))
-    groups, images = layer.groups, x.tolist()
-    rows = [
-        [
-            [
-                _read(images[n][c], (place(a, p[a], t[a]) for a in range(spatial)))
-                for c in range(g * x.shape[1] // groups, (g + 1) * x.shape[1] // groups)
-                for t in taps
-            ]
-            for n in range(len(images))
-            for p in positions
-        ]
-        for g in range(groups)
-    ]
-    return {"": torch.tensor(rows, dtype=x.dtype)}
-
-
-def conv_rows(layer: Any, inputs: Inputs, output: Tensor) -> Rows:
-    x = inputs.get(0, "input")
-    spatial = len(layer.kernel_size)
-
-    def place(axis: int, position: int, tap: int) -> int | None:
-        reach = layer.dilation[axis] * (layer.kernel_size[axis] - 1)
-        before = {"same": reach // 2, "valid": 0}.get(str(layer.padding))
-        before = layer.padding[axis] if before is None else before
-        i = position * layer.stride[axis] + tap * layer.dilation[axis] - before
-        return _index(i, x.shape[axis - spatial], layer.padding_mode)
-
-    return _patches(layer, x, output, place)
-
-
-def transposed_rows(layer: Any, inputs: Inputs, output: Tensor) -> Rows:
-    """Input i and tap k meet at output i * stride - padding + k * dilation."""
-    x = inputs.get(0, "input")
-    spatial = len(layer.kernel_size)
-
-    def place(axis: int, position: int, tap: int) -> int | None:
-        i, off = divmod(
-            position + layer.padding[axis] - tap * layer.dilation[axis], layer.stride[axis]
-        )
-        return i if off == 0 and 0 <= i < x.shape[axis - spatial] else None
-
-    return _patches(layer, x, output, place)
-
-
-def conv_outputs(layer: Any, output: Tensor) -> Tensor:
-    """What the block gives, `[g, n, out]`, from what the layer gives."""
-    output = output if output.ndim == len(layer.kernel_size) + 2 else output[None]
-    last = output.movedim(1, -1)
-    return last.reshape(-1, layer.groups, last.shape[-1] // layer.groups).movedim(1, 0)
-
-
 # --- embeddings --------------------------------------------------------------------------
 
 
@@ -136,56 +45,6 @@ def embedding_rows(layer: Any, inputs: Inputs, _output: Any) -> Rows:
     for i, (token, weight) in enumerate(zip(tokens, weights)):
         rows[token, i, 0] = weight
     return {"": rows}
-
-
-# --- normalisation -----------------------------------------------------------------------
-
-
-def _standard(x: Tensor, eps: float) -> Tensor:
-    return (x - x.mean()) / (x.var(correction=0) + eps).sqrt()
-
-
-def _channels(x: Tensor) -> Rows:
-    """`[n, c, ...]` to `[c, n, 1]`."""
-    return {"": x.movedim(1, 0).reshape(x.shape[1], -1, 1)}
-
-
-def layer_norm_rows(layer: Any, inputs: Inputs, _output: Any) -> Rows:
-    x = inputs.get(0, "input").flatten(-len(layer.normalized_shape))
-    x = x.reshape(-1, x.shape[-1])
-    if isinstance(layer, nn.RMSNorm):
-        eps = torch.finfo(x.dtype).eps if layer.eps is None else layer.eps
-        found = [row / (row.square().mean() + eps).sqrt() for row in x]
-    else:
-        found = [_standard(row, layer.eps) for row in x]
-    return _channels(torch.stack(found))
-
-
-def group_norm_rows(layer: Any, inputs: Inputs, _output: Any) -> Rows:
-    x = inputs.get(0, "input")
-    parts = [[_standard(g, layer.eps) for g in image.chunk(layer.num_groups)] for image in x]
-    return _channels(torch.stack([torch.cat(part) for part in parts]))
-
-
-def running_norm_rows(layer: Any, inputs: Inputs, _output: Any) -> Rows:
-    """BatchNorm in evaluation, and InstanceNorm with running statistics."""
-    x = inputs.get(0, "input")
-    rows = _channels(x)[""]
-    mean = rows.mean(1, keepdim=True)
-    var = rows.var(1, correction=0, keepdim=True)
-    if layer.running_mean is not None:
-        mean, var = layer.running_mean[:, None, None], layer.running_var[:, None, None]
-    return {"": (rows - mean) / (var + layer.eps).sqrt()}
-
-
-def instance_norm_rows(layer: Any, inputs: Inputs, output: Tensor) -> Rows:
-    if layer.running_mean is not None:
-        return running_norm_rows(layer, inputs, output)
-    x = inputs.get(0, "input")
-    spatial = {nn.InstanceNorm1d: 1, nn.InstanceNorm2d: 2, nn.InstanceNorm3d: 3}[type(layer)]
-    x = x if x.ndim == spatial + 2 else x[None]
-    found = [torch.stack([_standard(c, layer.eps) for c in image]) for image in x]
-    return _channels(torch.stack(found))
 
 
 # --- attention ---------------------------------------------------------------------------

@@ -19,7 +19,7 @@ def attention_cases() -> list[Case]:
         def make() -> nn.Module:
             return nn.MultiheadAttention(12, 3, **options)
 
-        return Case(f"attention{name}", make, feed, ref.attention_rows, _attended, empty=empty)
+        return Case(f"attention{name}", make, feed, ref.attention_rows, empty=empty)
 
     def itself(x: Tensor, **kwargs: Any) -> Inputs:
         return only(x, x, x, **kwargs)
@@ -39,7 +39,6 @@ def attention_cases() -> list[Case]:
 
     return [
         add("", lambda d: itself(time(d, 3))),
-        add("-no-bias", lambda d: itself(d.x(3, 12)), batch_first=True, bias=False),
         add("-cross", lambda d: only(time(d, 2), time(d, 3), time(d, 3))),
         add(
             "-separate",
@@ -48,40 +47,16 @@ def attention_cases() -> list[Case]:
             vdim=10,
             batch_first=True,
         ),
-        add(
-            "-separate-no-bias",
-            lambda d: only(time(d, 2), time(d, 3, 9), time(d, 3)),
-            kdim=9,
-            bias=False,
-        ),
         add("-unbatched", lambda d: itself(d.normal(5, 12)), empty=False),
-        add(
-            "-unbatched-padding",
-            lambda d: itself(d.normal(3, 12), key_padding_mask=torch.tensor([False, False, True])),
-            batch_first=True,
-            empty=False,
-        ),
         add("-padding", padded, batch_first=True, empty=False),
         add("-mask", masked),
-        add("-bool-mask", lambda d: itself(d.x(3, 12), attn_mask=causal(3)), batch_first=True),
         add(
             "-causal",
             lambda d: itself(d.x(3, 12), attn_mask=causal(3), is_causal=True, need_weights=False),
             batch_first=True,
         ),
         add("-zero", lambda d: itself(time(d, 3)), add_zero_attn=True),
-        add(
-            "-zero-causal",
-            lambda d: itself(time(d, 3), attn_mask=causal(3), is_causal=True),
-            add_zero_attn=True,
-        ),
-        add("-dropout", lambda d: itself(time(d, 3)), dropout=0.3),
     ]
-
-
-def _attended(layer: Any, output: Any) -> Tensor:
-    found: Tensor = output[0].reshape(1, -1, layer.embed_dim)
-    return found
 
 
 def recurrent_cases() -> list[Case]:
@@ -107,15 +82,7 @@ def recurrent_cases() -> list[Case]:
         return only(x, (h, c) if states == 2 else h)
 
     return [
-        add("rnn", nn.RNN, time),
         add("rnn-relu-no-bias", nn.RNN, time, nonlinearity="relu", bias=False),
-        add(
-            "rnn-packed-start",
-            nn.RNN,
-            lambda d: unsorted(d, 1),
-            bidirectional=True,
-            empty=False,
-        ),
         add("lstm", nn.LSTM, time),
         add(
             "lstm-deep",
@@ -127,9 +94,6 @@ def recurrent_cases() -> list[Case]:
             dropout=0.2,
         ),
         add(
-            "lstm-unbatched", nn.LSTM, lambda d: only(input=d.normal(4, 7)), bias=False, empty=False
-        ),
-        add(
             "lstm-unbatched-start",
             nn.LSTM,
             lambda d: only(d.normal(3, 7), (d.normal(2, 9), d.normal(2, 9))),
@@ -137,13 +101,6 @@ def recurrent_cases() -> list[Case]:
             empty=False,
         ),
         add("lstm-packed", nn.LSTM, packed, bidirectional=True, empty=False),
-        add(
-            "lstm-projected",
-            nn.LSTM,
-            lambda d: only(d.normal(2, d.batch, 7)),
-            proj_size=6,
-            num_layers=2,
-        ),
         add(
             "lstm-projected-packed-start",
             nn.LSTM,
@@ -153,8 +110,6 @@ def recurrent_cases() -> list[Case]:
             empty=False,
         ),
         add("gru", nn.GRU, lambda d: only(d.normal(3, d.batch, 7), hx=d.normal(1, d.batch, 9))),
-        add("gru-deep", nn.GRU, lambda d: only(d.x(3, 7)), num_layers=3, batch_first=True),
-        add("gru-packed-start", nn.GRU, lambda d: unsorted(d, 1), num_layers=2, empty=False),
     ]
 
 
@@ -205,20 +160,6 @@ def composite_cases() -> list[Case]:
             hidden_zero,
         ),
         Case("encoder-layer", lambda: encoder(batch_first=True), shaped(3, 12)),
-        Case("encoder-layer-norm-first", lambda: encoder(norm_first=True, bias=False), causal),
-        Case(
-            "encoder-padding",
-            lambda: nn.TransformerEncoder(
-                nn.TransformerEncoderLayer(**small, batch_first=True), 2, norm=nn.LayerNorm(12)
-            ),
-            lambda d: only(d.x(3, 12), src_key_padding_mask=padding(d)),
-            empty=False,
-        ),
-        Case(
-            "decoder-layer",
-            lambda: nn.TransformerDecoderLayer(**small, activation="gelu", norm_first=True),
-            lambda d: only(d.normal(2, d.batch, 12), memory=d.normal(3, d.batch, 12)),
-        ),
         Case(
             "transformer",
             lambda: nn.Transformer(12, 2, 1, 1, 16, batch_first=True, dropout=0.0),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -14,18 +12,21 @@ from torch.utils._pytree import tree_map
 
 from conceptors import Shield
 from conceptors._internal.batches import undisturbed
-from conceptors.layers import Rows, SecondMoment, find_rule, registered
+from conceptors.layers import Rows, SecondMoment, find_rule
+from conceptors.layers.base import _RULES
 from conceptors.shield.blocks import WeightBlock
-from layers.case import there
 from layers.cases import CASES, REMARKS, Case, Draw, Inputs, flat, run
 from layers.probe import captured, close, in_some_order, joined, moments, sites_of
 
 pytestmark = REMARKS
 
-BY_HAND = [case for case in CASES if case.rows is not None]
-
 every = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-by_hand = pytest.mark.parametrize("case", BY_HAND, ids=lambda case: case.name)
+products = pytest.mark.parametrize(
+    "case", [case for case in CASES if case.outputs is not None], ids=lambda case: case.name
+)
+by_hand = pytest.mark.parametrize(
+    "case", [case for case in CASES if case.rows], ids=lambda case: case.name
+)
 
 
 def expected_rows(case: Case, layer: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
@@ -45,7 +46,7 @@ def with_ones(rows: Tensor, site: WeightBlock) -> Tensor:
 def test_every_registered_type_has_a_case() -> None:
     own = {
         kind
-        for kind in registered()
+        for kind in _RULES
         if type(find_rule(object.__new__(kind))).__module__.startswith("conceptors.layers.")
     }
     covered = {type(part) for case in CASES for part in case.make().modules()}
@@ -64,23 +65,19 @@ def test_rows_are_those_found_by_hand(case: Case) -> None:
         torch.testing.assert_close(in_some_order(joined(found[name])), in_some_order(rows))
 
 
-@pytest.mark.parametrize(
-    "case", [case for case in BY_HAND if case.outputs is not None], ids=lambda case: case.name
-)
+@products
 def test_rows_times_blocks_are_the_outputs(case: Case) -> None:
-    layer, inputs = case.build(), case.inputs(Draw(0))
-    *_, (name, site) = sites_of(layer).items()  # the last block gives the output
-    rows = expected_rows(case, layer, inputs)
-    if not isinstance(layer, nn.Embedding):
-        rows = {key: joined(parts) for key, parts in captured(layer, inputs).items()}
-    matrix = site.matrix(site.parameters)
-    products = with_ones(rows[name if name in rows else ""], site) @ matrix.mT
-    if isinstance(layer, nn.Embedding):  # of all the tokens' products one is not zero
-        products = products.sum(0, keepdim=True)
-    output = run(layer, inputs)
+    """For any weights: rows do not depend on them."""
     assert case.outputs is not None
-    wanted = case.outputs(layer, output)
-    torch.testing.assert_close(in_some_order(products), in_some_order(wanted))
+    inputs = case.inputs(Draw(0))
+    (parts,) = captured(case.build(), inputs).values()
+    assert all(isinstance(part, Rows) and part.weight == 1.0 for part in parts)
+    for seed in range(4):
+        layer = case.build(seed=seed)
+        *_, site = sites_of(layer).values()  # the last block gives the output
+        outputs = with_ones(joined(parts), site) @ site.matrix(site.parameters).mT
+        wanted = case.outputs(layer, run(layer, inputs))
+        torch.testing.assert_close(in_some_order(outputs), in_some_order(wanted))
 
 
 @every
@@ -165,19 +162,11 @@ def test_a_visit_leaves_no_trace(case: Case) -> None:
         run(model, batch)
         raise KeyError("the caller's own mistake")
 
-    def fails_inside(model: nn.Module, batch: Inputs) -> None:
-        run(model, batch)
-        model("not a tensor")
-
     with pytest.raises(KeyError, match="own mistake"):
         moments(layer, [inputs], feed=fails_after)
     assert trace(layer) == before
-    with pytest.raises((TypeError, AttributeError, RuntimeError, ValueError)):
-        moments(layer, [inputs], feed=fails_inside)
-    assert trace(layer) == before
-
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    shield = Shield(layer, 5.0, warn_at_quota=1.0)
+    shield = Shield(layer, 5.0)
     shield.guard(optimizer)
     shield.remember([inputs], feed=run)
     with pytest.raises(KeyError, match="own mistake"):
@@ -200,56 +189,13 @@ def cast(inputs: Inputs, dtype: torch.dtype) -> Inputs:
 
 
 @every
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.05)], ids=str
-)
-def test_lower_precision_tells_the_same(case: Case, dtype: torch.dtype, tolerance: float) -> None:
-    layer, inputs = case.build(dtype), case.inputs(Draw(0, dtype))
+def test_half_precision_tells_the_same(case: Case) -> None:
+    layer, inputs = case.build(torch.bfloat16), case.inputs(Draw(0, torch.bfloat16))
     found = moments(layer, [inputs])
     wanted = moments(layer.double(), [cast(inputs, torch.float64)])
     for name, moment in wanted.items():
         assert found[name].correlation().dtype == torch.float64
-        assert close(found[name].correlation(), moment.correlation(), tolerance), name
-
-
-@every
-def test_a_layer_may_change_its_dtype_on_the_way(case: Case) -> None:
-    layer, inputs = case.build(torch.float32), case.inputs(Draw(0, torch.float32))
-    new = case.inputs(Draw(1, torch.float32))
-    shield = Shield(layer, 5.0, warn_at_quota=1.0)
-    optimizer = shield.guard(torch.optim.SGD(layer.parameters(), lr=0.01))
-    shield.remember([inputs], feed=run)
-    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float32):
-        layer.to(dtype)
-        optimizer.zero_grad()
-        flat(run(layer, cast(new, dtype))).square().sum().backward()
-        optimizer.step()
-        assert {p.dtype for p in layer.parameters()} == {dtype}
-    shield.remember([new], feed=run)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a second device")
-@pytest.mark.parametrize(
-    "case", CASES if torch.cuda.is_available() else CASES[:1], ids=lambda case: case.name
-)
-def test_a_layer_may_move_to_another_device(case: Case) -> None:
-    layer, old, new = case.build(), case.inputs(Draw(0)), case.inputs(Draw(1))
-    wanted = moments(layer, [old])
-    shield = Shield(layer, 1e4, hard=True, rows=None, warn_at_quota=1.0)
-    optimizer = shield.guard(torch.optim.SGD(layer.parameters(), lr=0.01))
-    shield.remember([old], feed=run)
-    before = flat(run(layer, old)).detach()
-    for device in ("cpu", "cuda", "cpu"):
-        layer.to(device)
-        optimizer.zero_grad()
-        with torch.backends.cudnn.flags(enabled=False):  # whose recurrent layers learn in training
-            flat(run(layer, there(new, device))).square().mean().backward()
-        optimizer.step()
-    torch.testing.assert_close(flat(run(layer, old)).detach(), before, rtol=1e-8, atol=1e-8)
-    layer = case.build().cuda()
-    for name, moment in moments(layer, [there(old, "cuda")]).items():
-        assert moment.total.is_cuda
-        torch.testing.assert_close(moment.correlation().cpu(), wanted[name].correlation())
+        assert close(found[name].correlation(), moment.correlation(), 0.05), name
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.empty], ids=lambda case: case.name)
@@ -269,22 +215,13 @@ def test_an_empty_batch_adds_nothing(case: Case) -> None:
 
 
 @every
-@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
-def test_gradients_play_no_part(
-    case: Case, mode: Callable[[], AbstractContextManager[Any]]
-) -> None:
+def test_gradients_play_no_part(case: Case) -> None:
     layer, inputs = case.build(), case.inputs(Draw(0))
     wanted = moments(layer, [inputs])
-
-    def leaf(value: Any) -> Any:
-        floating = isinstance(value, Tensor) and value.is_floating_point()
-        return value.clone().requires_grad_() if floating else value
-
-    watched = Inputs(*tree_map(leaf, tuple(inputs)))
-    with mode():
-        found = moments(layer, [watched])
+    with torch.inference_mode():
+        found = moments(layer, [inputs])
     for name, moment in wanted.items():
-        assert not found[name].total.requires_grad
+        assert not moment.total.requires_grad
         torch.testing.assert_close(found[name].correlation(), moment.correlation())
     assert all(p.grad is None for p in layer.parameters())
 
@@ -304,7 +241,7 @@ def test_frozen_parts_stay_and_the_others_are_shielded(case: Case, part: str) ->
     for parameter in frozen.values():
         parameter.requires_grad_(False)
     values = {name: p.detach().clone() for name, p in frozen.items()}
-    shield = Shield(layer, 1e4, hard=True, rows=None, warn_at_quota=1.0)
+    shield = Shield(layer, 1e4, hard=True)
     trained = [p for p in layer.parameters() if p.requires_grad]
     optimizer = shield.guard(torch.optim.Adam(trained, lr=0.05))
     shield.remember([inputs], feed=run)

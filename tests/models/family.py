@@ -32,3 +32,16 @@ class Family:
         with torch.random.fork_rng([]):
             torch.manual_seed(0)
             return self.make().eval()
+
+
+def model(kind: str, config: str, **settings: Any) -> Callable[[], nn.Module]:
+    """Makes a model of transformers with random weights."""
+
+    def make() -> nn.Module:
+        import transformers
+
+        made = getattr(transformers, config)(**settings)
+        found: nn.Module = getattr(transformers, kind)(made)
+        return found
+
+    return make

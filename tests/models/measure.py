@@ -60,7 +60,7 @@ def standing_of(family: Family) -> Standing:
     """The same, of a family; counts also what is refused only when `remember` runs the model."""
     model = family.build()
     scanned = standing(model)
-    shield = Shield(model, unsupported="freeze", warn_at_quota=1.0).remember([family.old()])
+    shield = Shield(model, unsupported="freeze").remember([family.old()])
     fixed = {row.layer for row in shield.explain() if row.done == "held fixed after the first task"}
     return Standing(scanned.protected - fixed, scanned.frozen - fixed, frozenset(fixed))
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
-from torch import nn
 
-from models.family import Batch, Family
+from models.family import Batch, Family, model
 
 SIZE = {
     "hidden_size": 32,
@@ -88,19 +86,6 @@ def waves(seed: int, count: int, classes: range) -> Callable[[], Batch]:
         return {"input_values": 2 * torch.sin(tones * torch.arange(48) + phases), "labels": labels}
 
     return feed
-
-
-def model(kind: str, config: str, **settings: Any) -> Callable[[], nn.Module]:
-    """Makes a model of transformers with random weights."""
-
-    def make() -> nn.Module:
-        import transformers
-
-        made = getattr(transformers, config)(**settings)
-        found: nn.Module = getattr(transformers, kind)(made)
-        return found
-
-    return make
 
 
 def sense_families() -> list[Family]:

@@ -64,12 +64,10 @@ def data(task: int) -> Tensor:
     return torch.randn(40, 2, generator=draw) @ torch.randn(2, 16, generator=draw)
 
 
-def play(model: Any, shielded: dict[str, Any] | None) -> tuple[list[list[float]], list[float]]:
+def play(model: Any) -> tuple[list[list[float]], list[float]]:
     """Losses of every task, and how far outputs on the data of each have drifted at the end."""
-    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    if shielded is not None:
-        shield = Shield(model, warn_at_quota=1.0, **shielded)
-        optimizer = shield.guard(optimizer)
+    shield = Shield(model, **HARD)
+    optimizer: Any = shield.guard(torch.optim.AdamW(model.parameters(), lr=1e-2))
     losses: list[list[float]] = []
     before: list[Tensor] = []
     for task in range(TASKS):
@@ -81,8 +79,7 @@ def play(model: Any, shielded: dict[str, Any] | None) -> tuple[list[list[float]]
             loss.backward()
             optimizer.step()
             losses[-1].append(loss.item())
-        if shielded is not None:
-            shield.remember(x)
+        shield.remember(x)
         before.append(model(x).detach())
     return losses, [drift(model(data(t)).detach(), y) for t, y in enumerate(before)]
 
@@ -90,48 +87,26 @@ def play(model: Any, shielded: dict[str, Any] | None) -> tuple[list[list[float]]
 @pytest.mark.parametrize("quantised", [False, True], ids=["float", "int8"])
 @pytest.mark.parametrize("kind", ["LoRA", "DoRA"])
 def test_nothing_drifts_and_every_task_is_learned(kind: str, quantised: bool) -> None:
-    losses, drifts = play(adapted(kind, quantised), HARD)
+    losses, drifts = play(adapted(kind, quantised))
     assert max(drifts) <= 1e-5
     assert all(task[-1] < 0.8 * task[0] for task in losses)
-
-
-@pytest.mark.parametrize("kind", ["LoRA", "DoRA", "IA3"])
-def test_without_arguments_tasks_are_learned_and_drift_less(kind: str) -> None:
-    losses, drifts = play(adapted(kind), {})
-    _, plain = play(adapted(kind), None)
-    assert all(task[-1] < task[0] for task in losses)
-    assert sum(drifts) < 0.7 * sum(plain)
-
-
-def test_vectors_of_ia3_are_full_after_a_task() -> None:
-    _, drifts = play(adapted("IA3"), HARD)
-    assert drifts == [0.0] * TASKS
 
 
 def test_the_identity_that_dora_reads_weights_with_is_no_data() -> None:
     quotas = {}
     for kind in ("LoRA", "DoRA"):
         model = adapted(kind)
-        shield = Shield(model, warn_at_quota=1.0, **HARD)
+        shield = Shield(model, **HARD)
         shield.remember(data(0))
         quotas[kind] = shield.quota()
     assert quotas["LoRA"] == quotas["DoRA"]
     assert quotas["DoRA"]["base_model.model.first.lora_A.default"] == 2 / 16
 
 
-def test_the_identity_itself_may_be_data() -> None:
-    shield = Shield(adapted("LoRA"), warn_at_quota=1.0, **HARD)
-    shield.remember(torch.eye(16))
-    assert shield.quota()["base_model.model.first.lora_A.default"] == 1.0
-    dora = Shield(adapted("DoRA"), warn_at_quota=1.0, **HARD)
-    dora.remember(torch.eye(16))
-    assert dora.quota()["base_model.model.first.lora_A.default"] == 1.0
-
-
 def test_all_vectors_are_told() -> None:
     for kind, words in {"DoRA": "follows its direction", "IA3": "held fixed"}.items():
         model = adapted(kind)
-        shield = Shield(model, warn_at_quota=1.0, **HARD)
+        shield = Shield(model, **HARD)
         shield.remember(data(0))
         rows = {row.layer: row.done for row in shield.explain()}
         vectors = [n for n, p in model.named_parameters() if p.requires_grad and "lora_A" not in n]

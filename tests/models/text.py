@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
 
-from models.family import Batch, Family
+from models.family import Batch, Family, model
 
 VOCABULARY = {"vocab_size": 60, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 SIZE = {
@@ -60,21 +58,8 @@ def new() -> Batch:
     return sentences(1, 4, 8, 20, 60)
 
 
-def model(kind: str, config: str, **settings: Any) -> Callable[[], nn.Module]:
-    """Makes a model of transformers with random weights."""
-
-    def make() -> nn.Module:
-        import transformers
-
-        made = getattr(transformers, config)(**VOCABULARY, **settings)
-        found: nn.Module = getattr(transformers, kind)(made)
-        return found
-
-    return make
-
-
 def family(name: str, kind: str, config: str, refused: str = "", /, **settings: Any) -> Family:
-    return Family(name, model(kind, config, **settings), old, new, refused=refused)
+    return Family(name, model(kind, config, **VOCABULARY, **settings), old, new, refused=refused)
 
 
 def text_families() -> list[Family]:

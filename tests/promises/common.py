@@ -28,7 +28,7 @@ def network() -> nn.Sequential:
 
 def shielded(model: nn.Module, **options: Any) -> Shield:
     """Hard, and nearly everything that was met."""
-    settings = {"aperture": 1e6, "hard": True, "warn_at_quota": 1.0}
+    settings = {"aperture": 1e6, "hard": True}
     return Shield(model, **(settings | options)).remember(data(1))
 
 

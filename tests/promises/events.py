@@ -87,7 +87,7 @@ def skip_a_step(history: History, task: Task) -> None:
 
 def miss_gradients(history: History, task: Task) -> None:
     """A step where some parameters have none."""
-    if history.recipe.takes_closure or history.plain:
+    if history.recipe.takes_closure:
         return
     for optimizer in history.optimizers:
         optimizer.zero_grad()
@@ -99,7 +99,7 @@ def miss_gradients(history: History, task: Task) -> None:
 
 
 def replace_optimizers(history: History, task: Task) -> None:
-    history.recipe = recipe(history.draw, history.plan.sparse, history.plain)
+    history.recipe = recipe(history.draw, history.plan.sparse)
     history.log.append(history.recipe.text)
     history.guard()
 

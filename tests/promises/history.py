@@ -45,7 +45,6 @@ class History:
         log: what has happened.
         told: what the shield has warned of.
         tasks: those that were remembered.
-        plain: all optimizers are SGD without weight decay, and gradients are left alone.
     """
 
     def __init__(self, seed: int) -> None:
@@ -57,8 +56,7 @@ class History:
         self.plan: Plan = plan(seed, self.count)
         self.network: Network = self.plan.make(0)
         self.options = self._options()
-        self.plain = "project" in self.options
-        self.recipe: Recipe = recipe(self.draw, self.plan.sparse, self.plain)
+        self.recipe: Recipe = recipe(self.draw, self.plan.sparse)
         self.shield: Any = None
         self.optimizers: list[Any] = []
         self.schedulers: list[Any] = []
@@ -68,15 +66,12 @@ class History:
         """Of the shield: hard, so that nothing of what is claimed may drift."""
         draw = self.draw
         aperture: Any = APERTURE if coin(draw, 0.8) else {"entry*": APERTURE, "*": APERTURE}
-        found: dict[str, Any] = {"aperture": aperture, "hard": True, "warn_at_quota": 1.0}
+        found: dict[str, Any] = {"aperture": aperture, "hard": True}
         if self.plan.strange:
             found["unsupported"] = draw.choice(["freeze", "freeze", "error"])
-        if coin(draw, 0.15) and not self.plan.sparse:
-            found["project"] = "inputs"
-        elif coin(draw, 0.1):
+        if coin(draw, 0.1):
             found["increment_decay"] = 0.1
         found["keep_tasks"] = coin(draw, 0.3)
-        found["rows"] = draw.choice(["auto", None, 10_000])
         learning = [i for i, part in enumerate(self.network.parts) if list(part.parameters())]
         if coin(draw, 0.1) and learning:
             found["freeze"] = [f"parts.{draw.choice(learning)}"]
@@ -85,7 +80,7 @@ class History:
         return found
 
     def describe(self) -> str:
-        shown = {k: v for k, v in self.options.items() if k not in ("hard", "warn_at_quota")}
+        shown = {k: v for k, v in self.options.items() if k != "hard"}
         lines = [
             f"network    {self.plan.text}",
             f"optimizer  {self.recipe.text}",
@@ -173,7 +168,6 @@ class History:
         """Of all optimizers and schedulers, with gradients that may be clipped."""
         to_none = coin(self.draw, 0.7)
         clip = "" if self.plan.sparse else self.draw.choice(["", "", "norm", "value"])
-        clip = "norm" if clip and self.plain else clip
 
         def gradients() -> float:
             for optimizer in self.optimizers:
@@ -201,7 +195,7 @@ class History:
     def freeze(self) -> list[nn.Parameter]:
         """Some parameters stop learning; returns these."""
         modules = [m for m in [self.network.entry, *self.network.parts] if list(m.parameters())]
-        if not modules or self.plain:
+        if not modules:
             return []
         some = list(self.draw.choice(modules).parameters())
         if coin(self.draw, 0.3):

@@ -1,4 +1,4 @@
-"""Optimizers drawn by a seed: torch's with all kinds of settings, and three of others."""
+"""Optimizers drawn by a seed: torch's with all kinds of settings, and two of others."""
 
 from __future__ import annotations
 
@@ -36,24 +36,6 @@ class SAM(Optimizer):
             p.data = self.state[p].pop("old")
         self.base.step()
         return loss
-
-
-class Lion(Optimizer):
-    """The sign of an interpolated momentum, and decoupled weight decay."""
-
-    def __init__(self, params: Any, lr: float = 5e-3, weight_decay: float = 0.1) -> None:
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                p.mul_(1 - group["lr"] * group["weight_decay"])
-                mean = self.state[p].setdefault("mean", torch.zeros_like(p))
-                p.add_(mean.lerp(p.grad, 0.1).sign(), alpha=-group["lr"])
-                mean.lerp_(p.grad, 0.01)
 
 
 class Lookahead:
@@ -116,22 +98,17 @@ TORCH: dict[type[Optimizer], Settings] = {
     optim.AdamW: _choose(
         lr=[0.01], weight_decay=[0.0, 0.1], amsgrad=[False, True], way=[*_WAY, {"maximize": True}]
     ),
-    optim.Adamax: _choose(lr=[0.01], weight_decay=_DECAY, way=_WAY[:4]),
-    optim.NAdam: _choose(lr=[0.01], weight_decay=_DECAY, decoupled_weight_decay=[False, True]),
     optim.RAdam: _choose(lr=[0.05], weight_decay=_DECAY, decoupled_weight_decay=[False, True]),
     optim.RMSprop: _choose(
         lr=[0.005], momentum=[0.0, 0.5], centered=[False, True], weight_decay=_DECAY
     ),
     optim.Rprop: _choose(lr=[0.005], step_sizes=[(1e-6, 0.02)]),
     optim.Adagrad: _choose(lr=[0.05], weight_decay=_DECAY, lr_decay=[0.0, 0.1], way=_WAY),
-    optim.Adadelta: _choose(lr=[2.0], weight_decay=_DECAY, way=_WAY[:4]),
-    optim.ASGD: _choose(lr=[0.03], lambd=[1e-4, 0.01], weight_decay=_DECAY, t0=[2.0, 1e6]),
     optim.Adafactor: _choose(lr=[0.02], weight_decay=_DECAY),
     optim.LBFGS: _choose(
         lr=[0.1], max_iter=[2, 3], line_search_fn=[None, "strong_wolfe"], history_size=[3]
     ),
     SAM: _choose(lr=[0.01], rho=[0.05]),
-    Lion: _choose(lr=[0.005], weight_decay=_DECAY),
 }
 SPARSE: dict[type[Optimizer], Settings] = {
     optim.SparseAdam: _choose(lr=[0.02]),
@@ -153,23 +130,21 @@ class Recipe(NamedTuple):
     text: str
 
 
-def recipe(draw: Random, sparse: bool, plain: bool) -> Recipe:
-    """Optimizers for a network, of `sparse` gradients or not; `plain`: only such SGD."""
+def recipe(draw: Random, sparse: bool) -> Recipe:
+    """Optimizers for a network, of `sparse` gradients or not."""
     if sparse:
         return _for_sparse(draw)
-    kind = optim.SGD if plain else draw.choice(list(TORCH))
+    kind = draw.choice(list(TORCH))
     options = TORCH[kind](draw)
     options |= options.pop("way", {})
-    if plain:
-        options["weight_decay"] = 0.0
     if options.get("fused") and options.get("momentum"):
         del options["fused"]  # torch fails there when a parameter's first gradient comes late
     closure = kind in (optim.LBFGS, SAM)
     split = "all" if closure else draw.choice(["all", "all", "groups", "pair", "muon"])
-    if split == "muon" and (plain or options.get("maximize")):
+    if split == "muon" and options.get("maximize"):
         split = "all"
     # two that go back on their own leave the free space of a layer that they share
-    ahead = not closure and not plain and draw.random() < (0.15 if split in ONE else 0.02)
+    ahead = not closure and draw.random() < (0.15 if split in ONE else 0.02)
     chosen = draw.getrandbits(32)
 
     def make(network: nn.Module) -> list[Any]:

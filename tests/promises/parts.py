@@ -132,45 +132,6 @@ def conv1d(draw: Random, form: Form) -> Part:
     return nn.Sequential(Apply(layer, _channels_first), activation(draw)), how
 
 
-def conv2d(draw: Random, form: Form) -> Part:
-    """Every position is an image of 2 x 2 pixels, or so many more as come out."""
-    channels, out, groups = form.width // 4, draw.choice([8, 12]), draw.choice([1, 2])
-    channels, out = channels // groups * groups, out // groups * groups
-    sizes: list[Any] = [(2, 1), (3, 1), (1, 0), ((1, 2), (0, 1))]
-    kernel, padding = draw.choice(sizes)
-    mode: Any = draw.choice(["zeros", "circular", "replicate"])
-    parts: list[nn.Module] = [
-        nn.Conv2d(channels, out, kernel, 1, padding, 1, groups, coin(draw, 0.8), mode)
-    ]
-    if coin(draw, 0.3):
-        parts.append(nn.BatchNorm2d(out))
-    images = nn.Sequential(*parts, activation(draw))
-    return Apply(images, _images(channels)), f"Conv2d({kernel=}, {padding=}, {groups=}, {mode})"
-
-
-def _images(channels: int) -> Callable[[nn.Module, Tensor], Tensor]:
-    def how(layer: nn.Module, x: Tensor) -> Tensor:
-        images = x[..., : channels * 4].flatten(0, 1).unflatten(1, (channels, 2, 2))
-        found: Tensor = layer(images).flatten(1).unflatten(0, x.shape[:2])
-        return found
-
-    return how
-
-
-def transposed(draw: Random, form: Form) -> Part:
-    groups, stride, kernel = draw.choice([1, 2, 4]), draw.choice([1, 2]), draw.choice([1, 2, 3])
-    if coin(draw, 0.3):
-        channels, out = form.width // 8 * 2, draw.choice([4, 8])
-        images = nn.ConvTranspose2d(channels, out, kernel, 1, kernel // 2, 0, draw.choice([1, 2]))
-        return Apply(images, _images(channels)), f"ConvTranspose2d({kernel=})"
-    more = draw.choice([0, stride - 1])
-    layer = nn.ConvTranspose1d(
-        form.width, draw.choice(WIDTHS), kernel, stride, 0, more, groups, dilation=1 + more
-    )
-    how = f"ConvTranspose1d({kernel=}, {stride=}, {groups=}, output padding {more})"
-    return nn.Sequential(Apply(layer, _channels_first), activation(draw)), how
-
-
 def attention(draw: Random, form: Form) -> Part:
     width, cross = form.width, coin(draw)
     apart = {"kdim": width // 2, "vdim": width // 2} if cross and coin(draw) else {}
@@ -249,5 +210,5 @@ def dropout(draw: Random, form: Form) -> Part:
     return nn.Dropout(draw.choice([0.1, 0.5])), "Dropout"
 
 
-PARTS = [dense, dense, residual, tied, norm, norm, conv1d, conv2d, transposed]
-PARTS += [attention, transformer, recurrent, cell, dropout]
+PARTS = [dense, dense, residual, tied, norm, norm, conv1d, conv1d, attention, transformer]
+PARTS += [recurrent, cell, dropout]

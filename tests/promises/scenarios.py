@@ -152,7 +152,7 @@ class Scenario(History):
             inner.add_param_group({"params": added})
         elif added or coin(draw, 0.4):
             if coin(draw, 0.3):
-                self.recipe = recipe(draw, self.plan.sparse, self.plain)
+                self.recipe = recipe(draw, self.plan.sparse)
                 self.log.append(f"optimizers: {self.recipe.text}")
             self.guard()
         for optimizer in self.optimizers:
@@ -189,9 +189,8 @@ class Scenario(History):
             [(x, task.number) for x in task.batches],
             feed=lambda model, batch: model(*batch),
             limit=None,
-            rows=None,
+            all_rows=True,
             seed=0,
-            dtype=torch.float64,
             sketch=lambda dim: None,
             progress=False,
         )

@@ -1,25 +1,17 @@
-"""What the tests of the shield share: a small network, data of low rank, a training loop."""
+"""What the tests of the shield share: small networks, data of low rank, the law by definition."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from conceptors import Shield
-
-
-class Unknown(nn.Module):
-    """A layer the shield does not know: y = x ⊙ f₁ ⊙ f₂."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.factor = nn.Parameter(torch.ones(2, size).double())
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.factor.prod(0)
+from conceptors.shield.blocks import WeightBlock, scan
 
 
 def mlp(width: int = 24, inputs: int = 10) -> Any:
@@ -42,8 +34,14 @@ def train(model: nn.Module, optimizer: Optimizer, x: Tensor, steps: int = 10) ->
 
 
 def quiet(model: nn.Module, aperture: Any = 3.0, **options: Any) -> Shield:
-    """A shield that does not warn of layers that are nearly full, as small ones are."""
-    return Shield(model, aperture, **{"warn_at_quota": 1.0, **options})
+    """A shield with a numeric aperture."""
+    return Shield(model, aperture, **options)
+
+
+@pytest.fixture(autouse=True)
+def never_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no layer count as full."""
+    monkeypatch.setattr("conceptors.shield.room._FULL", 1.0)
 
 
 def block(layer: nn.Linear) -> Tensor:
@@ -56,3 +54,72 @@ def gradient(layer: nn.Linear) -> Tensor:
     assert layer.weight.grad is not None
     assert layer.bias.grad is not None
     return torch.cat([layer.weight.grad, layer.bias.grad[:, None]], 1)
+
+
+class Mixed(nn.Module):
+    """Every kind of block in one model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(11, 6)
+        self.spread = nn.Linear(6, 3 * 8 * 8)
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.grouped = nn.Conv2d(8, 8, 3, groups=4)
+        self.back = nn.ConvTranspose2d(8, 4, 2)
+        self.end = nn.LayerNorm(4)
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = torch.tanh(self.spread(self.words(tokens))).unflatten(-1, (3, 8, 8))
+        x = self.back(torch.relu(self.grouped(torch.relu(self.norm(self.conv(x))))))
+        found: Tensor = self.head(self.end(x.mean((-1, -2))))
+        return found
+
+
+def mixed(channels_last: bool = False) -> Mixed:
+    """In evaluation mode, as a shield holds BatchNorm's statistics."""
+    torch.manual_seed(0)
+    made = Mixed().double().eval()
+    return made.to(memory_format=torch.channels_last) if channels_last else made  # type: ignore[call-overload]
+
+
+def backward(model: nn.Module, seed: int = 0) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    model(torch.randint(11, (16,), generator=generator)).square().sum().backward()
+
+
+def root(claimed: Tensor) -> Tensor:
+    """F^½ `[..., d, d]` of F = I - A, by its definition."""
+    values, vectors = torch.linalg.eigh(torch.eye(claimed.shape[-1]).to(claimed) - claimed)
+    values = torch.where(values < 1e-12, 0.0, values)  # rounding of what is claimed wholly
+    found: Tensor = (vectors * values.sqrt().unsqueeze(-2)) @ vectors.mT
+    return found
+
+
+def sites(model: nn.Module) -> dict[str, WeightBlock]:
+    return scan(model, (), ()).sites
+
+
+def blocks(model: nn.Module) -> dict[str, Tensor]:
+    """[W | b] `[g, out, d]` of every layer."""
+    return {name: site.matrix(site.parameters).clone() for name, site in sites(model).items()}
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor]:
+    """The same of the gradients."""
+    found = {}
+    for name, site in sites(model).items():
+        held: dict[int, Any] = {id(p): p.grad for p in site.parameters}
+        found[name] = site.matrix(site.parameters, held).clone()
+    return found
+
+
+def set_gradients(model: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Put matrices [W | b] in place of the gradients."""
+    for name, site in sites(model).items():
+        held: dict[int, Any] = {id(p): p.grad for p in site.parameters}
+        views = site.views(held, site.parameters)
+        parts = values[name].split([view.shape[2:].numel() for view in views], -1)
+        for view, part in zip(views, parts):
+            view.copy_(part.reshape(view.shape))

@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn, optim
-from torch.nn import functional
 from torch.optim import Optimizer
 
 from conceptors import Shield
 from layers.cases import Draw
-from shield.step.common import root
 
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "sgd-momentum": lambda p: optim.SGD(p, lr=0.01, momentum=0.9),
@@ -31,68 +29,6 @@ class Twins(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.b(self.a(x).tanh())  # type: ignore[no-any-return]
-
-
-class HalfTwins(Twins):
-    """Only one of them has a bias."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.b = nn.Linear(9, 9, bias=False)
-        self.b.weight = self.a.weight
-
-
-class Looped(nn.Module):
-    """One layer, called three times."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.step = nn.Linear(20, 20)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for _ in range(3):
-            x = self.step(functional.pad(x, (0, 20 - x.shape[-1]))).tanh()
-        return x
-
-
-class Aliased(nn.Module):
-    """One layer under two names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(20, 20)
-        self.again = self.first
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.again(self.first(functional.pad(x, (0, 11))).relu())  # type: ignore[no-any-return]
-
-
-class Scales(nn.Module):
-    """Two convolutions with one kernel, at different strides and paddings."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fine, self.coarse = nn.Conv1d(9, 4, 3), nn.Conv1d(9, 4, 3, stride=2, padding=2)
-        self.coarse.weight = self.fine.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        signal = torch.stack([x, x.roll(1, -1), x.roll(3, -1)], -1)
-        return torch.cat([self.fine(signal), self.coarse(signal)], -1)
-
-
-class Attentions(nn.Module):
-    """Two attention layers that share all but the biases of the output."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = (nn.MultiheadAttention(9, 3, batch_first=True) for _ in range(2))
-        self.b.in_proj_weight, self.b.in_proj_bias = self.a.in_proj_weight, self.a.in_proj_bias
-        self.b.out_proj.weight = self.a.out_proj.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x[:, None]
-        x = self.a(x, x, x)[0]
-        return self.b(x, x, x)[0]  # type: ignore[no-any-return]
 
 
 class OneBias(nn.Module):
@@ -120,12 +56,10 @@ class Language(nn.Module):
         return self.out(self.mix(self.tokens(tokens)).tanh())  # type: ignore[no-any-return]
 
 
-def check(
-    model: nn.Module, old: Tensor, new: Tensor, make: Callable[..., Any], feed: Any = None
-) -> Shield:
+def check(model: nn.Module, old: Tensor, new: Tensor, make: Callable[..., Any]) -> Shield:
     """Training on new data leaves the outputs on old data alone, and is of use."""
     model = model.double()
-    shield = Shield(model, 1e4, hard=True, rows=None, warn_at_quota=1.0)
+    shield = Shield(model, 1e4, hard=True)
     made = make(model)
     optimizers = made if isinstance(made, list) else [made]
     for optimizer in optimizers:
@@ -152,12 +86,7 @@ def check(
     ("kind", "names"),
     [
         (Twins, ["a"]),
-        (HalfTwins, ["a"]),
-        (Looped, ["step"]),
-        (Aliased, ["first"]),
-        (Scales, ["fine"]),
         (OneBias, ["a", "b"]),
-        (Attentions, ["a.q", "a.k", "a.v", "a.out"]),
     ],
 )
 def test_shared_weights_serve_all_who_use_them(
@@ -174,7 +103,7 @@ def test_each_user_of_a_shared_weight_has_its_own_bias_unit() -> None:
     torch.manual_seed(0)
     model = Twins().double()
     x = Draw(0, batch=7).x(9)
-    claimed = Shield(model, 2.0, warn_at_quota=1.0).remember(x).conceptors()["a"]
+    claimed = Shield(model, 2.0).remember(x).conceptors()["a"]
     hidden = model.a(x).tanh().detach()
     units = torch.eye(2).double()
     rows = torch.cat(
@@ -209,11 +138,6 @@ def halves(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     return weights, [p for n, p in model.named_parameters() if n.endswith("bias")]
 
 
-def groups(model: nn.Module) -> Optimizer:
-    weights, biases = halves(model)
-    return optim.SGD([{"params": weights, "lr": 0.1}, {"params": biases, "lr": 0.02}])
-
-
 def groups_with_decay(model: nn.Module) -> Optimizer:
     weights, biases = halves(model)
     return optim.AdamW(
@@ -226,124 +150,10 @@ def two_optimizers(model: nn.Module) -> list[Optimizer]:
     return [optim.SGD(weights, lr=0.1, momentum=0.5), optim.Adam(biases, lr=0.02)]
 
 
-def one_a_layer(model: nn.Module) -> list[Optimizer]:
-    first, _, second = model.children()
-    return [optim.SGD(first.parameters(), lr=0.1), optim.LBFGS(second.parameters(), lr=0.1)]
-
-
 def one_after_another(model: nn.Module) -> list[Optimizer]:
     return [optim.SGD(model.parameters(), lr=0.05), optim.Adam(model.parameters(), lr=0.01)]
 
 
-@pytest.mark.parametrize("make", [groups, groups_with_decay, two_optimizers, one_after_another])
+@pytest.mark.parametrize("make", [groups_with_decay, two_optimizers, one_after_another])
 def test_blocks_may_be_split_over_groups_and_optimizers(make: Callable[..., Any]) -> None:
     check(two_layers(), Draw(0, batch=4).x(9), Draw(1, batch=6).x(9), make)
-
-
-def test_a_block_split_over_groups_is_projected_as_one() -> None:
-    """Each part of G F^½ has its own rate; then they are multiplied by F^½ together."""
-    torch.manual_seed(0)
-    layer, x = nn.Linear(6, 4).double(), Draw(0, batch=9).x(6)
-    shield = Shield(layer, 1.5, warn_at_quota=1.0).remember(x)
-    half = root(shield.conceptors()["Linear"].matrix()[0])
-    optimizer = shield.guard(
-        optim.SGD([{"params": [layer.weight], "lr": 0.1}, {"params": [layer.bias], "lr": 0.03}])
-    )
-    start = torch.cat([layer.weight, layer.bias[:, None]], 1).detach()
-    layer(Draw(1).x(6)).square().sum().backward()
-    assert layer.weight.grad is not None
-    assert layer.bias.grad is not None
-    rates = torch.tensor([0.1] * 6 + [0.03], dtype=torch.float64)
-    step = torch.cat([layer.weight.grad, layer.bias.grad[:, None]], 1) @ half * rates
-    optimizer.step()
-    end = torch.cat([layer.weight, layer.bias[:, None]], 1).detach()
-    torch.testing.assert_close(end, start - step @ half, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("guarded", ["weights", "biases"])
-def test_one_of_two_optimizers_may_step_alone(guarded: str) -> None:
-    """Half of G F is not in the free space: whatever else is held moves along."""
-    model = two_layers().double()
-    parts = dict(zip(("weights", "biases"), halves(model)))
-    shield = Shield(model, 1e4, hard=True, rows=None, warn_at_quota=1.0)
-    made = {name: shield.guard(optim.SGD(part, lr=0.05)) for name, part in parts.items()}
-    old = Draw(0, batch=4).x(9)
-    shield.remember(old)
-    before = model(old).detach()
-    for seed in range(5):
-        made[guarded].zero_grad()
-        model(Draw(seed + 1, batch=6).x(9)).square().mean().backward()
-        made[guarded].step()
-    assert float((model(old).detach() - before).norm()) < 1e-10 * float(before.norm())
-
-
-def test_a_bias_without_gradient_moves_along_with_the_weight_it_shares() -> None:
-    """Only one of two layers with one weight is in use, and plain SGD's steps are left alone."""
-    torch.manual_seed(0)
-    model = Twins().double()
-    shield = Shield(model, 1e4, hard=True, rows=None, warn_at_quota=1.0)
-    optimizer = shield.guard(optim.SGD(model.parameters(), lr=0.05))
-    old = Draw(0, batch=2).x(9)
-    shield.remember(old)
-    before = model(old).detach()
-    for seed in range(5):
-        optimizer.zero_grad()
-        model.a(Draw(seed + 1, batch=4).x(9)).square().sum().backward()
-        assert model.b.bias.grad is None
-        optimizer.step()
-        assert model.b.bias.grad is None
-    assert float((model(old).detach() - before).norm()) < 1e-10 * float(before.norm())
-
-
-def test_sparse_gradients_with_a_closure() -> None:
-    torch.manual_seed(0)
-    layer = nn.Embedding(8, 3, sparse=True)
-    shield = Shield(layer, 1e4, hard=True, warn_at_quota=1.0)
-    optimizer = shield.guard(optim.SGD(layer.parameters(), lr=0.1))
-    shield.remember(torch.tensor([[0, 1]]))
-    before = layer.weight.detach().clone()
-
-    def closure() -> float:
-        optimizer.zero_grad()
-        loss = layer(torch.tensor([1, 2, 3])).square().sum()
-        loss.backward()
-        return float(loss.detach())
-
-    for _ in range(3):
-        optimizer.step(closure)
-    changed = (layer.weight.detach() != before).any(1)
-    assert changed.tolist() == [i in (2, 3) for i in range(8)]
-
-
-def test_parameters_that_no_optimizer_holds_stay() -> None:
-    torch.manual_seed(0)
-    layer, old = nn.Linear(6, 4).double(), Draw(0, batch=3).x(6)
-    shield = Shield(layer, 1e4, hard=True, warn_at_quota=1.0)
-    optimizer = shield.guard(optim.SGD([layer.weight], lr=0.1))
-    shield.remember(old)
-    before, bias = layer(old).detach(), layer.bias.detach().clone()
-    for seed in range(5):
-        optimizer.zero_grad()
-        layer(Draw(seed).x(6)).square().sum().backward()
-        optimizer.step()
-    assert torch.equal(layer.bias.detach(), bias)
-    torch.testing.assert_close(layer(old).detach(), before, rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_the_increment_decays_once_however_many_blocks_have_a_share(bias: bool) -> None:
-    """The packed weights of an attention layer are three blocks, tied embeddings two."""
-    torch.manual_seed(0)
-    attention = nn.MultiheadAttention(6, 2, bias=bias).double()
-    language = Language(bias).double()
-    model = nn.ModuleDict({"attention": attention, "language": language})
-    shield = Shield(model, 2.0, increment_decay=0.05, warn_at_quota=1.0)
-    optimizer = shield.guard(optim.SGD(model.parameters(), lr=1.0))
-    anchors = [p.detach().clone() for p in model.parameters()]
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(1.0)
-            p.grad = torch.zeros_like(p)
-    optimizer.step()
-    for p, anchor in zip(model.parameters(), anchors):
-        torch.testing.assert_close(p.detach(), anchor + 0.9)

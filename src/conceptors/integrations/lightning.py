@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from conceptors._internal.batches import Feed
-from conceptors.integrations.going_back import warn_if_back
 from conceptors.shield import Shield
+from conceptors.shield.watch import warn_of_lost_tasks
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -26,9 +26,9 @@ class ShieldCallback(Callback):  # type: ignore[misc]
 
     The shield's state is part of every checkpoint, and `fit(..., ckpt_path=...)` restores it.
 
-    From the second task on, Trainer's `gradient_clip_val` is the most that is left of a gradient,
-    as what old tasks claim would use it up. Not so where gradients are clipped by value, scaled
-    (16-mixed), or by the module's own `configure_gradient_clipping`.
+    From the second task on, Trainer's `gradient_clip_val` limits the projected gradients, because
+    the directions that old tasks claim would use it up. This does not apply to clipping by value,
+    scaled gradients (16-mixed), and a module's own `configure_gradient_clipping`.
 
     Args:
         shield: of the LightningModule, or of a part of it.
@@ -66,7 +66,6 @@ class ShieldCallback(Callback):  # type: ignore[misc]
             and trainer.gradient_clip_algorithm in (None, "norm")
             and str(trainer.precision) != "16-mixed"
             and getattr(type(pl_module), own) is getattr(LightningModule, own)
-            and self.shield.project != "inputs"
             and not isinstance(trainer.strategy, (FSDPStrategy, DeepSpeedStrategy))
         )
 
@@ -109,4 +108,4 @@ class ShieldCallback(Callback):  # type: ignore[misc]
             return
         before = self.shield.n_tasks
         self.shield.load_state_dict(state_dict)
-        warn_if_back(self.shield, before, "Resume from a checkpoint of this task")
+        warn_of_lost_tasks(self.shield, before, "Resume from a checkpoint of this task")

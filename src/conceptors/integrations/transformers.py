@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import uuid
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from conceptors._internal.batches import Feed
-from conceptors.integrations.going_back import warn_if_back
 from conceptors.shield import Shield
 from conceptors.shield.state import save
+from conceptors.shield.watch import warn_of_lost_tasks
 
 try:
     from transformers import TrainerCallback, TrainerState, TrainingArguments
@@ -35,9 +34,9 @@ class ShieldCallback(TrainerCallback):  # type: ignore[misc]
     checkpoint that is resumed. Give every task an output directory of its own, or checkpoints of
     the second overwrite those of the first.
 
-    From the second task on, `max_grad_norm` is the most that is left of a gradient, as what old
-    tasks claim would use it up: the arguments hold 0 meanwhile, and Trainer logs no `grad_norm`.
-    With fp16 or sharded weights Trainer clips as ever, which a warning tells.
+    From the second task on, `max_grad_norm` limits the projected gradients, because the directions
+    that old tasks claim would use it up. The arguments hold 0 meanwhile, and Trainer logs no
+    `grad_norm`. With fp16 or sharded weights Trainer clips the gradients before they are projected.
 
     Args:
         shield: of the model that is trained.
@@ -63,8 +62,6 @@ class ShieldCallback(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         """Guard the optimizer; load the shield when a checkpoint is resumed."""
         note = state.stateful_callbacks.get(_NOTE)
-        by_inputs = note and self.shield.project == "inputs"
-        resumed = deepcopy(optimizer.state_dict()) if by_inputs else None
         clips = self._clips(args)
         self.shield.guard(optimizer, between=self._clip if clips else None)
         if note:
@@ -72,8 +69,6 @@ class ShieldCallback(TrainerCallback):  # type: ignore[misc]
         if clips and self.shield.n_tasks:
             self._lent = args, args.max_grad_norm
             args.max_grad_norm = 0.0
-        if resumed:
-            optimizer.load_state_dict(resumed)  # guarding dropped the momentum
         state.stateful_callbacks[_NOTE] = {
             "run": uuid.uuid4().hex,
             "folder": str(Path(args.output_dir).absolute()),
@@ -105,7 +100,7 @@ class ShieldCallback(TrainerCallback):  # type: ignore[misc]
         """Whether gradients can be clipped after they are projected, in Trainer's place."""
         self._give_back()  # of a run that was interrupted
         others = any(getattr(args, name, None) for name in ("fp16", "fsdp", "deepspeed"))
-        return bool(args.max_grad_norm) and self.shield.project != "inputs" and not others
+        return bool(args.max_grad_norm) and not others
 
     def _clip(self) -> None:
         if self._lent is not None:
@@ -125,7 +120,7 @@ class ShieldCallback(TrainerCallback):  # type: ignore[misc]
     def _load(self, folder: Path) -> None:
         before = self.shield.n_tasks
         self.shield.load(folder / FILE)
-        warn_if_back(
+        warn_of_lost_tasks(
             self.shield,
             before,
             "Give every task an output_dir of its own, and resume from a checkpoint of this task",

@@ -1,18 +1,7 @@
 """Layer types that the shield knows, a small file each; `register` adds more."""
 
-from conceptors.layers import (
-    attention,
-    conv,
-    embedding,
-    experts,
-    linear,
-    norm,
-    product,
-    recurrent,
-    scale,
-    sorted_experts,
-    weight_norm,
-)
+from importlib import import_module
+
 from conceptors.layers.base import (
     Block,
     Call,
@@ -26,7 +15,6 @@ from conceptors.layers.base import (
     find_rule,
     recognise,
     register,
-    registered,
 )
 
 __all__ = [
@@ -39,19 +27,11 @@ __all__ = [
     "Rule",
     "Sample",
     "SecondMoment",
-    "attention",
-    "conv",
-    "embedding",
-    "experts",
     "find_rule",
-    "linear",
-    "norm",
-    "product",
     "recognise",
-    "recurrent",
     "register",
-    "registered",
-    "scale",
-    "sorted_experts",
-    "weight_norm",
 ]
+
+_MODULES = "attention conv experts linear magnitude norm product recurrent scale"
+for _name in _MODULES.split():
+    import_module(f"{__name__}.{_name}")  # registers its rules

@@ -1,9 +1,8 @@
 """Parameters that stand beside layers: class tokens, positions, masks; scales of channels.
 
-One that is added, or put beside activations, meets a constant: the row is a 1, and once a task has
-used it all of it is claimed. One number per channel that activations are multiplied with is the
-weight of a norm layer in all but name. Which of the two it is, its uses tell
-(`shield.remember.bare`).
+A parameter that is added, or put beside activations, multiplies the constant 1: once a task has
+used it, all of it is claimed. A vector that multiplies activations is treated like the weight of a
+norm layer. `shield.remember.bare` observes which of the two it is.
 """
 
 from __future__ import annotations

@@ -29,8 +29,6 @@ class Block:
     layout: str = "linear"  # blocks that share a weight are joined if their layout is the same
     rows_first: bool = True  # dimension 0 of the weight is `out` and g is 1: shards are local
     name: str = ""  # tells the blocks of one layer apart
-    is_product: bool = False  # the layer maps rows [g, n, d], its only argument, to rows Wᵀ + b
-    networks: int = 1  # that never meet; groups of the first come first, as many for each
 
 
 class Rows(NamedTuple):
@@ -81,13 +79,11 @@ class Draws:
         self._seed = seed
         self._generators: dict[torch.device, torch.Generator] = {}
         self._chosen: dict[object, Tensor] = {}
-        self._places: dict[object, tuple[Tensor, ...]] = {}
         self._last: tuple[weakref.ref[Tensor], object, Rows] | None = None
 
     def renew(self) -> None:
         """Choose anew from now on: a new batch begins."""
         self._chosen.clear()
-        self._places.clear()
         self._last = None
 
     def indices(self, count: int, size: int, device: torch.device) -> Tensor:
@@ -101,14 +97,6 @@ class Draws:
             spots += torch.arange(size, device=device)
             self._chosen[key] = (spots * (count / size)).long().clamp_(max=count - 1)
         return self._chosen[key]
-
-    def places(self, shape: torch.Size, size: int, device: torch.device) -> tuple[Tensor, ...]:
-        """The same as indices into each of several dimensions."""
-        key = (shape, size, device)
-        if key not in self._places:
-            chosen = self.indices(math.prod(shape), size, device)
-            self._places[key] = torch.unravel_index(chosen, shape)
-        return self._places[key]
 
     def shared(self, x: Tensor, key: object, take: Callable[[], Rows]) -> Rows:
         """What `take` gives, or what it gave if the last rows were taken of x too, as it is now."""
@@ -132,9 +120,12 @@ class Sample:
         wanted = self._cap(count, dim)
         return None if wanted is None or wanted >= count else wanted
 
-    def places(self, shape: torch.Size, size: int, device: torch.device) -> tuple[Tensor, ...]:
-        """Which rows, as indices into the dimensions that they are spread over."""
-        return self._draws.places(shape, size, device)
+    def indices(self, count: int, dim: int, device: torch.device) -> Tensor:
+        """Which of `count` rows are used, ascending."""
+        size = self.size(count, dim)
+        if size is None:
+            return torch.arange(count, device=device)
+        return self._draws.indices(count, size, device)
 
     def __call__(self, x: Tensor) -> Rows:
         """Rows of `[..., d]`, as a product with a weight sees them: rounded under autocast."""
@@ -151,11 +142,11 @@ class Sample:
             rows = x[None].flatten(0, -2)[None]  # also where d is 0
             return Rows(rows) if dtype == rows.dtype else OwnedRows(rows.to(dtype))
         count = math.prod(x.shape[:-1])
+        chosen = self._draws.indices(count, size, x.device)
         if x.is_contiguous():
-            chosen = self._draws.indices(count, size, x.device)
             rows = x.view(count, -1).index_select(0, chosen)
         else:
-            rows = x[self._draws.places(x.shape[:-1], size, x.device)]
+            rows = x[torch.unravel_index(chosen, x.shape[:-1])]
         return OwnedRows(rows[None].to(dtype), count / size)
 
 
@@ -243,13 +234,7 @@ def _by_behaviour(layer: nn.Module) -> Rule | None:
         return None
     forward = id(vars(layer).get("forward"))
     state = (type(layer), forward, shapes, list(layer._modules), len(_BY_BEHAVIOUR))
-    known = _RECOGNISED.get(layer)
-    if known is None or known[0] != state:
+    if layer not in _RECOGNISED or _RECOGNISED[layer][0] != state:
         rule = next((rule for fits, rule in _BY_BEHAVIOUR if fits(layer)), None)
-        known = _RECOGNISED[layer] = (state, rule)
-    return known[1]
-
-
-def registered() -> list[type[nn.Module]]:
-    """All layer types that have a rule."""
-    return list(_RULES)
+        _RECOGNISED[layer] = (state, rule)
+    return _RECOGNISED[layer][1]

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -104,26 +105,8 @@ def cut(x: Tensor, kernel: Any, stride: Any, dilation: Any) -> Tensor:
 def patches(windows: Tensor, groups: int, spatial: int, sample: Sample) -> Iterator[Rows]:
     """Rows `[g, n, c / g * k]` of windows `[n, positions..., c, k...]`, in chunks."""
     shape, inner = windows.shape[: 1 + spatial], windows.shape[1 + spatial :]
-    dim = inner.numel() // groups
-    count, dtype = math.prod(shape), multiplied_dtype(windows)
-    size = sample.size(count, dim)
-    if size is None:
-        for part in pieces(windows, 1 + spatial, _CHUNK):
-            yield Rows(part.to(dtype).reshape(len(part), groups, dim).movedim(1, 0))
-        return
-    places = sample.places(shape, size, windows.device)
-    at_once = max(1, _CHUNK // (dim * groups))
-    for start in range(0, size, at_once):
-        some = places if size <= at_once else tuple(p[start : start + at_once] for p in places)
-        rows = windows[some].to(dtype).reshape(-1, groups, dim)
-        yield OwnedRows(rows.movedim(1, 0), count / size)
-
-
-def pieces(x: Tensor, depth: int, at_most: int) -> Iterator[Tensor]:
-    """x with its first `depth` dimensions made one, in parts of at most so many numbers."""
-    each = math.prod(x.shape[1:])
-    for part in x.split(max(1, at_most // max(1, each))):
-        if depth > 1 and each > at_most:
-            yield from pieces(part[0], depth - 1, at_most)
-        else:
-            yield part.flatten(0, depth - 1)
+    count, dim, dtype = math.prod(shape), inner.numel() // groups, multiplied_dtype(windows)
+    chosen = sample.indices(count, dim, windows.device)
+    for part in chosen.split(max(1, _CHUNK // max(1, inner.numel()))):
+        rows = windows[torch.unravel_index(part, shape)].to(dtype).reshape(-1, groups, dim)
+        yield OwnedRows(rows.movedim(1, 0), count / max(1, len(chosen)))

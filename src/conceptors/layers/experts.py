@@ -1,12 +1,15 @@
-"""Experts in one module: weights `[experts, out, d]`, of which every row meets those it is sent to.
+"""Experts in one module: weights `[experts, out, d]` or `[experts, d, out]`, in two layouts.
 
-As transformers 5 holds them (Mixtral and its like): `down(act(gate_up(x)))` for each chosen expert,
-added up with the router's weights. Every expert is two blocks with the rows that it really got.
+Chosen experts (Mixtral and its like in transformers 5) take rows, the experts that each row is sent
+to, and shares: `down(act(gate_up(x)))` of each chosen expert, added up with the shares. Sorted
+experts (Llama 4) take `[experts · n, d]` rows alone: n for each expert in turn, zero where a row is
+not sent to it. Each expert becomes two blocks with the rows that were sent to it.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,77 +20,102 @@ from conceptors.layers.base import Block, Call, Rows, RowsByBlock, Sample, recog
 from conceptors.layers.twin import agree, own_parameters
 
 _UPS = ("gate_up_proj", "up_proj")
-_TRIED = 8  # rows of a call that are computed once more, to see that this is what experts do
-_CLOSE = 0.05  # as products may be rounded to half precision; another formula differs by far more
+_CHECKED = 8  # rows that are computed once more, to verify the formula
+_CLOSE = 0.05  # products may be rounded to half precision; another formula differs by far more
 
 
-def are_experts(layer: nn.Module) -> bool:
-    """Whether a layer holds experts and takes rows, the experts they are sent to, and weights."""
-    held = own_parameters(layer)
-    up = _up(layer)
-    if up is None or not held.keys() - {up, "down_proj"} <= {f"{up}_bias", "down_proj_bias"}:
+def _up(layer: nn.Module) -> str:
+    """The name of the first weight; empty if there is not exactly one."""
+    names = [name for name in _UPS if name in own_parameters(layer)]
+    return names[0] if len(names) == 1 else ""
+
+
+def are_chosen(layer: nn.Module) -> bool:
+    """Whether a layer stores experts and takes rows, the chosen experts, and shares."""
+    parameters, up = own_parameters(layer), _up(layer)
+    if not up or not {up, "down_proj"} <= parameters.keys():
         return False
-    weights, biases = [held[up], held["down_proj"]], [p for p in held.values() if p.ndim == 2]
+    dims = {up: 3, "down_proj": 3, f"{up}_bias": 2, "down_proj_bias": 2}
     return (
-        all(p.ndim == 3 for p in weights)
-        and len(weights) + len(biases) == len(held)
-        and len({len(p) for p in held.values()}) == 1
-        and len(inspect.signature(type(layer).forward).parameters) == 4
+        all(p.ndim == dims.get(name) for name, p in parameters.items())
+        and len({len(p) for p in parameters.values()}) == 1
+        and _count_of_arguments(layer) == 3
         and callable(getattr(layer, "_apply_gate", getattr(layer, "act_fn", None)))
     )
 
 
-def _up(layer: nn.Module) -> str | None:
-    held = own_parameters(layer)
-    found = [name for name in _UPS if name in held]
-    return found[0] if len(found) == 1 and "down_proj" in held else None
+def are_sorted(layer: nn.Module) -> bool:
+    """Whether a layer stores experts with weights `[experts, d, out]`, and takes rows alone."""
+    parameters = own_parameters(layer)
+    if parameters.keys() != {"gate_up_proj", "down_proj"}:
+        return False
+    down, up = parameters["down_proj"], parameters["gate_up_proj"]
+    return (
+        down.ndim == 3
+        and up.shape == (down.shape[0], down.shape[2], 2 * down.shape[1])
+        and _count_of_arguments(layer) == 1
+        and callable(getattr(layer, "act_fn", None))
+    )
 
 
-@recognise(are_experts)
+def _count_of_arguments(layer: nn.Module) -> int:
+    return len(inspect.signature(type(layer).forward).parameters) - 1
+
+
+@recognise(lambda layer: are_chosen(layer) or are_sorted(layer))
 class ExpertsRule:
     def blocks(self, layer: Any) -> list[Block]:
         count = len(layer.down_proj)
         return [_block(layer, name, i) for i in range(count) for name in (_up(layer), "down_proj")]
 
     def rows(self, layer: Any, call: Call, sample: Sample) -> RowsByBlock:
-        bound = inspect.signature(layer.forward).bind(*call.args, **call.kwargs)
-        x, chosen, shares = bound.arguments.values()
-        x = x.reshape(-1, x.shape[-1])  # [n, d]
-        chosen, shares = (t.reshape(-1, t.shape[-1]) for t in (chosen, shares))  # [n, chosen]
-        self._check(layer, x, chosen, shares, call.output.reshape(x.shape))
-        up = _up(layer)
-        for i in range(len(layer.down_proj)):
-            rows = sample(x[(chosen == i).any(-1)])
-            yield f"{up}.{i}", rows
-            yield f"down_proj.{i}", Rows(_between(layer, i, rows.values), rows.weight)
-
-    def _check(self, layer: Any, x: Tensor, chosen: Tensor, shares: Tensor, output: Tensor) -> None:
-        """Whether experts do what is taken for granted here, on some rows."""
-        found = torch.zeros_like(x[:_TRIED])
-        for n, row in enumerate(x[:_TRIED]):
-            for i, share in zip(chosen[n].tolist(), shares[n]):
-                if i < len(layer.down_proj):  # others are on other machines
-                    given = _times(layer, "down_proj", i, _between(layer, i, row))
-                    found[n] += (share * given).to(found.dtype)
-        if not agree(found, output[:_TRIED], _CLOSE):
-            raise ValueError(
-                f"{type(layer).__name__} computes something else than down(act(gate_up(x))) of the "
-                f"chosen experts; register a rule for it"
-            )
+        for i, x in enumerate((_sorted if are_sorted(layer) else _chosen)(layer, call)):
+            rows = sample(x)
+            yield f"{_up(layer)}.{i}", rows
+            yield f"down_proj.{i}", Rows(_hidden(layer, i, rows.values), rows.weight)
 
 
-def _block(layer: Any, name: str | None, expert: int) -> Block:
-    bias = f"{name}_bias"
+def _chosen(layer: Any, call: Call) -> Iterator[Tensor]:
+    """The rows of each expert."""
+    x, chosen, shares = inspect.signature(layer.forward).bind(*call.args, **call.kwargs).args
+    x = x.reshape(-1, x.shape[-1])  # [n, d]
+    chosen, shares = (t.reshape(-1, t.shape[-1]) for t in (chosen, shares))  # [n, chosen]
+    outputs = torch.zeros_like(x[:_CHECKED])
+    for n, row in enumerate(x[:_CHECKED]):
+        for i, share in zip(chosen[n].tolist(), shares[n]):
+            if i < len(layer.down_proj):  # others are on other machines
+                outputs[n] += (share * _answer(layer, i, row)).to(outputs.dtype)
+    _check(layer, outputs, call.output.reshape(x.shape)[:_CHECKED])
+    return (x[(chosen == i).any(-1)] for i in range(len(layer.down_proj)))
 
+
+def _sorted(layer: Any, call: Call) -> Iterator[Tensor]:
+    """The rows of each expert; rows of zeros are nobody's, as they give zero for any weights."""
+    (x,) = (*call.args, *call.kwargs.values())
+    by_expert = x.reshape(len(layer.down_proj), -1, x.shape[-1])
+    for i, (rows, outputs) in enumerate(zip(by_expert, call.output.reshape(by_expert.shape))):
+        _check(layer, _answer(layer, i, rows[:_CHECKED]), outputs[:_CHECKED])
+    return (rows[rows.any(-1)] for rows in by_expert)
+
+
+def _check(layer: nn.Module, computed: Tensor, output: Tensor) -> None:
+    if not agree(computed, output, _CLOSE):
+        raise ValueError(
+            f"{type(layer).__name__} computes something else than down(act(gate_up(x))) of its "
+            f"experts; register a rule for it"
+        )
+
+
+def _block(layer: Any, name: str, expert: int) -> Block:
     def view(weight: Tensor) -> Tensor:
-        own = weight[expert : expert + 1]
-        return own.mT if _is_turned(layer) else own
+        matrix = weight[expert : expert + 1]
+        return matrix.mT if _is_turned(layer) else matrix
 
     return Block(
         weight=name,
-        bias=bias if hasattr(layer, bias) else None,
+        bias=f"{name}_bias" if hasattr(layer, f"{name}_bias") else None,
         view=view,
-        bias_view=lambda shift: shift[expert : expert + 1],
+        bias_view=lambda bias: bias[expert : expert + 1],
         layout=f"expert-{expert}",
         rows_first=False,
         name=f"{name}.{expert}",
@@ -96,22 +124,25 @@ def _block(layer: Any, name: str | None, expert: int) -> Block:
 
 def _is_turned(layer: Any) -> bool:
     """Whether weights are `[experts, d, out]`."""
-    return bool(getattr(layer, "is_transposed", False))
+    return bool(getattr(layer, "is_transposed", False)) or are_sorted(layer)
 
 
-def _between(layer: Any, expert: int, x: Tensor) -> Tensor:
+def _hidden(layer: Any, expert: int, x: Tensor) -> Tensor:
     """What enters the second product of an expert."""
-    up = _up(layer) or ""
-    found = _times(layer, up, expert, x)
-    if up == "up_proj":
-        return layer.act_fn(found)  # type: ignore[no-any-return]
+    inner = _product(layer, _up(layer), expert, x)
+    if _up(layer) == "up_proj":
+        return layer.act_fn(inner)  # type: ignore[no-any-return]
     if hasattr(layer, "_apply_gate"):
-        return layer._apply_gate(found)  # type: ignore[no-any-return]
-    gate, value = found.chunk(2, -1)
+        return layer._apply_gate(inner)  # type: ignore[no-any-return]
+    gate, value = inner.chunk(2, -1)
     return layer.act_fn(gate) * value  # type: ignore[no-any-return]
 
 
-def _times(layer: Any, name: str, expert: int, x: Tensor) -> Tensor:
+def _answer(layer: Any, expert: int, x: Tensor) -> Tensor:
+    return _product(layer, "down_proj", expert, _hidden(layer, expert, x))
+
+
+def _product(layer: Any, name: str, expert: int, x: Tensor) -> Tensor:
     weight, bias = getattr(layer, name)[expert], getattr(layer, f"{name}_bias", None)
     weight = weight.mT if _is_turned(layer) else weight
     return functional.linear(x, weight, None if bias is None else bias[expert])

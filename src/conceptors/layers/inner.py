@@ -28,7 +28,7 @@ _TAKES: dict[object, tuple[str, ...]] = {  # functions of layers, and their argu
     **dict.fromkeys(_CONVOLUTIONS, _CONV),
 }
 _SETTINGS = ("normalized_shape", "num_groups", "running_mean", "running_var")
-_SINGLE = (
+SINGLE = (  # layers that are one function of torch
     *(nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm),
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.Conv1d, nn.Conv2d, nn.Conv3d),
 )
@@ -42,11 +42,6 @@ def has_own_forward(layer: nn.Module) -> bool:
     return "forward" in layer.__dict__ or type(layer).forward is not owner.forward
 
 
-def is_single(layer: nn.Module) -> bool:
-    """Whether a layer is one function of torch."""
-    return isinstance(layer, _SINGLE)
-
-
 def inner_call(layer: Any, func: Any, args: Any, kwargs: Any, output: Any) -> Call | None:
     """A call of a function as the call of the layer that it is; None if it is another."""
     weight = getattr(layer, "weight", None)
@@ -55,7 +50,7 @@ def inner_call(layer: Any, func: Any, args: Any, kwargs: Any, output: Any) -> Ca
         tokens = torch.arange(layer.num_embeddings, device=output.device)[where]
         return Call((tokens,), {}, output)
     names = _TAKES.get(func)
-    if names is None or not is_single(layer) or weight is None:
+    if names is None or not isinstance(layer, SINGLE) or weight is None:
         return None
     given = dict(zip(names, args)) | {k: v for k, v in kwargs.items() if k in names}
     fits = (

@@ -7,15 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
-from conceptors.layers.base import (
-    Block,
-    Call,
-    OwnedRows,
-    Rows,
-    RowsByBlock,
-    Sample,
-    register,
-)
+from conceptors.layers.base import Block, Call, OwnedRows, Rows, RowsByBlock, Sample, register
 
 
 def channels(bias: str | None = "bias", weight: str = "weight") -> Block:
@@ -53,50 +45,38 @@ class LayerNormRule:
         yield "", by_channel(normalised, weight)
 
 
-@register(nn.GroupNorm)
-class GroupNormRule:
+class ChannelNormRule:
+    """Normalises a whole batch `[n, channels, ...]`; subclasses define how."""
+
     def blocks(self, layer: Any) -> list[Block]:
         return [channels()]
 
     def rows(self, layer: Any, call: Call, sample: Sample) -> RowsByBlock:
-        x = call.argument(0, "input")
-        normalised = functional.group_norm(x, layer.num_groups, None, None, layer.eps)
+        normalised = self.normalise(layer, call.argument(0, "input"))
         yield "", by_channel(*sample.unrounded(normalised.movedim(1, -1)))
+
+    def normalise(self, layer: Any, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+@register(nn.GroupNorm)
+class GroupNormRule(ChannelNormRule):
+    def normalise(self, layer: Any, x: Tensor) -> Tensor:
+        return functional.group_norm(x, layer.num_groups, None, None, layer.eps)
 
 
 @register(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-class BatchNormRule:
-    """Rows are normalised as in evaluation, with the running statistics."""
+class BatchNormRule(ChannelNormRule):
+    """As in evaluation: with the running statistics, or those of the batch if there are none."""
 
-    def blocks(self, layer: Any) -> list[Block]:
-        return [channels()]
-
-    def rows(self, layer: Any, call: Call, sample: Sample) -> RowsByBlock:
-        x, mean, var = call.argument(0, "input"), layer.running_mean, layer.running_var
-        if mean is None or var is None:  # statistics of the batch
-            normalised = functional.batch_norm(x, None, None, None, None, True, 0.0, layer.eps)
-            yield "", by_channel(*sample.unrounded(normalised.movedim(1, -1)))
-            return
-        rows, weight = sample.unrounded(x.movedim(1, -1))
-        normalised = functional.batch_norm(rows[0], mean, var, None, None, False, 0.0, layer.eps)
-        yield "", by_channel(normalised[None], weight)
+    def normalise(self, layer: Any, x: Tensor) -> Tensor:
+        mean, var = layer.running_mean, layer.running_var
+        return functional.batch_norm(x, mean, var, None, None, mean is None, 0.0, layer.eps)
 
 
 @register(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
-class InstanceNormRule:
-    def blocks(self, layer: Any) -> list[Block]:
-        return [channels()]
-
-    def rows(self, layer: Any, call: Call, sample: Sample) -> RowsByBlock:
-        x, mean, var = call.argument(0, "input"), layer.running_mean, layer.running_var
-        x = x if x.ndim == call_ndim(layer) else x[None]
-        normalised = functional.instance_norm(
-            x, mean, var, None, None, mean is None, 0.0, layer.eps
-        )
-        yield "", by_channel(*sample.unrounded(normalised.movedim(1, -1)))
-
-
-def call_ndim(layer: nn.Module) -> int:
-    """Dimensions of a batched input of an InstanceNorm layer."""
-    kinds = {nn.InstanceNorm1d: 3, nn.InstanceNorm2d: 4, nn.InstanceNorm3d: 5}
-    return next(ndim for kind, ndim in kinds.items() if isinstance(layer, kind))
+class InstanceNormRule(ChannelNormRule):
+    def normalise(self, layer: Any, x: Tensor) -> Tensor:
+        mean, var = layer.running_mean, layer.running_var
+        x = x[None] if x.ndim == layer._get_no_batch_dim() else x
+        return functional.instance_norm(x, mean, var, None, None, mean is None, 0.0, layer.eps)

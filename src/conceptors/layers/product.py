@@ -18,65 +18,63 @@ from conceptors.layers.base import Block, Call, RowsByBlock, Sample, recognise
 from conceptors.layers.twin import answer, can_have_twin, own_parameters, sizes_apart, tried
 
 _MATMULS = (torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__)
-_TURNS = ("T", "mT")  # attributes that give a transposed view
 
 
 class Uses(TorchFunctionMode):
-    """Which products a weight and a bias take part in, and whether they are used otherwise."""
+    """Records products of x with a weight, and whether weight or bias are used otherwise.
+
+    Attributes:
+        turned: of every product, whether the weight is `[d, out]`.
+        strange: whether there was any other use.
+    """
 
     def __init__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
-        self.turned: list[bool] = []  # of every product with x: is the weight [d, out]?
+        self.turned: list[bool] = []
         self.strange = False
-        self._x, self._weight, self._bias = x, weight, bias
-        self._transposed: list[Tensor] = []
+        self._x, self._has_bias = x, bias is not None
+        self._known = [(weight, "weight"), (bias, "bias")]
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        found = func(*args, **kwargs)
-        given = [*args, *kwargs.values()]
-        if any(isinstance(t, Tensor) and self._role(t) for t in given) and _takes_numbers(found):
-            self._see(func, given, kwargs, found)
-        return found
+        result = func(*args, **kwargs)
+        inputs = [*args, *kwargs.values()]
+        roles = [self._role(x) for x in inputs]
+        is_data = isinstance(result, (Tensor, tuple, list)) and not isinstance(result, torch.Size)
+        if any(roles) and is_data:
+            self._see(func, inputs, roles, kwargs, result)
+        return result
 
-    def _role(self, tensor: Any) -> str:
-        if tensor is self._weight:
-            return "weight"
-        if any(tensor is t for t in self._transposed):
-            return "turned"
-        return "bias" if self._bias is not None and tensor is self._bias else ""
+    def _role(self, x: Any) -> str:
+        known = (role for tensor, role in self._known if x is tensor)
+        return "" if x is None else next(known, "")
 
-    def _see(self, func: Any, given: list[Any], kwargs: dict[str, Any], found: Any) -> None:
-        name = getattr(getattr(func, "__self__", None), "__name__", getattr(func, "__name__", ""))
-        roles = [self._role(t) for t in given]
-        if (name in _TURNS or func in (torch.t, Tensor.t)) and roles == ["weight"]:
-            self._transposed.append(found)
-        elif found is given[0]:  # a cast to the dtype that it has
+    def _see(
+        self, func: Any, inputs: list[Any], roles: list[str], kwargs: Any, result: Any
+    ) -> None:
+        name = getattr(getattr(func, "__self__", None), "__name__", "")  # of an attribute
+        if roles == ["weight"] and (name in ("T", "mT") or func in (torch.t, Tensor.t)):
+            self._known.append((result, "turned"))
+        elif result is inputs[0]:  # a cast to the dtype that it has
             return
         elif func is functional.linear and set(kwargs) <= {"bias"}:
-            self._product(given[0], roles[1], roles[2:], straight="weight")
+            self._product(inputs[0], roles[1], roles[2:], straight="weight")
         elif func is torch.addmm and not kwargs and roles[0] == "bias":
-            self._product(given[1], roles[2], roles[:1], straight="turned")
+            self._product(inputs[1], roles[2], roles[:1], straight="turned")
         elif func in _MATMULS and not kwargs:
-            self._product(given[0], roles[1], [], straight="turned")
+            self._product(inputs[0], roles[1], [], straight="turned")
         else:
             self.strange = True
 
     def _product(self, x: Any, weight: str, bias: list[str], straight: str) -> None:
-        with_bias = ["bias"] if self._bias is not None else []
         self.turned.append(weight != straight)
         self.strange |= (
             not _is(x, self._x)
             or weight not in ("weight", "turned")
-            or [role for role in bias if role] != with_bias
+            or ("bias" in bias) != self._has_bias
         )
-
-
-def _takes_numbers(found: Any) -> bool:
-    """Whether a function may have used a tensor's numbers: its shape or dtype are none."""
-    return isinstance(found, (Tensor, tuple, list)) and not isinstance(found, torch.Size)
 
 
 def _is(entering: Tensor, x: Tensor) -> bool:

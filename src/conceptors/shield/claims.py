@@ -14,7 +14,6 @@ from conceptors.algebra.conceptor import Conceptor
 from conceptors.algebra.forms import OddsForm, SpectrumForm
 from conceptors.algebra.novelty import join_novel
 from conceptors.algebra.spectrum import Spectrum, is_accurate
-from conceptors.algebra.targets import ByGroup
 from conceptors.shield.blocks import WeightBlock
 from conceptors.shield.options import Protection
 from conceptors.shield.remember.moments import Moments, SketchedMoments, rounding
@@ -66,7 +65,7 @@ class Remembered:
         sites: Mapping[str, WeightBlock],
         protection: Protection,
         keep: bool,
-        known: float | Tensor = 0.0,
+        known: float = 0.0,
     ) -> Remembered:
         """One more task, `known` so far before it was learned; `keep` it apart too."""
         claimed = join(self.claimed, task, sites, protection, known)
@@ -128,7 +127,7 @@ def join(
     task: Claims,
     sites: Mapping[str, WeightBlock],
     protection: Protection,
-    known: float | Tensor = 0.0,
+    known: float = 0.0,
 ) -> Claims:
     """A ∨ C at every site, and stiffness added up; sketched ones stay within their rank.
 
@@ -195,10 +194,6 @@ def _conceptor(
         limited = protection.rank_of(moments.dim) is not None
         _check_precision(name, moments, choice, limited)
         conceptor = moments.conceptor(choice)
-    elif isinstance(choice, ByGroup):
-        limited = protection.rank_of(moments.dim) is not None
-        _check_precision(name, moments, max(choice.apertures), limited)
-        conceptor = moments.conceptor(choice.of(moments.groups))
     else:
         sigma, noise = moments.eigenvalues(), _rounding(moments)
         conceptor = moments.conceptor(choice.aperture(sigma, moments.dim, hard, noise))
@@ -214,22 +209,14 @@ def _conceptor(
 def _weight_of_drift(site: WeightBlock, moments: Moments | SketchedMoments) -> Tensor:
     """tr R `[g]` over E|W x|², so that drift is seen in units of what the layer gives out.
 
-    A layer that gives out nothing, as adapters do at first, has a hundredth of usual weights. The
-    layers of several networks side by side are layers of their own.
+    A layer that gives out nothing, as adapters do at first, has a hundredth of usual weights.
     """
     whole = {id(p): site.whole(p.data) for p in site.parameters}
     matrix = site.matrix(site.parameters, whole)  # [g, out, d]
     inputs, outputs = moments.output_energy(matrix)
     out, dim = matrix.shape[1:]
-    least = 1e-4 * (out / (3 * dim)) * _of_network(inputs, site.block.networks)
-    given = torch.maximum(_of_network(outputs, site.block.networks), least)
-    return inputs / given.clamp_min(1e-300)
-
-
-def _of_network(x: Tensor, networks: int) -> Tensor:
-    """Sums `[g]` over all groups of the same network."""
-    sums = x.reshape(networks, -1).sum(1)
-    return sums.repeat_interleave(len(x) // networks)
+    least = 1e-4 * (out / (3 * dim)) * inputs.sum()
+    return inputs / torch.maximum(outputs.sum(), least).clamp_min(1e-300)
 
 
 def _rounding(moments: Moments | SketchedMoments) -> float:
@@ -239,7 +226,7 @@ def _rounding(moments: Moments | SketchedMoments) -> float:
     half precision are summed up in float32.
     """
     half = moments.coarsest > rounding(torch.zeros(0, dtype=torch.float32))
-    sums = torch.float32 if half else moments.energy().dtype
+    sums = torch.float32 if half else torch.float64
     in_sums = math.sqrt(moments.dim) * torch.finfo(sums).eps / 2
     return max(1e-12, 4 * moments.coarsest, in_sums)
 
@@ -264,11 +251,9 @@ def _check_precision(
         and is_accurate(moments.correlation().double() * alpha**2)  # columns of other scales
     ):
         return
-    which, remedy = str(energy.dtype), ""
+    which, remedy = "float64", ""
     if in_rows > in_sums:
         which, remedy = "half precision", ", or remember outside of autocast, in float32"
-    elif energy.dtype == torch.float32:
-        remedy = ", or use dtype=torch.float64"
     raise ValueError(
         f"{which} is too small for aperture {alpha} at layer {name!r}: with activations of this "
         f"size (mean square norm {top:.3g}), rounding errors count as directions in use; lower "

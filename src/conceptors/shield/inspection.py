@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from conceptors._internal import checks
 from conceptors._internal.batches import Feed
 from conceptors.algebra.conceptor import Conceptor, similarity
 from conceptors.algebra.novelty import stride
@@ -16,7 +17,7 @@ from conceptors.shield.blocks import Scan
 from conceptors.shield.claims import Claims, Remembered
 from conceptors.shield.explain import Explanation, explain
 from conceptors.shield.moved import Mark
-from conceptors.shield.options import Protection, check_known
+from conceptors.shield.options import Protection
 from conceptors.shield.room import stuck_layers
 from conceptors.shield.step.guards import Guards
 from conceptors.shield.watch import Watch
@@ -104,13 +105,13 @@ class Inspection(ABC):
     def strides(
         self,
         batches: Any,
-        known: float | Tensor,
+        known: float,
         *,
         feed: Feed | None = None,
         limit: int | None = None,
         progress: bool = False,
-    ) -> dict[str, Tensor]:
-        """How much longer steps of SGD may be on new data, layer by layer: `[groups]` from 1.
+    ) -> dict[str, float]:
+        """How much longer steps of SGD may be on new data, layer by layer: numbers from 1.
 
         To be asked before training on it, and multiplied into the learning rates. The more of the
         data lies in claimed space, the more the shield shortens steps, and the longer they may be.
@@ -120,12 +121,12 @@ class Inspection(ABC):
             known: the share in [0, 1] that it can do, like its accuracy on the new data now (less
                 what guessing would give). At 0 all strides are 1.
         """
-        known = check_known(known)
+        known = checks.number(known, "known", 0.0, 1.0)
         held = self._remembered.claimed.conceptors
         with self._watch.alone():
             task = self._claims_of(batches, feed, limit, progress, soft=True)
         return {
-            name: stride(held[name].to(conceptor.device), conceptor, known)
+            name: float(stride(held[name].to(conceptor.device), conceptor, known).amin())
             for name, conceptor in task.conceptors.items()
             if name in held
         }

@@ -4,31 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
 from conceptors._internal import checks
 from conceptors._internal.suggest import nearest
-from conceptors.algebra.targets import Auto, ByGroup, Energy, Quota
+from conceptors.algebra.targets import Auto, Energy, Quota
 from conceptors.shield.blocks import matches
 
 Aperture = float | Auto | Quota | Energy
-Choice = Aperture | ByGroup  # the last for stacks of networks, by those who know their groups
+_DENSE = 8192  # layers of more inputs keep a sketch instead of d x d matrices
 
 
 @dataclass(frozen=True)
 class Protection:
     """How much of each layer is protected; for the fields see `Shield`."""
 
-    apertures: Choice | Mapping[str, Choice]
+    apertures: Aperture | Mapping[str, Aperture]
     hard: bool
     rank: int | float | None
-    dense_limit: int
 
-    def aperture(self, name: str) -> Choice:
+    def aperture(self, name: str) -> Aperture:
         """Of the layer with this name."""
         if not isinstance(self.apertures, Mapping):
             return self.apertures
@@ -72,23 +70,12 @@ class Protection:
 
     def sketch_rank(self, dim: int) -> int | None:
         """How many directions of a layer are kept, where d x d is too much."""
-        if dim <= self.dense_limit:
+        if dim <= _DENSE:
             return None
         return self.rank_of(dim) or max(1, dim // 8)
 
 
-def check_layers(protection: Protection, names: Iterable[str], by_inputs: bool) -> None:
-    """Whether all layers have an aperture, and one that their projection can serve."""
-    for name in names:
-        protection.aperture(name)
-        if by_inputs and protection.pull(name):
-            raise ValueError(
-                f'project="inputs" cannot pull layer {name!r} back, as its automatic aperture '
-                f"wants; give a number, aperture=9.0, or Auto(pull=0)"
-            )
-
-
-def check_apertures(value: Any) -> Choice | dict[str, Choice]:
+def check_apertures(value: Any) -> Aperture | dict[str, Aperture]:
     """What `Shield` takes as aperture."""
     if isinstance(value, Mapping):
         if not value:
@@ -97,12 +84,12 @@ def check_apertures(value: Any) -> Choice | dict[str, Choice]:
     return _check_aperture(value)
 
 
-def _check_aperture(value: Any) -> Choice:
+def _check_aperture(value: Any) -> Aperture:
     if isinstance(value, str):
         if value != "auto":
             raise ValueError(f'aperture must be "auto", a number, Quota or Energy, got {value!r}')
         return Auto()
-    if isinstance(value, (Auto, Quota, Energy, ByGroup)):
+    if isinstance(value, (Auto, Quota, Energy)):
         return value
     return float(checks.aperture(value, torch.Size(()), torch.zeros(1, dtype=torch.float64)))
 
@@ -114,25 +101,6 @@ def check_rank(rank: Any) -> int | float | None:
     if isinstance(rank, float):
         return checks.number(rank, "rank (a share of d)", 0.0, 1.0, open_low=True)
     return checks.whole(rank, "rank", 1)
-
-
-def check_rows(rows: Any) -> int | Literal["auto"] | None:
-    """How many rows of a batch are used."""
-    if rows == "auto":
-        return "auto"
-    return None if rows is None else checks.whole(rows, 'rows (or "auto", or None)', 1)
-
-
-def check_known(known: Any) -> float | torch.Tensor:
-    """How much of a task is known: a share, or one for each group of every layer."""
-    if not isinstance(known, torch.Tensor) or known.ndim == 0:
-        return checks.number(known, "known", 0.0, 1.0)
-    if known.ndim != 1 or not bool(((known >= 0) & (known <= 1)).all()):
-        raise ValueError(
-            f"known must be a share in [0, 1], or a tensor of them, one per group; got shape "
-            f"{list(known.shape)} with values from {float(known.min()):g} to {float(known.max()):g}"
-        )
-    return known
 
 
 def check_patterns(value: Any, name: str) -> list[str]:
@@ -148,7 +116,7 @@ def check_names(
     sites: Iterable[str],
     exclude: Iterable[str],
     freeze: Iterable[str],
-    aperture: Choice | Mapping[str, Choice],
+    aperture: Aperture | Mapping[str, Aperture],
 ) -> None:
     """Whether each pattern fits something: one that is misspelt would protect nothing, or all.
 
@@ -174,14 +142,3 @@ def one_of(value: Any, name: str, allowed: tuple[str, ...]) -> str:
     if value not in allowed:
         raise ValueError(f"{name} must be one of {allowed}, got {value!r}")
     return str(value)
-
-
-def check_projects_inputs(optimizer: Optimizer) -> None:
-    """Whether an optimizer is one for `project="inputs"`."""
-    decays = any(group.get("weight_decay") for group in optimizer.param_groups)
-    if type(optimizer) is not torch.optim.SGD or decays:
-        raise ValueError(
-            f'project="inputs" is for torch.optim.SGD without weight decay, got '
-            f"{type(optimizer).__name__}{' with weight decay' if decays else ''}; make the shield "
-            f'with project="gradients"'
-        )

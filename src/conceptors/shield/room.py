@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from conceptors._internal.outside import outside
 
+_FULL = 0.95  # quota from which a layer counts as full
 _STUCK = 0.05  # share of a step that passes, under which a layer hardly learns
 _STUCK_AUTO = 0.01  # the same with an automatic aperture, whose directions stay soft
 
@@ -15,9 +16,14 @@ class ShieldFullWarning(UserWarning):
     """Some layers have little free space left for further tasks, or let hardly any step pass."""
 
 
-def warn_if_full(quotas: Mapping[str, float], limit: float, known: set[str]) -> set[str]:
-    """About layers whose quotas have passed a limit, once; returns these."""
-    full = {name: q for name, q in quotas.items() if q > limit and name not in known}
+def full_layers(quotas: Mapping[str, float]) -> dict[str, float]:
+    """Layers with little space left for further tasks."""
+    return {name: quota for name, quota in quotas.items() if quota > _FULL}
+
+
+def warn_if_full(quotas: Mapping[str, float], known: set[str]) -> set[str]:
+    """Warn once about each layer that has become full; return the names of these."""
+    full = {name: q for name, q in full_layers(quotas).items() if name not in known}
     if full:
         listed = ", ".join(f"{name} ({quota:.1%})" for name, quota in full.items())
         warnings.warn(

@@ -31,19 +31,15 @@ from conceptors.shield.options import (
     Aperture,
     Protection,
     check_apertures,
-    check_known,
-    check_layers,
     check_names,
     check_patterns,
-    check_projects_inputs,
     check_rank,
-    check_rows,
     one_of,
 )
 from conceptors.shield.persistence import Persistence
 from conceptors.shield.remember.run import collect
 from conceptors.shield.remember.uses import Use, refuse
-from conceptors.shield.room import warn_if_full
+from conceptors.shield.room import full_layers, warn_if_full
 from conceptors.shield.statistics import Statistics
 from conceptors.shield.step.context import Context, Protected
 from conceptors.shield.step.guards import Guards
@@ -68,27 +64,20 @@ class Shield(Inspection, Persistence):
             learn in what it left. `Energy(0.9)` leaves more.
         increment_decay: λ of Algorithm 2: pulls the weights towards where the last task left
             them, W ← W - η 2 λ (W - W_previous), apart from the projection.
-        project: "gradients" (and steps), or "inputs": less work for plain and momentum SGD on
-            batches of fewer rows than layers have outputs. Gradients must then be as backward
-            passes make them (clipping their norm and accumulation are fine), and "auto" needs
-            `pull=0`.
         unsupported: what to do with trainable parameters of unknown layers: "error" lists and
             refuses them, "freeze" holds them fixed once a task is remembered, "ignore" lets them
             change (and forget).
         exclude, freeze: name patterns of layers or parameters that are left alone, like
             "head.*", or held fixed once a task is remembered.
         rank: at most so many directions per layer are protected; a number, or a share of d. With
-            hard conceptors earlier tasks' directions come first.
-        dense_limit: layers of more inputs keep a sketch of `rank` directions (by default an
-            eighth of d) instead of d x d matrices.
-        rows: which input rows of a layer are used: "auto" (all if hard, else an unbiased sample
-            of more than 16384 and more than 8 d), at most so many per batch, or None for all.
+            hard conceptors earlier tasks' directions come first. Layers of more than 8192 inputs
+            store a sketch of `rank` directions, by default an eighth of d; `rank=1.0` stores
+            exact d x d matrices there.
         batchnorm: "freeze" keeps BatchNorm's running statistics, and normalises with them, once
             a task is remembered; "follow" lets them follow the data (old tasks then drift).
         keep_tasks: keep every task's conceptors apart, so that `forget` can remove one.
-        warn_at_quota: `remember` warns about layers whose quota passes this.
-        dtype: in which second moments are summed.
-        seed: of the sampling of rows.
+        seed: of the sampling of rows. A hard shield reads all rows of a task; others read an
+            unbiased sample of at least 16384 rows and 8 d rows per layer.
 
     >>> import torch
     >>> from torch import nn
@@ -115,17 +104,12 @@ class Shield(Inspection, Persistence):
         *,
         hard: bool = False,
         increment_decay: float = 0.0,
-        project: Literal["gradients", "inputs"] = "gradients",
         unsupported: Literal["error", "freeze", "ignore"] = "error",
         exclude: Iterable[str] = (),
         freeze: Iterable[str] = (),
         rank: int | float | None = None,
-        dense_limit: int = 8192,
-        rows: int | Literal["auto"] | None = "auto",
         batchnorm: Literal["freeze", "follow"] = "freeze",
         keep_tasks: bool = False,
-        warn_at_quota: float = 0.95,
-        dtype: torch.dtype = torch.float64,
         seed: int = 0,
     ) -> None:
         if not isinstance(model, nn.Module):
@@ -138,20 +122,15 @@ class Shield(Inspection, Persistence):
         self.aperture = check_apertures(aperture)
         self.hard = bool(hard)
         self.increment_decay = checks.number(increment_decay, "increment_decay", 0.0, float("inf"))
-        self.project = one_of(project, "project", ("gradients", "inputs"))
         self.unsupported = one_of(unsupported, "unsupported", ("error", "freeze", "ignore"))
         self.batchnorm = one_of(batchnorm, "batchnorm", ("freeze", "follow"))
         self.exclude = check_patterns(exclude, "exclude")
         self.freeze = check_patterns(freeze, "freeze")
         self.rank = check_rank(rank)
-        self.dense_limit = checks.whole(dense_limit, "dense_limit", 0)
-        self.rows = check_rows(rows)
         self.keep_tasks = bool(keep_tasks)
-        self.warn_at_quota = checks.number(warn_at_quota, "warn_at_quota", 0.0, 1.0)
-        self.dtype = checks.real_dtype(dtype)
         self.seed = checks.whole(seed, "seed", 0)
         self.model = unwrap(model)
-        self._protection = Protection(self.aperture, self.hard, self.rank, self.dense_limit)
+        self._protection = Protection(self.aperture, self.hard, self.rank)
         self._remembered = Remembered()
         self._guards = Guards(self._make_context)
         self._full: set[str] = set()
@@ -181,24 +160,20 @@ class Shield(Inspection, Persistence):
 
         Works through the optimizer's own step hooks, so that schedulers, gradient scalers and
         checkpoints see the optimizer they know. A wrapper with the optimizer inside, as accelerate
-        makes it, is guarded there. Guard every optimizer of the model. With `project="inputs"`
-        momentum of earlier tasks is dropped: load an optimizer's checkpoint after guarding it.
+        makes it, is guarded there. Guard every optimizer of the model.
 
         Args:
             between: called at every step when `.grad` is what the optimizer is going to see,
-                projected; it may change gradients in place. An optimizer that is guarded already
-                gets the new one.
+                projected; it may change gradients in place. This is the place to clip them. An
+                optimizer that is guarded already gets the new one.
 
         Raises:
-            ValueError: it holds parameters that are not the model's, or the shield is detached;
-                or it is not for `project="inputs"`.
+            ValueError: it holds parameters that are not the model's, or the shield is detached.
         """
         self._check_attached()
         whole, optimizer = optimizer, unwrap_optimizer(optimizer)
         check_parameters(optimizer, self.model)
         check_steps_what_it_trains(optimizer)
-        if self.project == "inputs":
-            check_projects_inputs(optimizer)
         with self._watch.alone(), outside_inference_mode():
             self.refresh()
             self._guards.add(optimizer, between)
@@ -211,7 +186,7 @@ class Shield(Inspection, Persistence):
         feed: Feed | None = None,
         limit: int | None = None,
         progress: bool = False,
-        known: float | Tensor = 0.0,
+        known: float = 0.0,
     ) -> Shield:
         """Protect what the model does on this data from now on: call it after each task.
 
@@ -229,9 +204,9 @@ class Shield(Inspection, Persistence):
 
         Raises:
             ValueError: no data, NaN or infinite activations (names the layer and the batch), or
-                a dtype that is too small for the aperture.
+                numbers that are too coarse for the aperture.
         """
-        known = check_known(known)
+        known = checks.number(known, "known", 0.0, 1.0)
         with self._watch.alone():
             self._guards.settle()
             task = self._claims_of(batches, feed, limit, progress)
@@ -244,10 +219,9 @@ class Shield(Inspection, Persistence):
                 self._resumed = {}
                 self._set_anchors()
                 self._claims_changed()
-            self._guards.calm()
             self._watch.remembered(task.conceptors)
         large = {name: self.quota()[name] for name in self._large()}
-        self._full |= warn_if_full(large, self.warn_at_quota, self._full)
+        self._full |= warn_if_full(large, self._full)
         return self
 
     def forget(self, task: int) -> Shield:
@@ -272,7 +246,7 @@ class Shield(Inspection, Persistence):
                 self._resumed = {}
                 self._claims_changed()
             self._watch.trust()
-        self._full &= {name for name, quota in self.quota().items() if quota > self.warn_at_quota}
+        self._full &= full_layers(self.quota()).keys()
         return self
 
     def refresh(self) -> Shield:
@@ -322,9 +296,8 @@ class Shield(Inspection, Persistence):
                 batches,
                 feed=feed,
                 limit=limit,
-                rows=None if self.hard and self.rows == "auto" else self.rows,
+                all_rows=self.hard,
                 seed=self.seed + self.n_tasks,
-                dtype=self.dtype,
                 sketch=self._protection.sketch_rank,
                 progress=progress,
                 strays=self._meet_strays,
@@ -347,7 +320,8 @@ class Shield(Inspection, Persistence):
     def _rescan(self) -> Scan:
         frozen = [*self.freeze, *self._stray]
         found = survey(self.model, self.exclude, frozen, self.unsupported)
-        check_layers(self._protection, found.sites, self.project == "inputs")
+        for name in found.sites:
+            self._protection.aperture(name)  # raises where no pattern fits
         return found
 
     @outside_inference_mode()
@@ -372,7 +346,6 @@ class Shield(Inspection, Persistence):
             version=version,
             protected=protected,
             increment_decay=self.increment_decay,
-            by_inputs=self.project == "inputs",
             keeper=self._watch,
         )
 

@@ -283,6 +283,15 @@ def warn_of_dropped(shares: Mapping[str, float]) -> None:
         )
 
 
+def warn_of_lost_tasks(shield: Shield, before: int, remedy: str) -> None:
+    """Warn if a shield that had remembered `before` tasks knows fewer since it was loaded."""
+    if shield.n_tasks < before:
+        tell(
+            f"the shield had remembered {before} tasks, and the checkpoint that was resumed knows "
+            f"{shield.n_tasks} of them: later ones are not protected any more. {remedy}"
+        )
+
+
 def _few(names: list[str]) -> str:
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return ", ".join(names[:5]) + more

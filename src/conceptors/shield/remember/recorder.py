@@ -1,12 +1,12 @@
 """Which batches, and which rows of them, count at each layer in one pass over a task's data.
 
-Sums over all rows would cost more than the pass itself, and few rows tell as much. With "auto" a
-layer takes all rows while they are few. Else it takes about `enough(d)` rows, up to four times
-that where they come cheap beside the layer's own work, spread evenly over the pass: out of every
-group of up to eight batches one at random, and of that one a random sample of the rows. Each row
-counts by the inverse of its chance to be taken, so that sums are unbiased in whatever order the
-data comes. Batches that no layer takes are not run at all. A layer that gets few rows of a batch,
-beside others that get plenty, makes do with those of the recorded batches.
+Sums over all rows would cost more than the pass itself, and few rows tell as much. Unless all rows
+are asked for, a layer takes all of them only while they are few. Else it takes about `enough(d)`
+rows, up to four times that where they come cheap beside the layer's own work, spread evenly over
+the pass: out of every group of up to eight batches one at random, and of that one a random sample
+of the rows. Each row counts by the inverse of its chance to be taken, so that sums are unbiased in
+whatever order the data comes. Batches that no layer takes are not run at all. A layer that gets few
+rows of a batch, beside others that get plenty, makes do with those of the recorded batches.
 
 Embeddings with tokens that not every batch has count all of them, as rare ones matter. Where they
 are fed by the batch itself, that needs no pass either.
@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -44,13 +44,10 @@ def enough(dim: int) -> int:
 
 
 class SamplingPlan:
-    """What is asked for, and which batches are recorded: the same ones by all layers.
+    """Which batches are recorded: the same ones by all layers; `all_rows`: all of them."""
 
-    `rows`: "auto", or at most so many rows of every batch (None for all).
-    """
-
-    def __init__(self, rows: int | Literal["auto"] | None, seed: int) -> None:
-        self.rows, self.seed = rows, seed
+    def __init__(self, all_rows: bool, seed: int) -> None:
+        self.all_rows = all_rows
         self.batches: int | None = None  # that will come, if that is known; a guess does no harm
         self.batch = -1  # the current one
         self.group = 1  # so many batches are represented by one of them
@@ -69,7 +66,7 @@ class SamplingPlan:
 
     def _size(self, batch: int, filled: list[float]) -> int:
         known = [times for times in filled if math.isfinite(times)]
-        if self.rows != "auto" or not batch:
+        if self.all_rows or not batch:
             return 1
         least = min(known, default=_GROUP)
         if max(known, default=0.0) >= _PLENTY:
@@ -260,8 +257,8 @@ class Recorder:
 
     def _cap(self, count: int, dim: int) -> int | None:
         """How many of `count` rows of `dim` numbers are used; None for all."""
-        if self._plan.rows != "auto":
-            return self._plan.rows
+        if self._plan.all_rows:
+            return None
         batches = self._plan.batches or max(_SPREAD, 2 * self._plan.batch)
         least = enough(dim)
         cheap = _SHARE * batches * count * self._outputs / max(1, dim)

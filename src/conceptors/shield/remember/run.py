@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import distributed as dist
@@ -39,18 +39,17 @@ def collect(
     *,
     feed: Feed | None,
     limit: int | None,
-    rows: int | Literal["auto"] | None,
+    all_rows: bool,
     seed: int,
-    dtype: torch.dtype,
     sketch: Callable[[int], int | None],
     progress: bool,
     strays: Callable[[Iterable[Use]], None] = refuse,
 ) -> dict[str, Moments | SketchedMoments]:
     """Moments of all sites that rows reached, over the batches.
 
-    `rows` says which rows are used (see `recorder`), `sketch` how many directions are kept at
-    most (None for all) of a layer with so many inputs, `strays` what to do about weights that are
-    used where no rule covers it.
+    `all_rows` uses every row, else a sample (see `recorder`). `sketch` gives the number of
+    directions to store of a layer with so many inputs (None for all), and `strays` handles weights
+    that are used where no rule covers it.
 
     The model runs in evaluation mode without gradients; training flags, random state and hooks
     are as before afterwards, also after an exception.
@@ -63,9 +62,9 @@ def collect(
     feed = feed or feed_first
     limit = None if limit is None else checks.whole(limit, "limit", 1)
     products = Products()
-    moments = {name: _empty(site, dtype, sketch, products) for name, site in sites.items()}
+    moments = {name: _empty(site, sketch, products) for name, site in sites.items()}
     plan, draws, watch, uses = (
-        SamplingPlan(rows, seed),
+        SamplingPlan(all_rows, seed),
         Draws(seed),
         Watch(),
         Uses(sites, WeightReads(model)),
@@ -170,12 +169,11 @@ def _reaching_all(before: Exception | None = None) -> Iterator[None]:
 
 def _empty(
     site: WeightBlock,
-    dtype: torch.dtype,
     sketch: Callable[[int], int | None],
     products: Products,
 ) -> Moments | SketchedMoments:
     groups, dim = site.size
-    like = torch.empty(0, dtype=dtype, device=site.parameters[0].device)
+    like = torch.empty(0, dtype=torch.float64, device=site.parameters[0].device)
     if is_bare(site.block):
         return BareMoments(groups, dim, 0, like)
     rank = sketch(dim) if groups == 1 else None

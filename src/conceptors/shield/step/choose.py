@@ -6,7 +6,6 @@
 | SGD with momentum, where nothing is pulled  | left alone | times F       |
 | LBFGS, which looks for steps with gradients | times F   | hard: times F  |
 | any other                                   | times F^½ | times F^½      |
-| SGD with `project="inputs"`                 | made of inputs times F | left alone |
 
 Steps are left alone only where one group of the optimizer has all of a block, and gradients only
 where nobody looks at them (`between` of `Shield.guard`).
@@ -30,8 +29,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from conceptors.shield.blocks import WeightBlock, is_sharded
-from conceptors.shield.step import inputs
+from conceptors.shield.blocks import is_sharded
 from conceptors.shield.step.dense import make_dense
 from conceptors.shield.step.elementwise import make_small, make_tokens
 from conceptors.shield.step.factored import make_factored
@@ -42,12 +40,10 @@ _STEADY = 0.5  # of the distance a plain step may pull weights back
 
 
 def choose(
-    site: WeightBlock,
     active: list[nn.Parameter],
     free: FreeSpace,
     optimizer: Optimizer,
     groups: list[dict[str, Any]],
-    by_inputs: bool,
     looked_at: bool = False,
 ) -> Way:
     """The way for a block whose parameters are in these groups of an optimizer.
@@ -60,8 +56,6 @@ def choose(
     # G F of a part, or of parts with rates of their own, is no step in the free space
     whole = len(groups) == len(active) and all(group is groups[0] for group in groups)
     linear = whole and type(optimizer) is torch.optim.SGD and not groups[0]["weight_decay"]
-    if by_inputs and linear and inputs.fits(site, active):
-        return Way(None, once=True, corrects=False, about="inputs projected")
     if type(optimizer) is torch.optim.LBFGS:
         about, steps = "gradients projected", free.hard or not whole
         return Way(form, once=True, corrects=steps, about=about)

@@ -96,5 +96,4 @@ class Context:
     version: int = -1
     protected: Protected = field(default_factory=Protected)
     increment_decay: float = 0.0
-    by_inputs: bool = False
     keeper: Keeper = field(default_factory=Keeper)

@@ -10,7 +10,6 @@ With A = U diag(s) Uᵀ, and r directions that claim anything, M F^½ = M - M U 
 from __future__ import annotations
 
 import math
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -18,16 +17,17 @@ from torch import Tensor
 from conceptors.algebra import logic
 from conceptors.algebra import spectrum as spectra
 from conceptors.algebra.conceptor import Conceptor
-from conceptors.algebra.forms import OddsForm, SpectrumForm
+from conceptors.algebra.forms import SpectrumForm
 from conceptors.algebra.targets import slack
 
 
 class FreeSpace:
-    """F = I - A of g groups, A = U diag(s) Uᵀ with r directions, found when they are asked for.
+    """F = I - A of g groups, A = U diag(s) Uᵀ with r directions.
 
     Attributes:
         dim: d.
-        groups: g.
+        vectors: U `[g, d, r]`.
+        values: s `[g, r]`, in [0, 1].
         stiffness: c `[g]` of a layer that is pulled back, see `pull`.
 
     With `room`, s is made smaller until its mean over d is at most 1 - room, all odds alike.
@@ -44,94 +44,39 @@ class FreeSpace:
     ) -> None:
         """Directions beyond the `rank` strongest, or with values up to `least`, count as free."""
         self.dim = claimed.dim
-        self.groups = claimed.batch_shape.numel()
-        self._dtype = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-        least = max(least, torch.finfo(self._dtype).eps)  # what is smaller vanishes in rounding
+        dtype = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+        least = max(least, torch.finfo(dtype).eps)  # what is smaller vanishes in rounding
         if rank is not None and rank < claimed.dim:
             claimed = claimed.top_k(rank)
-        self._claimed = [claimed]  # until it is factored: it may be large
-        self._least = least
-        self._room = room
-        self.stiffness: Tensor | None = None
-        if stiffness is not None:
-            self.stiffness = stiffness.to(claimed.device, self._dtype)
-
-    @property
-    def vectors(self) -> Tensor:
-        """U `[g, d, r]`."""
-        return self._directions[0]
-
-    @property
-    def values(self) -> Tensor:
-        """s `[g, r]`, in [0, 1]."""
-        return self._directions[1]
-
-    @property
-    def _slack(self) -> Tensor:
-        """By what the odds of A were multiplied `[g]`, to leave room."""
-        return self._directions[2]
-
-    @cached_property
-    def _directions(self) -> tuple[Tensor, Tensor, Tensor]:
-        claimed, full, least = self._claimed[0], self._dtype, self._least
         if claimed.spectrum[2]:  # all other directions are claimed: name them
-            claimed = Conceptor.from_form(
-                SpectrumForm(spectra.complete(claimed.form.spectrum()), claimed.dtype)
-            )
+            complete = spectra.complete(claimed.form.spectrum())
+            claimed = Conceptor.from_form(SpectrumForm(complete, claimed.dtype))
         vectors, values, _ = claimed.spectrum
         needed = int((values > least).sum(-1).max()) if values.numel() else 0
         if needed < values.shape[-1]:
             values, order = values.topk(needed, -1)
             vectors = vectors.take_along_dim(order.unsqueeze(-2), -1)
         values = torch.where(values > least, values, 0.0)
-        self._claimed.clear()
-        loosened = values.new_ones(len(values))
-        if self._room and values.numel():
-            loosened = slack(values, self.dim, self._room)
-            by = loosened.unsqueeze(-1)
+        self._slack = values.new_ones(len(values)).to(dtype)  # what odds are multiplied by `[g]`
+        if room and values.numel():
+            by = slack(values, self.dim, room).unsqueeze(-1)
             values = torch.where(by < 1, by * values / (1 - values + by * values), values)
-        return vectors.to(full).contiguous(), values.to(full), loosened.to(full)
-
-    def dense(self) -> Tensor:
-        """F `[g, d, d]`."""
-        found = -self._dense()
-        found.diagonal(dim1=-2, dim2=-1).add_(1)
-        return found.to(self._dtype)
+            self._slack = by.squeeze(-1).to(dtype)
+        self.vectors, self.values = vectors.to(dtype).contiguous(), values.to(dtype)
+        self.stiffness = None if stiffness is None else stiffness.to(values.device, dtype)
 
     def claimed(self) -> Tensor:
         """A `[g, d, d]`."""
-        return self._dense().to(self._dtype)
-
-    def _dense(self) -> Tensor:
-        """A; without directions where it can be, as those of many groups take long."""
-        if not self._claimed or not self._needs_no_directions:
-            return self.matrix(self.gain(once=True))
-        found: Tensor = self._claimed[0].form.dense(keep=False)
-        return found
+        return self.matrix(self.gain(once=True))
 
     @property
     def is_thin(self) -> bool:
-        """Whether products with U are less work than with F; to find U for many groups is more."""
-        found = self.is_factored or self.groups == 1 or not self._needs_no_directions
-        return found and 2 * self.rank < self.dim
-
-    @property
-    def _needs_no_directions(self) -> bool:
-        """Whether A is what was claimed, to the last direction."""
-        return not self._room and self._least <= torch.finfo(self._dtype).eps
-
-    @property
-    def is_factored(self) -> bool:
-        """Whether directions are known, or will be at once."""
-        return not self._claimed or not isinstance(self._claimed[0].form, OddsForm)
+        """Whether products with U are less work than with A."""
+        return 2 * self.rank < self.dim
 
     @property
     def is_all(self) -> bool:
         """Whether nothing is claimed."""
-        if not self.is_factored:
-            mean = float(self._claimed[0].odds_trace().max()) / self.dim  # of odds
-            if mean > 2 * self._least:  # odds below 1 are at most twice the singular value
-                return False
         return not self.rank
 
     @property
@@ -165,8 +110,7 @@ class FreeSpace:
         """c `[g]` as `pull` has it, None where nothing is pulled."""
         if self.stiffness is None:
             return None
-        c = self.stiffness / self._slack if self._room else self.stiffness
-        return c.clamp(max=stiffest)  # of what was made smaller
+        return (self.stiffness / self._slack).clamp(max=stiffest)  # of what was made smaller
 
     def matrix(self, scale: Tensor) -> Tensor:
         """U diag(scale) Uᵀ `[g, d, d]` for a scale `[g, 1, r]`."""

@@ -3,8 +3,7 @@
 Before a step the optimizer is given projected gradients, after it the step is projected, and the
 user's gradients are put back. See `free_space` for the mathematics, `choose` for what is done
 where. Nothing is done to an optimizer's momentum and second moments when a task ends: steps are
-projected whatever they hold. Only LBFGS starts anew, as its history is of another free space, and
-momentum where inputs are projected, as steps are left alone there.
+projected whatever they hold. Only LBFGS starts anew, as its history is of another free space.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from torch.optim import Optimizer
 
 from conceptors._internal.precision import exactly
 from conceptors.shield.shards import local
-from conceptors.shield.step.clipped import Lengths
 from conceptors.shield.step.context import Context
 from conceptors.shield.step.plan import StepPlan, make_plan
 from conceptors.shield.step.trained import Trained
@@ -51,14 +49,13 @@ class Guard:
         self.plan = StepPlan()
         self.stepped: set[str] = set()
         self.trained = Trained()
-        self._lengths = Lengths()
         self._handles = [
             optimizer.register_step_pre_hook(self._before),
             optimizer.register_step_post_hook(self._after),
         ]
 
     def remove(self) -> None:
-        """Take the hooks off the optimizer and the layers."""
+        """Take the hooks off the optimizer."""
         for handle in self._handles:
             handle.remove()
         self.plan.close()
@@ -95,16 +92,6 @@ class Guard:
         looked_at = self.between is not None
         with exactly():
             return make_plan(optimizer, self._context(), self._key(optimizer), looked_at)
-
-    def calm(self) -> None:
-        """Drop momentum where steps are left alone: it would push into what is claimed now."""
-        optimizer = self._optimizer()
-        state = {} if optimizer is None else optimizer.state
-        for block in self.plan.blocks:
-            for parameter in block.active if block.input_projection is not None else ():
-                momentum = state.get(parameter, {}).get("momentum_buffer")
-                if momentum is not None:
-                    momentum.zero_()
 
     @torch.no_grad()
     def settle(self) -> None:
@@ -163,8 +150,6 @@ class Guard:
 
     @torch.no_grad()
     def _project(self, optimizer: Optimizer) -> None:
-        if self.between is None and self.plan.passing.is_next_due() and self._projects():
-            self._lengths.see((p.grad for p in self.parameters()), self.plan.passing.steps + 1)
         self.plan.project(getattr(optimizer, "grad_scale", None))
         if self.plan.passing.steps == 1:
             self.stepped |= {block.name for block in self.plan.blocks}
@@ -175,10 +160,6 @@ class Guard:
                 self.between()
             finally:
                 self.plan.gradients.settle()
-
-    def _projects(self) -> bool:
-        """Whether gradients are still as the user left them."""
-        return bool(self.plan.blocks) and not self._context().by_inputs
 
     @torch.no_grad()
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:

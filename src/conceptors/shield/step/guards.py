@@ -32,7 +32,6 @@ class Guards(list[Guard]):
             return
         self.append(Guard(optimizer, lambda: self.context, between, self._drop))
         self.renew()  # what is held together may be more now
-        self[-1].calm()
 
     def renew(self) -> None:
         """Tell all guards, and have them ready before the next forward pass."""
@@ -40,11 +39,6 @@ class Guards(list[Guard]):
         self.context = self._make(self.context.version + 1)
         for guard in list(self):
             guard.prepare()
-
-    def calm(self) -> None:
-        """A task has ended; see `Guard.calm`."""
-        for guard in list(self):
-            guard.calm()
 
     def held(self) -> Counter[int]:
         """Ids of parameters, and by how many optimizers they are stepped."""

@@ -20,7 +20,6 @@ from conceptors.shield.step.context import Context
 from conceptors.shield.step.factored import Factored
 from conceptors.shield.step.free_space import FreeSpace
 from conceptors.shield.step.gradients import Gradients
-from conceptors.shield.step.inputs import InputProjection
 from conceptors.shield.step.memory import Memory, both
 from conceptors.shield.step.passing import Passing
 from conceptors.shield.step.rest import Rest, make_rest
@@ -34,23 +33,20 @@ class SteppedBlock:
     name: str
     active: list[nn.Parameter]
     way: Way
-    strategy: Strategy | None = None  # None: its inputs are projected
-    input_projection: InputProjection | None = None
-    snapshot_survives_step: bool = (
-        True  # its note may follow from step to step, and its memory is its own
-    )
+    strategy: Strategy
+    snapshot_survives_step: bool = True  # its note may follow the steps, its memory is its own
     cut_by_rows: bool = False  # sharded: this process has some rows of it, and of its note
     gathered: bool = False  # sharded in another way: all processes read it, together
 
     @property
     def is_stepped(self) -> bool:
-        """Whether it has gradients of its own to project."""
-        return self.strategy is not None and any(p.grad is not None for p in self.active)
+        """Whether it has gradients to project."""
+        return any(p.grad is not None for p in self.active)
 
     @property
     def is_followed(self) -> bool:
         """Whether its note follows from step to step."""
-        return self.strategy is not None and self.snapshot_survives_step and self.way.corrects
+        return self.snapshot_survives_step and self.way.corrects
 
 
 @dataclass
@@ -94,7 +90,7 @@ class StepPlan:
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """All whose gradients are looked at."""
-        return (p for block in self.blocks if block.strategy is not None for p in block.active)
+        return (p for block in self.blocks for p in block.active)
 
     def is_known(self) -> bool:
         """Whether weights are as the last step left them, as far as their version counters tell."""
@@ -125,7 +121,7 @@ class StepPlan:
         sizes = {
             b.name: b.strategy.moved(b.way.once)
             for b in self.blocks
-            if b.strategy is not None and b.is_followed and not b.gathered
+            if b.is_followed and not b.gathered
         }
         found = {name: size.tolist() for name, size in sizes.items()}
         return {n: math.sqrt(max(0.0, d) / max(w, 1e-30)) for n, (d, w) in found.items()}
@@ -137,12 +133,10 @@ class StepPlan:
         noted = {
             (b.name, *map(id, b.active)): b.strategy.noted
             for b in other.blocks
-            if b.strategy is not None and b.way.corrects and is_noted
+            if b.way.corrects and is_noted
         }
         for block in self.blocks:
             before = noted.get((block.name, *map(id, block.active)))
-            if block.strategy is None:
-                continue
             if before is not None and before.shape == block.strategy.noted.shape:
                 block.strategy.noted.copy_(before)
             else:
@@ -164,7 +158,7 @@ class StepPlan:
         if due:
             with exactly():
                 for block in self.blocks:
-                    if block.strategy is not None and block.is_stepped:
+                    if block.is_stepped:
                         self.passing.see(block.name, block.strategy.passing(block.way.once))
         self.work.project()
         self.gradients.give()
@@ -188,11 +182,8 @@ class StepPlan:
         }
 
     def close(self) -> None:
-        """Take all hooks off the layers, and ours off the user's gradients."""
+        """Take ours off the user's gradients."""
         self.gradients.give_back(late=True)
-        for block in self.blocks:
-            if block.input_projection is not None:
-                block.input_projection.close()
 
 
 class Part(NamedTuple):
@@ -216,21 +207,24 @@ def make_plan(
     plan = StepPlan(key, gradients=_gradients(parts, stepped), rest=make_rest(optimizer, context))
     scales: dict[torch.device, Tensor] = {}
     for part in parts:
-        block = SteppedBlock(part.name, part.own, part.way)
-        plan.blocks.append(block)
-        if part.way.make is None:
-            layer: Any = part.site.sources[0].layer
-            block.input_projection = InputProjection(layer, part.free)
-            continue
         device = part.own[0].device
         scale = scales.setdefault(device, torch.ones((), device=device))
         weights, gradients = both(part.site, part.own, plan.gradients.of)
         anchor = _anchor(part, weights, context.protected.anchors)
-        block.strategy = part.way.make(part.free, weights, gradients, anchor, scale, part.way)
+        strategy = part.way.make(part.free, weights, gradients, anchor, scale, part.way)
         sharded = any(is_sharded(p.data) for p in part.own)
-        block.cut_by_rows = sharded and part.site.block.rows_first
-        block.gathered = sharded and not block.cut_by_rows
-        block.snapshot_survives_step = not (part.crossed or context.increment_decay)
+        by_rows = part.site.block.rows_first
+        plan.blocks.append(
+            SteppedBlock(
+                part.name,
+                part.own,
+                part.way,
+                strategy,
+                snapshot_survives_step=not (part.crossed or context.increment_decay),
+                cut_by_rows=sharded and by_rows,
+                gathered=sharded and not by_rows,
+            )
+        )
     is_resumed = bool(resumed) and all(_resume(block, resumed) for block in plan.blocks)
     plan.work = _arrange(plan.blocks)
     plan.work.scales = list(scales.values())
@@ -261,7 +255,7 @@ def _parts(
             groups = [stepped[id(p)] for p in own if id(p) in stepped]
             free = protected.free(name, own) if groups else None
             if free is not None and not free.is_all:
-                way = choose(site, own, free, optimizer, groups, context.by_inputs, looked_at)
+                way = choose(own, free, optimizer, groups, looked_at)
                 yield Part(name, site, own, free, way, crossed)
 
 
@@ -270,8 +264,6 @@ def _gradients(parts: list[Part], stepped: Mapping[int, Any]) -> Gradients:
     copies: dict[int, tuple[nn.Parameter, Tensor]] = {}
     given: dict[tuple[int, ...], list[nn.Parameter]] = {}
     for part in parts:
-        if part.way.make is None:
-            continue
         copies |= {id(p): (p, torch.empty_like(part.site.read(p))) for p in part.own}
         some = [p for p in part.own if id(p) in stepped and part.way.projects]
         # a step that is left alone is in the free space only as a whole
@@ -302,10 +294,9 @@ def _arrange(blocks: list[SteppedBlock]) -> Work:
     static = not any(is_sharded(p.data) for b in blocks for p in b.active)
     alike: dict[tuple[torch.device, bool, bool, bool, bool], list[Strategy]] = {}
     for b in blocks:
-        if b.strategy is not None:
-            does = (b.way.corrects, b.way.projects)
-            kind = (b.active[0].device, b.snapshot_survives_step, b.gathered, *does)
-            alike.setdefault(kind, []).append(b.strategy)
+        does = (b.way.corrects, b.way.projects)
+        kind = (b.active[0].device, b.snapshot_survives_step, b.gathered, *does)
+        alike.setdefault(kind, []).append(b.strategy)
     for (device, lasting, gathered, steps, projects_too), own in alike.items():
         merged = together(own) if device.type == "cuda" and lasting and static else own
         if steps:

@@ -49,7 +49,7 @@ class Way(NamedTuple):
         about: in words.
     """
 
-    make: Callable[..., Strategy] | None
+    make: Callable[..., Strategy]
     once: bool = False
     projects: bool = True
     corrects: bool = True

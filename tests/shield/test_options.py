@@ -1,4 +1,4 @@
-"""Attaching, options, and letting go without a trace."""
+"""Attaching, options, which parameters are shielded, and letting go without a trace."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from conceptors import Energy, Quota, Shield
-from shield.common import mlp, quiet, samples
-
-# --- no trace ----------------------------------------------------------------------------
+from conceptors import Quota, Shield
+from shield.common import mlp, quiet, samples, train
 
 
 def fingerprint(model: nn.Module) -> list[Any]:
@@ -80,9 +78,6 @@ def test_foreign_optimizers_are_refused() -> None:
         shield.guard(model)
 
 
-# --- options -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -96,9 +91,7 @@ def test_foreign_optimizers_are_refused() -> None:
         ({"batchnorm": "off"}, "batchnorm must be one of"),
         ({"rank": 0}, "rank"),
         ({"rank": 1.5}, "rank"),
-        ({"rows": 0}, "rows"),
-        ({"warn_at_quota": 2}, "warn_at_quota"),
-        ({"dtype": torch.float16}, "dtype"),
+        ({"aperture": Quota(0.5), "rows": None}, "rows"),
         ({"seed": -1}, "seed"),
     ],
 )
@@ -109,23 +102,61 @@ def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
     Shield(model)  # nothing was attached
 
 
-def test_a_dtype_too_small_for_the_aperture_is_refused() -> None:
-    model = mlp()
-    shield = quiet(model, 1e4, dtype=torch.float32)
-    with pytest.raises(ValueError, match=r"float32 is too small for aperture 10000.0 at layer '0'"):
+class Unknown(nn.Module):
+    """A layer the shield does not know: y = x ⊙ f₁ ⊙ f₂."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(2, size).double())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor.prod(0)
+
+
+def with_scale(kind: type[nn.Module] = Unknown) -> Any:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(10, 24), kind(24), nn.Linear(24, 3)).double()
+
+
+def test_unsupported_parameters_are_listed_and_refused() -> None:
+    with pytest.raises(ValueError, match=r"1\.factor \(Unknown, shape \[2, 24\]\)(.|\n)*freeze"):
+        Shield(with_scale())
+
+
+def test_unsupported_parameters_can_be_frozen_or_ignored() -> None:
+    for choice, moves in {"freeze": False, "ignore": True}.items():
+        model = with_scale()
+        shield = quiet(model, unsupported=choice)
+        optimizer = shield.guard(torch.optim.AdamW(model.parameters(), lr=0.1))
+        train(model, optimizer, samples(), steps=2)
+        first = model[1].factor.detach().clone()
+        assert not torch.equal(first, torch.ones(2, 24).double())  # the first task is free
         shield.remember(samples())
-    assert shield.n_tasks == 0
+        train(model, optimizer, samples(4), steps=2)
+        assert torch.equal(first, model[1].factor.detach()) != moves
+
+
+def test_layers_can_be_excluded_or_frozen_by_name() -> None:
+    model = mlp()
+    shield = quiet(model, 1e4, hard=True, exclude=["2"], freeze="0.bias")
+    assert list(shield.quota()) == ["0"]
+    optimizer = shield.guard(torch.optim.AdamW(model.parameters(), lr=0.01))
+    shield.remember(samples())
+    hidden, head = model[0](samples()).detach(), model[2].weight.detach().clone()
+    frozen = model[0].bias.detach().clone()
+    train(model, optimizer, samples(2), steps=5)
+    assert torch.equal(model[0].bias, frozen)
+    assert not torch.equal(model[2].weight, head)
+    assert not torch.equal(model[0].weight, mlp()[0].weight)
+    torch.testing.assert_close(model[0](samples()).detach(), hidden, rtol=1e-10, atol=1e-10)
     shield.detach()
-    quiet(model, 1e4).remember(samples())
+    with pytest.raises(TypeError, match="exclude takes name patterns"):
+        Shield(model, exclude=[3])  # type: ignore[list-item]
 
 
-def test_targets_are_checked() -> None:
-    for kind in (Quota, Energy):
-        for share in (0.0, 1.1, float("nan")):
-            with pytest.raises(ValueError, match=kind.__name__):
-                kind(share)
-
-
-def test_not_a_module() -> None:
-    with pytest.raises(TypeError, match=r"needs an nn\.Module"):
-        Shield([])  # type: ignore[arg-type]
+def test_models_without_anything_to_shield_are_refused() -> None:
+    with pytest.raises(ValueError, match="no trainable parameters"):
+        Shield(nn.Sequential(nn.ReLU()))
+    frozen = mlp().requires_grad_(False)
+    with pytest.raises(ValueError, match="is everything frozen"):
+        Shield(frozen)
