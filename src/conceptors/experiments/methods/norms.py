@@ -30,7 +30,9 @@ def fix_norms(model: AlexNet, split: Split, seed: int) -> None:
 
         def add(norm: Any, inputs: tuple[Tensor, ...], sums: list[Tensor] = sums) -> None:
             x = inputs[0].transpose(0, 1).flatten(1).double()  # [channels, n]
-            sums.append(torch.stack([x.sum(1), x.square().sum(1), torch.full_like(x[:, 0], x.shape[1])]))
+            sums.append(
+                torch.stack([x.sum(1), x.square().sum(1), torch.full_like(x[:, 0], x.shape[1])])
+            )
 
         hook = norm.register_forward_pre_hook(add)
         try:
