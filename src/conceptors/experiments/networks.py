@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -51,8 +52,8 @@ class MLP(nn.Module):
 class AlexNet(nn.Module):
     """The five-layer network of the GPM paper for 32 x 32 images.
 
-    Norms use the statistics of each batch, in tests too, as that paper's code does. With
-    `fix_statistics` they use fixed ones from then on.
+    Norms use the statistics of each batch, in tests too, as that paper's code does, until
+    `fix_norms`.
     """
 
     def __init__(self, classes: int, seed: int, dropout: float = 0.0, width: int = 64) -> None:
@@ -86,17 +87,25 @@ class AlexNet(nn.Module):
         return out
 
     def train(self, mode: bool = True) -> AlexNet:
-        """Norms with fixed statistics stay in evaluation mode, where torch uses these."""
+        """Fixed norms stay in evaluation mode, in which torch uses their statistics."""
         super().train(mode)
         for norm in self.norms:
-            norm.train(mode and norm.running_mean is None)
+            norm.train(mode and not norm.track_running_stats)
         return self
 
-    @staticmethod
-    def fix_statistics(norm: nn.Module, mean: Tensor, variance: Tensor) -> None:
-        """Let a norm use this mean and variance `[channels]` instead of the batch's."""
-        norm.running_mean, norm.running_var = mean, variance
-        norm.eval()
+    @torch.no_grad()
+    def fix_norms(self, batches: Iterable[Tensor]) -> None:
+        """Measure mean and variance on batches of images, and use these from then on."""
+        self.eval()
+        for norm in self.norms:
+            norm.momentum, norm.track_running_stats = None, True  # None: the mean over batches
+            norm.running_mean = torch.zeros_like(norm.weight)
+            norm.running_var = torch.ones_like(norm.weight)
+            norm.num_batches_tracked = torch.tensor(0, device=norm.weight.device)
+            norm.train()
+        for x in batches:
+            self(x)
+        self.train()
 
 
 def build_network(scenario: Scenario, settings: Any) -> nn.Module:
@@ -110,12 +119,11 @@ def build_network(scenario: Scenario, settings: Any) -> nn.Module:
         if s.shift >= min(scenario.inputs[1:]):
             raise ValueError(f"shift={s.shift} moves whole images away; use a few pixels")
         return AlexNet(scenario.classes, scenario.seed, s.dropout)
-    for name in ("mirror", "shift"):
+    for name in ("mirror", "shift", *(("smooth", "local") if image is None else ())):
         if getattr(s, name):
-            raise ValueError(f"{name} is for images in colour; {scenario.name} has none")
-    for name in ("smooth", "local"):
-        if getattr(s, name) and image is None:
-            raise ValueError(f"{name} needs images; inputs of {scenario.name} are none")
+            raise ValueError(
+                f"{name} does not apply to the inputs of {scenario.name}; leave it out"
+            )
     sizes = [math.prod(scenario.inputs), *s.sizes, scenario.classes]
     network = MLP(sizes, s.activation, s.init, s.scale, scenario.seed)
     if image is not None:
