@@ -27,6 +27,11 @@ class Preset:
     tasks: int | None = None
     heads: bool | None = None
 
+    @property
+    def key(self) -> list[str]:
+        """What one benchmark of a scenario differs in from the others."""
+        return [str(self.tasks), str(self.heads), str(self.common.get("hidden"))]
+
 
 @cache
 def presets(name: str) -> dict[str, Preset]:
@@ -41,10 +46,9 @@ def presets_of(scenario: str) -> list[str]:
     >>> presets_of("permuted-mnist"), presets_of("disjoint-fashion"), presets_of("clinc150")
     (['paper', 'best'], ['best'], [])
     """
-    tuned = {benchmark.scenario for benchmark in presets("best").values()}
-    return [
-        name for name, known in (("paper", presets("paper")), ("best", tuned)) if scenario in known
-    ]
+    tuned = {entry.scenario for entry in presets("best").values()}
+    known = {"paper": set(presets("paper")), "best": tuned}
+    return [name for name, scenarios in known.items() if scenario in scenarios]
 
 
 def preset(
@@ -52,41 +56,31 @@ def preset(
 ) -> Preset:
     """A preset of a scenario; without a name, defaults.
 
-    "best" depends on the scenario's options and the hidden layers: it is the benchmark that comes
-    closest.
+    "best" is the benchmark that comes closest to the scenario's options and the hidden layers.
 
     Raises:
         ValueError: there is no such preset, or not for this scenario.
     """
     if name is None:
         return Preset()
-    benchmarks = presets("best")
-    if name == "paper":
-        known = presets("paper")
-    elif name == "best":
-        known = {
-            b.scenario: _closest(b.scenario, options or {}, hidden) for b in benchmarks.values()
-        }
-    elif name in benchmarks:
-        known = {benchmarks[name].scenario: benchmarks[name]}
-    else:
-        raise ValueError(f"unknown preset {name!r}{nearest(name, ['paper', 'best', *benchmarks])}")
+    paper, best = presets("paper"), presets("best")
+    if name not in ("paper", "best", *best):
+        raise ValueError(f"unknown preset {name!r}{nearest(name, ['paper', 'best', *best])}")
+    known = paper if name == "paper" else {entry.scenario: entry for entry in best.values()}
+    if name in best:
+        known = {best[name].scenario: best[name]}
     if scenario not in known:
         raise ValueError(
             f"preset {name!r} has no settings for scenario {scenario!r}{nearest(scenario, known)}"
         )
-    return known[scenario]
+    return _closest(scenario, options or {}, hidden) if name == "best" else known[scenario]
 
 
 def _closest(scenario: str, options: dict[str, Any], hidden: Any) -> Preset:
-    """The benchmark for a scenario's tasks, heads and hidden layers, as far as there is one."""
-    found = [b for b in presets("best").values() if b.scenario == scenario]
-    wanted = {
-        "tasks": options.get("tasks") or found[0].tasks,
-        "heads": options.get("heads") is not False,
-        "hidden": str(hidden or found[0].common.get("hidden")).replace(" ", ""),
-    }
-    found = [b for b in found if b.tasks == wanted["tasks"]] or found
-    found = [b for b in found if b.heads in (None, wanted["heads"])] or found
-    found = [b for b in found if str(b.common.get("hidden")) == wanted["hidden"]] or found
+    """The benchmark with these tasks, heads and hidden layers, as far as there is one."""
+    found = [entry for entry in presets("best").values() if entry.scenario == scenario]
+    wanted = [options.get("tasks"), options.get("heads") is not False, hidden]
+    for k, value in enumerate(wanted):
+        key = found[0].key[k] if value is None else str(value).replace(" ", "")
+        found = [entry for entry in found if entry.key[k] in (key, "None")] or found
     return found[0]

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,13 +51,10 @@ def run(
     *,
     progress: Progress = quiet,
     engine: Engine | None = None,
-    retry: bool = False,
 ) -> Results:
-    """Run what is not done yet and return the whole results.
+    """Run what is not done yet and return the whole results; by default in this process.
 
-    Args:
-        engine: where to run; by default in this process.
-        retry: also seeds that diverged with these settings.
+    Seeds that diverged count as done: they would diverge again.
 
     Raises:
         ExperimentError: impossible request, another run in the folder, other settings in it, or a
@@ -67,35 +64,35 @@ def run(
     """
     engine = engine or Local()
     experiment = placed(experiment, engine)
-    with locked(folder):
+    with _locked(folder):
         results = _resume(experiment, folder / "results.json")
-        done = {(run["method"], run["seed"]) for run in results.runs}
-        if not retry:
-            done |= {(failure["method"], failure["seed"]) for failure in results.failed}
+        done = {(entry["method"], entry["seed"]) for entry in [*results.runs, *results.failed]}
         pairs = [(method, seed) for method in experiment.methods for seed in experiment.seeds]
         pieces = [Piece(experiment, *pair) for pair in pairs if pair not in done]
         failures: dict[str, str] = {}
-        for finished in engine.work(pieces, Shares(progress, len(pieces))):
-            if finished.failure:
-                failures[str(pieces[finished.number])] = finished.failure
-            else:
-                _add(results, finished.value)
-                _write(results, folder / "results.json")
-        if results.runs or results.failed:  # the command and the order of methods may be new
-            _write(results, folder / "results.json")
-    diverged = [
-        f"{one['method']} seed {one['seed']} {one['reason']}"
-        for one in results.failed
-        if (one["method"], one["seed"]) in pairs
-    ]
+        for outcome in engine.work(pieces, _Shares(progress, len(pieces))):
+            if outcome.failure:
+                failures[str(pieces[outcome.number])] = outcome.failure
+                continue
+            entry, results.task_names, results.environment = outcome.value
+            results.add(entry, list(results.identity["configs"]))
+            try:
+                results.write(folder / "results.json")
+            except OSError as error:
+                why = error.strerror or error
+                raise ExperimentError(
+                    f"cannot write results.json: {why}; it is as it was"
+                ) from error
+    failed = {(one["method"], one["seed"]): one["reason"] for one in results.failed}
+    diverged = [f"{pair[0]} seed {pair[1]} {failed[pair]}" for pair in pairs if pair in failed]
     if failures or diverged:
         raise UnfinishedError(failures, results, diverged)
     return results
 
 
-def placed(experiment: Experiment, engine: Engine, varied: list[str] | None = None) -> Experiment:
+def placed(experiment: Experiment, engine: Engine, varied: Collection[str] = ()) -> Experiment:
     """An experiment on the device that an engine gives it; ExperimentError if it cannot be run."""
-    experiment.check(varied or [])
+    experiment.check(varied)
     try:
         return replace(experiment, device=engine.device(experiment.device))
     except ValueError as error:
@@ -115,92 +112,71 @@ class Piece:
 
     def learner(self, progress: Progress) -> Learner:
         """A new learner on the experiment's device."""
-        device, kind = find_device(self.experiment.device), METHODS[self.method]
-        scenario = build(
-            self.experiment.scenario,
-            self.seed,
-            arrays=self.experiment.arrays,
-            **self.experiment.options,
-        )
+        asked, kind = self.experiment, METHODS[self.method]
+        device = find_device(asked.device)
+        scenario = build(asked.scenario, self.seed, arrays=asked.arrays, **asked.options)
         torch.manual_seed(self.seed)
-        settings = parse_settings(kind.settings_type, self.experiment.config(self.method))
+        settings = parse_settings(kind.settings_type, asked.config(self.method))
         return kind(scenario.to(device), settings, device, progress)
 
-    def __call__(self, progress: Progress) -> dict[str, Any]:
-        """Learn all tasks; their names, a run or a failure, and the machine it was on."""
+    def __call__(self, progress: Progress) -> tuple[dict[str, Any], list[str], dict[str, Any]]:
+        """Learn all tasks: a run or a failure, the tasks' names, and the machine."""
         started = time.perf_counter()
         learner = self.learner(progress)
-        tasks = learner.scenario.tasks
-        sizes = [len(task.test) for task in tasks]
-        where = environment(learner.device)
-        result = {"task_names": [task.name for task in tasks], "environment": where}
-        record = {"method": self.method, "seed": self.seed}
-        config = self.experiment.config(self.method)
+        tasks, machine = learner.scenario.tasks, environment(learner.device)
+        names, sizes = [task.name for task in tasks], [len(task.test) for task in tasks]
+        entry: dict[str, Any] = {"method": self.method, "seed": self.seed}
+        config = {"config": self.experiment.config(self.method)}
         accuracy, history = [], []
         for number in range(len(tasks)):
             history.append(learner.learn(number))
             if learner.diverged:
-                failure = {**record, "reason": f"diverged in {learner.diverged}", "config": config}
-                return {**result, "failure": failure}
+                entry["reason"] = f"diverged in {learner.diverged}"
+                return entry | config, names, machine
             row = learner.test(number + 1 if len(tasks) > _TESTED_AHEAD else None)
             accuracy.append([round(value, 4) for value in row])
-            progress(self._task_done(number, row, sizes))
-        record |= {
-            "accuracy": accuracy,
-            **measures(accuracy, sizes),
-            "seconds": round(time.perf_counter() - started, 3),
-            "config": config,
-            "machine": where["device_name"],
-            "history": history,
-        }
-        return {**result, "run": record | learner.extras}
-
-    def _task_done(self, number: int, row: list[float], sizes: list[int]) -> Event:
-        count = number + 1
-        right = sum(accuracy * size for accuracy, size in zip(row[:count], sizes))
-        so_far = right / sum(sizes[:count])
-        return Event(
-            "task",
-            self.method,
-            self.seed,
-            count,
-            len(sizes),
-            accuracy=row[number],
-            accuracy_so_far=so_far,
-        )
+            so_far = measures([row[: number + 1]] * (number + 1), sizes[: number + 1])
+            progress(
+                Event(
+                    *("task", self.method, self.seed, number + 1, len(tasks)),
+                    accuracy=row[number],
+                    accuracy_so_far=so_far["final_accuracy"],
+                )
+            )
+        entry |= {"accuracy": accuracy, **measures(accuracy, sizes)}
+        entry |= {"seconds": round(time.perf_counter() - started, 3), **config}
+        entry |= {"machine": machine["device_name"], "history": history, **learner.extras}
+        return entry, names, machine
 
 
-class Shares:
+class _Shares:
     """Tells every event which share of a command's work is done.
 
     A task that is at work counts by its steps. Where tasks end early, it is expected to take as
-    many steps as those of the same method that are finished.
+    many steps as the last finished one of the same method.
     """
 
     def __init__(self, progress: Progress, pieces: int) -> None:
         self._progress, self._pieces = progress, pieces
         self._done: dict[tuple[str, int], float] = {}  # tasks of each piece
-        self._last_step: dict[tuple[str, int], int] = {}
-        self._steps: dict[str, list[int]] = {}  # of finished tasks, by method
+        self._latest: dict[tuple[str, int], int] = {}  # step
+        self._expected: dict[str, int] = {}  # steps of a task, by method
 
     def __call__(self, event: Event) -> None:
-        key, steps = (event.method, event.seed), self._steps.setdefault(event.method, [])
-        if event.kind == "task":
-            self._done[key] = event.task
-            steps.append(self._last_step.pop(key, 0))
-        elif event.kind == "step":
-            expected = sum(steps) / len(steps) if steps and sum(steps) else event.steps
+        key = event.method, event.seed
+        if event.kind == "step":
+            expected = self._expected.get(event.method, event.steps)
             self._done[key] = event.task - 1 + min(1.0, event.step / expected)
-            self._last_step[key] = event.step
-        total = self._pieces * max(1, event.tasks)
-        self._progress(replace(event, share=sum(self._done.values()) / total))
-
-
-# --- the results of a folder -------------------------------------------------------------
+            self._latest[key] = event.step
+        else:
+            self._done[key] = event.task
+            self._expected[event.method] = self._latest.get(key, 1)
+        share = sum(self._done.values()) / (self._pieces * event.tasks)
+        self._progress(replace(event, share=share))
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def _locked(folder: Path) -> Iterator[None]:
     """One run at a time in a folder, which is created; the lock of a killed run is taken over."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -238,35 +214,28 @@ def _resume(experiment: Experiment, path: Path) -> Results:
         return fresh
     try:
         earlier = Results.read(path)
-        if earlier.identity is None:
+        methods = {entry["method"] for entry in [*earlier.runs, *earlier.failed]}
+        if methods - set(earlier.identity.get("configs", ())):
             raise ValueError(f"{path} does not say with which settings it was made")
     except (ValueError, OSError) as error:
         raise ExperimentError(f"{error}; move it away, or choose another --out") from error
     changed = _differences(earlier, wanted)
-    if changed and not earlier.runs:
-        return fresh  # it holds failures only, and these are the settings to try instead
-    if changed:
+    if changed and earlier.runs:
         lines = "\n".join(f"  {line}" for line in changed)
         raise ExperimentError(
             f"{path.parent} holds results of other settings:\n{lines}\nchoose another --out, or "
             f"run with the settings it has"
         )
+    if changed:  # it holds failures only, and these are the settings to try instead
+        return fresh
     configs = {**earlier.identity["configs"], **wanted["configs"]}
-    fresh.identity = {**wanted, "configs": configs}
-    failed = [one for one in earlier.failed if one["config"] == configs.get(one["method"])]
-    return replace(
-        fresh,
-        task_names=earlier.task_names,
-        runs=earlier.runs,
-        failed=failed,
-        summary=earlier.summary,
-        environment=earlier.environment,
-    )
+    earlier.failed = [one for one in earlier.failed if one["config"] == configs[one["method"]]]
+    return replace(earlier, command=experiment.command, identity={**wanted, "configs": configs})
 
 
 def _differences(results: Results, wanted: dict[str, Any]) -> list[str]:
     """One line per difference; only methods that have runs and are wanted count."""
-    before, lines = results.identity or {}, []
+    before, lines = results.identity, []
     for key in ("scenario", "preset", "options"):
         if before.get(key) != wanted[key]:
             lines.append(f"{key}: {before.get(key)!r} there, {wanted[key]!r} now")
@@ -276,21 +245,3 @@ def _differences(results: Results, wanted: dict[str, Any]) -> list[str]:
             if old.get(name) != new.get(name):
                 lines.append(f"{method}.{name}: {old.get(name)!r} there, {new.get(name)!r} now")
     return lines
-
-
-def _add(results: Results, learned: dict[str, Any]) -> None:
-    """Add what a piece came to."""
-    results.task_names, results.environment = learned["task_names"], learned["environment"]
-    if "failure" in learned:
-        results.add_failure(learned["failure"])
-    else:
-        results.add_run(learned["run"], (results.identity or {})["configs"])
-
-
-def _write(results: Results, path: Path) -> None:
-    try:
-        results.write(path)
-    except OSError as error:
-        raise ExperimentError(
-            f"cannot write {path}: {error.strerror or error}; the last good one is still there"
-        ) from error

@@ -173,7 +173,7 @@ class Learner:
         if s.norms == "first" and number == 0 and isinstance(self.model, AlexNet):
             generator = torch.Generator().manual_seed(179_424_673 + self.scenario.seed)
             places = torch.randperm(len(task.train), generator=generator)[:_FOR_NORMS]
-            parts = places.to(self.device).split(_WITH_NORMS)
+            parts = places.to(self.device).chunk(-(-len(places) // _WITH_NORMS))
             self.model.fix_norms(task.train.take(part)[0] for part in parts)
         self.end_task(number)
         if (count := self.stored_numbers()) is not None:
