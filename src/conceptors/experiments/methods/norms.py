@@ -1,64 +1,47 @@
-"""Statistics of norms, measured once and held: what is said of an image is then its own."""
+"""Statistics of norms, measured once: an image's outputs do not depend on others after that."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from conceptors.experiments.stacked import StackedBatchNorm
+from conceptors.experiments.networks import AlexNet
+from conceptors.experiments.scenarios import Split
 
-if TYPE_CHECKING:
-    from conceptors.experiments.methods.base import Learner
-
-_MOST = 4000  # samples of a seed that are looked at
+_MOST = 4000  # samples that are measured
 _AT_ONCE = 1000
 
 
 @torch.no_grad()
-def hold_statistics(learner: Learner, number: int) -> None:
-    """From here on, norms use mean and variance `[seeds, c]` of a task's training samples.
+def fix_norms(model: AlexNet, split: Split, seed: int) -> None:
+    """Let norms use mean and variance of a task's training samples from here on.
 
-    Norm after norm, each with a pass of its own: later ones see what earlier ones give from now on.
+    One norm after the other, each with its own pass: later norms see the fixed earlier ones.
     """
-    training = learner.model.training
-    learner.model.eval()
-    for norm in learner.model.modules():
-        if isinstance(norm, StackedBatchNorm):
-            norm.held = _measured(norm, learner, number)
-    learner.model.train(training)
+    generator = torch.Generator().manual_seed(179_424_673 + seed)
+    places = torch.randperm(len(split), generator=generator)[:_MOST].to(split.members.device)
+    parts = places.chunk(-(-len(places) // _AT_ONCE))
+    is_training = model.training
+    model.eval()
+    for norm in model.norms:
+        sums: list[Tensor] = []
 
+        def add(norm: Any, inputs: tuple[Tensor, ...], sums: list[Tensor] = sums) -> None:
+            x = inputs[0].transpose(0, 1).flatten(1).double()  # [channels, n]
+            sums.append(
+                torch.stack([x.sum(1), x.square().sum(1), torch.full_like(x[:, 0], x.shape[1])])
+            )
 
-def _measured(norm: StackedBatchNorm, learner: Learner, number: int) -> tuple[Tensor, Tensor]:
-    found: list[tuple[Tensor, Tensor]] = []
-
-    def note(norm: Any, inputs: tuple[Tensor, ...]) -> None:
-        found.append(norm.statistics(inputs[0]))
-
-    hook = norm.register_forward_pre_hook(note)
-    try:
-        sizes = []
-        for x in _batches(learner, number):
-            learner.model(x)
-            sizes.append(x.shape[1])
-    finally:
-        hook.remove()
-    shares = torch.tensor(sizes, device=learner.device).double()[:, None, None] / sum(sizes)
-    means, variances = (torch.stack(parts).double() for parts in zip(*found))  # [parts, seeds, c]
-    mean = (shares * means).sum(0)
-    variance = (shares * (variances + (means - mean).square())).sum(0)
-    return mean.to(found[0][0]), variance.to(found[0][0])
-
-
-def _batches(learner: Learner, number: int) -> Iterator[Tensor]:
-    """Training inputs `[seeds, n, ...]`, drawn by each seed for itself, as many for every seed."""
-    split = learner.scenario.tasks[number].train
-    drawn = []
-    for size, seed in zip(split.sizes(), learner.seeds):
-        generator = torch.Generator().manual_seed(179_424_673 * (number + 1) + seed)
-        drawn.append(torch.randperm(size, generator=generator)[: min(_MOST, *split.sizes())])
-    places = torch.stack(drawn).to(learner.device)
-    for part in places.chunk(-(-places.shape[1] // _AT_ONCE), 1):  # equally long: none is alone
-        yield split.take(part)[0]
+        hook = norm.register_forward_pre_hook(add)
+        try:
+            for part in parts:
+                model(split.take(part)[0])
+        finally:
+            hook.remove()
+        total, squares, count = torch.stack(sums).sum(0)
+        mean = total / count
+        variance = squares / count - mean.square()
+        model.fix_statistics(norm, mean.float(), variance.float())
+    model.train(is_training)
