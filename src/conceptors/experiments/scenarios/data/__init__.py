@@ -1,6 +1,6 @@
 """Data sets by name: searched on this machine, downloaded, checked and read."""
 
-from conceptors.experiments.scenarios.data.fetch import (
+from conceptors.experiments.scenarios.data.files import (
     CATALOGUE,
     DataFile,
     DataUnavailableError,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from conceptors.experiments.scenarios.data.fetch import fetch
+from conceptors.experiments.scenarios.data.files import fetch
 
 
 class Arrays(NamedTuple):

@@ -21,7 +21,7 @@ from torch.nn import functional
 from conceptors._internal import storage
 from conceptors._internal.batches import with_progress
 from conceptors._internal.precision import exactly
-from conceptors.experiments.scenarios.data.fetch import DataUnavailableError, cache_folder, fetch
+from conceptors.experiments.scenarios.data.files import DataUnavailableError, cache_folder, fetch
 from conceptors.experiments.scenarios.data.read import first_of
 
 LENGTH = 32  # tokens of a sentence at most
