@@ -1,6 +1,6 @@
 """Methods by name; `add` makes one's own known."""
 
-from conceptors.experiments.checks import check_name
+from conceptors.experiments.results import check_name
 from conceptors.experiments.methods.base import Learner
 from conceptors.experiments.methods.cab import Cab
 from conceptors.experiments.methods.closed.acil import Acil
