@@ -1,6 +1,5 @@
 """Methods by name; `add` makes one's own known."""
 
-from conceptors.experiments.results import check_name
 from conceptors.experiments.methods.base import Learner
 from conceptors.experiments.methods.cab import Cab
 from conceptors.experiments.methods.closed.acil import Acil
@@ -29,6 +28,7 @@ from conceptors.experiments.methods.settings import (
 )
 from conceptors.experiments.methods.shielded import Shielded
 from conceptors.experiments.methods.with_readout import CabReadout, ShieldReadout
+from conceptors.experiments.results import check_name
 
 METHODS: dict[str, type[Learner]] = {}
 
