@@ -4,7 +4,6 @@ from conceptors.experiments.checks import check_name
 from conceptors.experiments.methods.base import Learner
 from conceptors.experiments.methods.cab import Cab
 from conceptors.experiments.methods.closed.acil import Acil
-from conceptors.experiments.methods.closed.conceptor_ridge import ConceptorRidgeMethod
 from conceptors.experiments.methods.closed.klda import Klda
 from conceptors.experiments.methods.closed.ncm import Ncm
 from conceptors.experiments.methods.closed.ranpac import Ranpac
@@ -44,7 +43,7 @@ def add(method: type[Learner]) -> type[Learner]:
 
 _SHIELDED = (Cab, CabReadout, Shielded, ShieldReadout)
 _TRAINED = (Learner, Joint, Separate, *_SHIELDED, Ewc, Imm, Owm, Gpm, Sgp, Trgp, CodeCl)
-_CLOSED = (ReadoutMethod, ConceptorRidgeMethod, Ncm, Slda, Klda, Ranpac, Acil)
+_CLOSED = (ReadoutMethod, Ncm, Slda, Klda, Ranpac, Acil)
 for _method in (*_TRAINED, *_CLOSED):
     add(_method)
 

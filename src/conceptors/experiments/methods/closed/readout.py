@@ -2,64 +2,59 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
-from torch.nn import functional
 
-from conceptors.estimators.readout import Readout
-from conceptors.experiments.methods.closed.base import ClosedForm, Head
-from conceptors.experiments.methods.closed.features import random_features
-from conceptors.experiments.methods.closed.settings import LiftSettings
+from conceptors import RandomFeatures, Readout
+from conceptors.experiments.methods.closed.base import ClosedForm, ClosedSettings
 from conceptors.experiments.methods.settings import OwnSettings, setting
+from conceptors.experiments.scenarios import Scenario
 
 
 @dataclass(frozen=True)
 class RidgeSettings(OwnSettings):
-    """What a readout may be told, whatever it reads."""
-
     regularization: str = setting(
         "auto", "of the ridge regression: a number, or auto for generalised cross-validation"
     )
-
     scores: str = setting(
         "regression",
         "of classes: regressed, or log-likelihoods by discriminant analysis",
         ("regression", "likelihood"),
     )
 
-    @property
-    def amount(self) -> Any:
-        """A number, or "auto"."""
-        return "auto" if self.regularization == "auto" else float(self.regularization)
-
-    def check(self) -> None:
-        super().check()
+    def readout(self, width: int, lift: Any, classes: int, seed: int) -> Readout:
         try:
-            wrong = self.amount != "auto" and not 0 < self.amount < float("inf")
+            amount: Any = float(self.regularization)
         except ValueError:
-            wrong = True
-        if wrong:
-            raise ValueError(
-                f"regularization must be auto or a number above 0, got {self.regularization!r}"
-            )
+            amount = self.regularization
+        return Readout(
+            width, lift, classes=classes, regularization=amount, scores=self.scores, seed=seed
+        )
 
 
 @dataclass(frozen=True)
-class ReadoutSettings(RidgeSettings, LiftSettings):
-    """Of a readout of inputs."""
+class ReadoutSettings(RidgeSettings, ClosedSettings):
+    lift: int = setting(2000, "random features, 0 for none")
+    activation: str = setting("fourier", "of the random features", ("relu", "tanh", "fourier"))
+    shape: float = setting(0.25, "power of the data's covariance that weights are drawn with")
 
 
-class ReadoutHead(Head):
-    """Sums over samples, from which the solution is made when it is asked for."""
+class ReadoutMethod(ClosedForm):
+    name = "readout"
+    about = "ridge regression on all samples so far from sums (Readout)"
+    settings_type = ReadoutSettings
 
-    def __init__(self, scenario: Any, settings: Any, seed: int) -> None:
-        super().__init__(scenario, settings, seed)
-        lift = random_features(self.width, scenario, settings, seed) if settings.lift else 0
-        self.readout = Readout(
-            self.width, lift, regularization=settings.amount, scores=settings.scores
-        )
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        s, lift = self.settings, None
+        if s.lift and s.features == "none":
+            lift = input_features(self.scenario, s.lift, s.activation, s.shape, self.seed)
+        elif s.lift:
+            lift = RandomFeatures(self.width, s.lift, s.activation, shape=s.shape, seed=self.seed)
+        self.readout = s.readout(self.width, lift or 0, self.classes, self.seed).to(self.device)
 
     def calibrate(self, rows: Tensor) -> None:
         self.readout.calibrate(rows)
@@ -68,16 +63,32 @@ class ReadoutHead(Head):
         self.readout.learn(rows, labels)
 
     def scores(self, rows: Tensor) -> Tensor:
-        found: Tensor = self.readout(rows)
-        return functional.pad(found, (0, self.classes - found.shape[1]))
+        return readout_scores(self.readout, rows, self.classes)
 
-    def kept(self) -> list[Tensor]:
-        state = self.readout.state_dict()
-        return [value for name, value in state.items() if name.startswith("sums.")]
+    def stored_numbers(self) -> int:
+        return sums_of(self.readout, self.classes)
 
 
-class ReadoutMethod(ClosedForm):
-    name: ClassVar[str] = "readout"
-    about: ClassVar[str] = "ridge regression on all samples so far from sums (Readout)"
-    settings_type: ClassVar[type[OwnSettings]] = ReadoutSettings
-    head: ClassVar[type[Head]] = ReadoutHead
+def input_features(
+    scenario: Scenario, count: int, activation: Any, shape: float, seed: int
+) -> RandomFeatures:
+    """Random features of a scenario's inputs: smooth ones of images."""
+    smooth: dict[str, Any] = {"image": scenario.image, "unit": True, "spread": 1.0}
+    options = smooth if scenario.image is not None else {}
+    width = math.prod(scenario.inputs)
+    return RandomFeatures(width, count, activation, shape=shape, seed=seed, **options)
+
+
+def readout_scores(readout: Readout, rows: Tensor, classes: int) -> Tensor:
+    """Scores `[n, classes]`, -∞ for classes that were never seen."""
+    scores = rows.new_full((len(rows), classes), -float("inf"))
+    if readout.n_samples:
+        seen = readout.counts.nonzero().flatten()
+        scores[:, seen] = readout(rows)[:, seen]
+    return scores
+
+
+def sums_of(readout: Readout, classes: int) -> int:
+    """Numbers in a readout's sums: of products, of each class, and of samples."""
+    width = int(readout.lift.out_features) + 1
+    return width**2 + classes * (width + 1)
