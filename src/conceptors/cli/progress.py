@@ -29,7 +29,7 @@ class ProgressLine:
         if self._quiet or (passing and not self._live and now - self._told < _SILENCE):
             return
         self._told = now
-        text = f"{event}{left(event.share, now - self._started)}"
+        text = f"{event}{time_left(event.share, now - self._started)}"
         self.end()
         changing = passing and self._live
         if changing:
@@ -42,12 +42,12 @@ class ProgressLine:
             print(_CLEAR, end="", file=sys.stderr, flush=True)
 
 
-def left(share: float, seconds: float) -> str:
+def time_left(share: float, seconds: float) -> str:
     """About how long it will take, from the share of the work done in so many seconds.
 
-    >>> left(0.25, 60.0)
+    >>> time_left(0.25, 60.0)
     ', about 3 min left'
-    >>> left(1.0, 60.0)
+    >>> time_left(1.0, 60.0)
     ''
     """
     if not 0 < share < 1:
