@@ -11,78 +11,55 @@ from torch import Tensor, nn
 
 from conceptors import LayerInputs, PatchFeatures, RandomFeatures
 from conceptors._internal.precision import exactly
+from conceptors.experiments.methods import cab, shielded
 from conceptors.experiments.methods.base import only
-from conceptors.experiments.methods.cab import Cab, CabSettings
 from conceptors.experiments.methods.closed.base import SEED
-from conceptors.experiments.methods.closed.readout import (
-    RidgeSettings,
-    input_features,
-    readout_scores,
-    sums_of,
-)
+from conceptors.experiments.methods.closed.readout import AllClasses, RidgeSettings, input_lift
 from conceptors.experiments.methods.settings import setting
-from conceptors.experiments.methods.shielded import AutoSettings, Shielded, ShieldedSettings
 from conceptors.readout import Scaling, SideBySide
 
-_READS = (
-    "what the readout sees: the inputs of the last layer, of all layers but the first, or of all; "
-    "those of the first through fixed features"
-)
 _BODY = (
     "what learns after the first task: all layers but the last under conceptors, or none; "
     "auto: none where tasks have different classes and share a head"
 )
-_PIXELS = 2000  # random features of inputs, where the lift is 0
+_PIXELS = 2000  # random features of inputs, where `lift` is 0
 _AT_ONCE = 1000  # samples whose features are computed together
 _CALIBRATION = 10_000  # samples of the first task that a lift is fixed by at most
 
 
 @dataclass(frozen=True)
-class ReadingSettings(RidgeSettings, ShieldedSettings):
-    lift: int = setting(2000, "random features of what the body gives, 0 for that itself")
-    reads: str = setting("last", _READS, ("last", "all", "inputs"))
-    body: str = setting("shielded", _BODY, ("shielded", "fixed", "auto"))
-    filters: int = setting(1600, "patches that inputs in colour are compared with, see reads")
-
-    def lift_of(self, width: int) -> int:
-        """Number of random features of so many features of the body, 0 for none."""
-        return self.lift
+class ReadingSettings(RidgeSettings, shielded.ShieldedSettings):
+    lift: int = setting(
+        2000,
+        "random features of inputs, and of layers where that is more than they have; 0: none there",
+    )
+    filters: int = setting(1600, "patches that inputs in colour are compared with instead")
+    body: str = setting("auto", _BODY, ("shielded", "fixed", "auto"))
 
 
-class ReadsOut(Shielded):
-    """Each task trains the outputs of its own classes only; the trained head is not used in tests.
+class ReadsOut(shielded.Shielded):
+    """Each task trains the outputs of its own classes only; tests use a `Readout`.
 
-    After a task a `Readout` adds the inputs of the last layer (or of all but the first, or of all,
-    side by side), over all the task's training samples, to its sums: classes of different tasks are
-    told apart though no task saw both. Images that training mirrors are read both ways. Features of
-    earlier tasks stay as they were as far as the shield protects the body.
+    It reads the input and the inputs of all layers but the first, side by side, over all of a
+    task's training samples: classes of different tasks are told apart though no task saw both.
+    Images that training mirrors are read both ways. Features of earlier tasks stay as they were
+    as far as the shield protects the body.
     """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         s, scenario, seed = self.settings, self.scenario, SEED + self.scenario.seed
         example = torch.zeros(2, *scenario.inputs, device=self.device)
-        layers = self.layers[-1:] if s.reads == "last" else self.layers[1:]
-        self.body = LayerInputs(self.model, example, layers=layers, inputs=s.reads == "inputs")
-        width = self.body.out_features
-        lift: Any = s.lift_of(width)
-        if s.reads == "inputs":
-            width -= example[0].numel()
-            count = s.lift_of(width)
-            given = RandomFeatures(width, count, seed=seed) if count else Scaling(width)
-            lift = SideBySide(self._input_features(count or _PIXELS, seed), given)
-        readout = s.readout(self.body.out_features, lift, scenario.classes, seed)
-        self.readout = readout.to(self.device)
+        self.body = LayerInputs(self.model, example, layers=self.layers[1:])
+        width = self.body.out_features - example[0].numel()
+        layers = RandomFeatures(width, s.lift, seed=seed) if width < s.lift else Scaling(width)
+        inputs = input_lift(scenario, s.lift or _PIXELS, "fourier", 0.25, seed)
+        if scenario.image is not None and scenario.image[0] > 1:
+            inputs = PatchFeatures(scenario.image, s.filters, grid=2, seed=seed)
+        self.readout = AllClasses(SideBySide(inputs, layers), scenario.classes, s).to(self.device)
         is_told_apart = not scenario.heads and scenario.tasks[0].classes is not None
         self.fixes_body = s.body == "fixed" or (s.body == "auto" and is_told_apart)
         self.is_learning = self.is_fixed = False
-
-    def _input_features(self, count: int, seed: int) -> PatchFeatures | RandomFeatures:
-        """Patches of images in colour, random features of other inputs."""
-        image = self.scenario.image
-        if image is not None and image[0] > 1:
-            return PatchFeatures(image, self.settings.filters, grid=2, seed=seed)
-        return input_features(self.scenario, count, "fourier", 0.25, seed)
 
     # --- the body -------------------------------------------------------------------------
 
@@ -130,12 +107,12 @@ class ReadsOut(Shielded):
             yield self.body(x.flip(-1) if mirrored else x), labels
 
     def outputs(self, x: Tensor, number: int) -> Tensor:
-        """The readout's scores; while a task is learned, outputs of the network for its classes."""
+        """The readout's scores; while a task is learned, the network's for the task's classes."""
         if self.is_learning:
             return only(super().outputs(x, number), self.trained_classes(number))
         rows = self.body(x)
         with exactly():
-            return readout_scores(self.readout, rows, self.scenario.classes)
+            return self.readout.scores_of(rows)
 
     def masked(self, outputs: Tensor, number: int) -> Tensor:
         """With one head per task, only its own classes count, however low their scores are."""
@@ -143,33 +120,26 @@ class ReadsOut(Shielded):
 
     def stored_numbers(self) -> int:
         """The shield's conceptors and the readout's sums."""
-        return super().stored_numbers() + sums_of(self.readout, self.scenario.classes)
+        return super().stored_numbers() + self.readout.stored_numbers()
 
 
 @dataclass(frozen=True)
-class CabReadoutSettings(ReadingSettings, CabSettings):
-    pass
+class CabReadoutSettings(ReadingSettings, cab.CabSettings):
+    body: str = setting("shielded", _BODY, ("shielded", "fixed", "auto"))
 
 
-class CabReadout(ReadsOut, Cab):
+class CabReadout(ReadsOut, cab.Cab):
     name = "cab-readout"
-    about = "cab for all layers but the last, and a Readout in its place"
+    about = "cab for all layers but the last, and a Readout of images and layers in its place"
     settings_type = CabReadoutSettings
 
 
 @dataclass(frozen=True)
-class ShieldReadoutSettings(ReadingSettings, AutoSettings):
-    """Where one head tells the classes of all tasks apart, sums need features that stay."""
-
-    body: str = setting("auto", _BODY, ("shielded", "fixed", "auto"))
-    lift: int = setting(2000, "random features of what is read, where that is less; 0 for none")
-    reads: str = setting("inputs", _READS, ("last", "all", "inputs"))
-
-    def lift_of(self, width: int) -> int:
-        return self.lift if width < self.lift else 0
+class ShieldReadoutSettings(ReadingSettings, shielded.AutoSettings):
+    pass
 
 
 class ShieldReadout(ReadsOut):
     name = "shield-readout"
-    about = "a Readout of images and layers in the last one's place, default settings"
+    about = "the same under Shield(model), default settings"
     settings_type = ShieldReadoutSettings

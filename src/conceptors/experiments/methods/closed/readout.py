@@ -12,27 +12,17 @@ from conceptors import RandomFeatures, Readout
 from conceptors.experiments.methods.closed.base import ClosedForm, ClosedSettings
 from conceptors.experiments.methods.settings import OwnSettings, setting
 from conceptors.experiments.scenarios import Scenario
+from conceptors.readout import Lift, Scaling
 
 
 @dataclass(frozen=True)
 class RidgeSettings(OwnSettings):
-    regularization: str = setting(
-        "auto", "of the ridge regression: a number, or auto for generalised cross-validation"
-    )
+    regularization: str = setting("auto", "of the ridge regression; auto: cross-validated")
     scores: str = setting(
         "regression",
         "of classes: regressed, or log-likelihoods by discriminant analysis",
         ("regression", "likelihood"),
     )
-
-    def readout(self, width: int, lift: Any, classes: int, seed: int) -> Readout:
-        try:
-            amount: Any = float(self.regularization)
-        except ValueError:
-            amount = self.regularization
-        return Readout(
-            width, lift, classes=classes, regularization=amount, scores=self.scores, seed=seed
-        )
 
 
 @dataclass(frozen=True)
@@ -49,12 +39,12 @@ class ReadoutMethod(ClosedForm):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        s, lift = self.settings, None
+        s, lift = self.settings, Scaling(self.width)
         if s.lift and s.features == "none":
-            lift = input_features(self.scenario, s.lift, s.activation, s.shape, self.seed)
+            lift = input_lift(self.scenario, s.lift, s.activation, s.shape, self.seed)
         elif s.lift:
             lift = RandomFeatures(self.width, s.lift, s.activation, shape=s.shape, seed=self.seed)
-        self.readout = s.readout(self.width, lift or 0, self.classes, self.seed).to(self.device)
+        self.readout = AllClasses(lift, self.classes, s).to(self.device)
 
     def calibrate(self, rows: Tensor) -> None:
         self.readout.calibrate(rows)
@@ -63,32 +53,40 @@ class ReadoutMethod(ClosedForm):
         self.readout.learn(rows, labels)
 
     def scores(self, rows: Tensor) -> Tensor:
-        return readout_scores(self.readout, rows, self.classes)
+        return self.readout.scores_of(rows)
 
     def stored_numbers(self) -> int:
-        return sums_of(self.readout, self.classes)
+        return self.readout.stored_numbers()
 
 
-def input_features(
-    scenario: Scenario, count: int, activation: Any, shape: float, seed: int
-) -> RandomFeatures:
+class AllClasses(Readout):
+    """A readout that has scores for classes it has not seen yet, too."""
+
+    def __init__(self, lift: Lift, classes: int, settings: Any) -> None:
+        given = settings.regularization
+        amount = given if given == "auto" else float(given)
+        super().__init__(
+            lift.in_features, lift, classes=classes, regularization=amount, scores=settings.scores
+        )
+        self.classes = classes
+
+    def scores_of(self, rows: Tensor) -> Tensor:
+        """Scores `[n, classes]`, -∞ for classes that were never seen."""
+        scores = rows.new_full((len(rows), self.classes), -math.inf)
+        if self.n_samples:
+            seen = self.counts.nonzero().flatten()
+            scores[:, seen] = self(rows)[:, seen]
+        return scores
+
+    def stored_numbers(self) -> int:
+        """Numbers in the sums of products, of each class, and of samples."""
+        width = int(self.lift.out_features) + 1
+        return width**2 + self.classes * (width + 1)
+
+
+def input_lift(scenario: Scenario, count: int, activation: Any, shape: float, seed: int) -> Lift:
     """Random features of a scenario's inputs: smooth ones of images."""
-    smooth: dict[str, Any] = {"image": scenario.image, "unit": True, "spread": 1.0}
-    options = smooth if scenario.image is not None else {}
+    image = {"image": scenario.image, "unit": True, "spread": 1.0}
+    options: dict[str, Any] = image if scenario.image is not None else {}
     width = math.prod(scenario.inputs)
     return RandomFeatures(width, count, activation, shape=shape, seed=seed, **options)
-
-
-def readout_scores(readout: Readout, rows: Tensor, classes: int) -> Tensor:
-    """Scores `[n, classes]`, -∞ for classes that were never seen."""
-    scores = rows.new_full((len(rows), classes), -float("inf"))
-    if readout.n_samples:
-        seen = readout.counts.nonzero().flatten()
-        scores[:, seen] = readout(rows)[:, seen]
-    return scores
-
-
-def sums_of(readout: Readout, classes: int) -> int:
-    """Numbers in a readout's sums: of products, of each class, and of samples."""
-    width = int(readout.lift.out_features) + 1
-    return width**2 + classes * (width + 1)

@@ -1,4 +1,4 @@
-"""Gradient projection memory (Saha, Garg & Roy 2021)."""
+"""Gradient projection memory (Saha, Garg & Roy 2021), and its scaled form (Saha & Roy 2023)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Gpm(ProjectedLearner):
         super().__init__(*args)
         empty = torch.zeros(0, dtype=torch.float64, device=self.device)
         self.bases = {layer.name: empty.new_zeros(layer.dim, 0) for layer in self.layers}  # M
-        self.importances = {layer.name: empty for layer in self.layers}
+        self.importances = {layer.name: empty for layer in self.layers}  # λ
 
     def start_task(self, number: int) -> None:
         """Prepare M Λ and Mᵀ of each layer."""
@@ -75,6 +75,33 @@ class Gpm(ProjectedLearner):
         return sum(basis.numel() for basis in self.bases.values())
 
 
+@dataclass(frozen=True)
+class SgpSettings(GpmSettings):
+    coefficient: float = setting(10.0, "α of the importances: larger is nearer to GPM")
+
+
+class Sgp(Gpm):
+    """g ← g - g M Λ Mᵀ: GPM with a smaller projection along less important directions.
+
+    With σ the strength of each direction under the task just learned,
+    λ = (α + 1) σ / (α σ + max σ), added to the direction's importance so far, up to 1. As in the
+    authors' code, max σ is over old and new directions together.
+    """
+
+    name = "sgp"
+    about = "scaled gradient projection (Saha & Roy 2023)"
+    settings_type = SgpSettings
+
+    def weigh(self, before: Tensor, strengths: Tensor) -> Tensor:
+        alpha = self.settings.coefficient
+        largest = strengths.amax().clamp_min(torch.finfo(strengths.dtype).tiny)
+        new = (alpha + 1) * strengths / (alpha * strengths + largest)
+        return (before + new).clamp_max(1)
+
+    def stored_numbers(self) -> int:
+        return super().stored_numbers() + sum(len(each) for each in self.importances.values())
+
+
 def extended(basis: Tensor, rows: Tensor, share: float) -> tuple[Tensor, Tensor]:
     """M `[d, r]` with as many new directions as cover a share of the energy of R `[n, d]`.
 
@@ -84,18 +111,14 @@ def extended(basis: Tensor, rows: Tensor, share: float) -> tuple[Tensor, Tensor]
     """
     onto = rows @ basis
     uncovered = rows - onto @ basis.mT
-    energies, directions = principal(uncovered)
+    if len(rows) > rows.shape[1]:  # the second moment is the smaller matrix
+        ascending, vectors = torch.linalg.eigh(uncovered.mT @ uncovered)
+        energies, directions = ascending.flip(0).clamp_min(0), vectors.flip(1)
+    else:
+        _, strengths, transposed = torch.linalg.svd(uncovered, full_matrices=False)
+        energies, directions = strengths.square(), transposed.mT
     total = rows.square().sum()
     covered = total - uncovered.square().sum() + energies.cumsum(0) - energies  # without each
     count = int(((covered < share * total) & (energies > _ROUNDING * total)).sum())
     strengths = torch.cat([onto.square().sum(0), energies[:count]]).sqrt()
     return torch.cat([basis, directions[:, :count]], 1), strengths
-
-
-def principal(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Energies σ², descending, and directions `[d, k]` of rows `[n, d]`."""
-    if len(rows) > rows.shape[1]:  # the second moment is the smaller matrix
-        energies, directions = torch.linalg.eigh(rows.mT @ rows)
-        return energies.flip(-1).clamp_min(0), directions.flip(-1)
-    _, strengths, transposed = torch.linalg.svd(rows, full_matrices=False)
-    return strengths.square(), transposed.mT
