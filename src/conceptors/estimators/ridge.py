@@ -2,51 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Any, Self
+import math
+from collections.abc import Iterator
+from typing import Any, Self, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from conceptors.estimators import closed_form, settings
-from conceptors.estimators.in_turn import InTurn, learned_from_sums
-from conceptors.estimators.joint import Joint
-from conceptors.estimators.labels import arrivals
-from conceptors.estimators.learner import (
+from conceptors._internal import checks
+from conceptors.estimators import closed_form
+from conceptors.estimators.base import (
     Array,
     ConceptorLinear,
     ConceptorRegressor,
-    MemoryFullWarning,
     all_or_nothing,
-    checked_weights,
+    one_of,
+    positive,
     refuse_changes,
+    without_overflow,
 )
-from conceptors.estimators.lift import Lift
-from conceptors.estimators.rows import lift_for, outputs_over, sums_over
+from conceptors.estimators.tasks import InTurn, Joint, learned
+from conceptors.readout.features import Activation, RandomFeatures, warn_of_scales
+from conceptors.readout.sums import Sums
 
 try:
     from sklearn.base import ClassifierMixin
     from sklearn.utils import check_random_state
-    from sklearn.utils.validation import check_is_fitted, validate_data
+    from sklearn.utils.multiclass import check_classification_targets, unique_labels
+    from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 except ImportError:
     raise ImportError(
         "the estimators need scikit-learn: pip install 'conceptors[sklearn]'"
     ) from None
 
-__all__ = ["ConceptorRidge", "ConceptorRidgeClassifier", "MemoryFullWarning"]
-
 _INCREMENTS = {"paper": closed_form.increment, "simplified": closed_form.simplified_increment}
-_MANY = 1000  # random features, from which on the products take most of the time
+_FIXED = ("solution", "weighting", "lift", "activation", "fit_intercept")  # over all tasks
+_APERTURE, _REGULARIZATION = 10.0, 1e-2  # of tasks that are learned in turn
 _SPARSE = {"accept_sparse": "csr"}
+_ROWS = 8192  # rows that are dense at once, at most
+_NUMBERS = 2**24  # numbers that are dense at once
 
 
 class _Ridge(ConceptorLinear):
     """Learns tasks from sums over their samples, in closed form."""
 
-    _memory: Joint | InTurn
-    _fixed: settings.Fixed
-    _lift: Lift
+    _fixed: dict[str, Any]
+    _lift: RandomFeatures | None
 
     def __init__(
         self,
@@ -74,92 +76,122 @@ class _Ridge(ConceptorLinear):
     @property
     def aperture_(self) -> float:
         """α in use."""
-        check_is_fitted(self)
-        return self._memory.aperture
+        return self._known().aperture
 
     @property
     def regularization_(self) -> float:
         """λ in use."""
-        check_is_fitted(self)
-        return self._memory.regularization
+        return self._known().regularization
 
-    @property
-    def increment_norm_(self) -> float:
-        """Frobenius norm of the last task's change of the weights, if tasks are learned in turn."""
-        check_is_fitted(self)
-        if isinstance(self._memory, Joint):
-            raise AttributeError("solution='joint' solves all tasks anew: there is no increment")
-        return self._memory.increment_norm
-
-    def _settings(self) -> tuple[settings.Fixed, settings.Penalty]:
-        """All parameters, checked."""
-        fixed = settings.fixed(self.get_params(deep=False))
-        settings.checked_quota(self.warn_at_quota)
-        return fixed, settings.penalty(self.aperture, self.regularization, fixed.solution)
+    def _checked_penalty(self) -> tuple[float | None, float | None]:
+        """All parameters are checked; returns α and λ, None where they are to be chosen."""
+        one_of(self.solution, "solution", ("joint", *_INCREMENTS))
+        one_of(self.weighting, "weighting", ("samples", "tasks"))
+        one_of(self.activation, "activation", get_args(Activation))
+        checks.whole(self.lift, "lift", 0)
+        checks.number(self.warn_at_quota, "warn_at_quota", 0.0, 1.0)
+        is_auto = isinstance(self.aperture, str) and self.aperture == "auto"
+        alpha = None if is_auto else positive(self.aperture, "aperture")
+        given = self.regularization
+        given = None if given is None else positive(given, "regularization")
+        if self.solution != "joint":
+            return alpha or _APERTURE, given or _REGULARIZATION
+        if alpha is None:
+            return None, given
+        if not 1e-150 < alpha < 1e150:
+            size = "large" if alpha > 1 else "small"
+            raise ValueError(
+                f"aperture {alpha:g} is too {size}: its square is out of range; scale the inputs"
+            )
+        if given is not None and not math.isclose(given, alpha**-2, rel_tol=1e-6):
+            raise ValueError(
+                f"aperture={alpha:g} and regularization={given:g} disagree: solution='joint' has "
+                f"regularization = aperture⁻² = {alpha**-2:g}; pass one of them, or use "
+                f"solution='simplified', which has both"
+            )
+        return alpha, alpha**-2
 
     def _learn(
-        self,
-        X: Any,
-        targets: Tensor,
-        outputs: int,
-        sample_weight: Any,
-        task: Hashable | None,
-        first: bool,
-        given: tuple[settings.Fixed, settings.Penalty],
+        self, X: Any, targets: Tensor, outputs: int, sample_weight: Any, first: bool
     ) -> None:
         """Learn targets `[n, m]` or labels `[n]`, below the number of outputs."""
-        fixed, penalty = given
-        settings.checked_task(task)
-        weights = checked_weights(sample_weight, X)
+        alpha, regularization = self._checked_penalty()
+        weights = _checked_weights(sample_weight, X)
+        fixed = {name: getattr(self, name) for name in _FIXED}
         if first:
-            seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-            self._lift = lift_for(
-                X,
-                weights,
-                fixed.lift,
-                fixed.activation,
-                seed,
-                scaled=penalty.regularization is None,
-                shifted=fixed.fit_intercept,
-            )
+            self._lift = self._new_lift(X, weights)
             self._fixed = fixed
         else:
-            refuse_changes(self._fixed._asdict(), fixed._asdict())
-        joint = fixed.solution == "joint"
-        # Classes need no more than float32 of many random features, which is twice as fast.
-        coarse = joint and fixed.lift >= _MANY and targets.ndim == 1
-        dtype = torch.float32 if coarse else torch.float64
-        sums = sums_over(X, targets, outputs, self._lift, fixed.fit_intercept, weights, dtype)
-        before = None if first else self._memory
-        if joint:
-            rows = X.shape[0] if weights is None else int((weights > 0).sum())
-            memory = before
+            refuse_changes(self._fixed, fixed)
+        sums = self._sums(X, targets, outputs, weights)
+        memory = None if first else self._memory
+        if self.solution == "joint":
             if not isinstance(memory, Joint):
-                by_task = fixed.weighting == "tasks"
-                memory = Joint(self._lift, fixed.fit_intercept, by_task, targets.ndim == 1)
-            memory.learn(sums, rows, task, penalty.regularization)
+                memory = Joint(
+                    constant=self.fit_intercept,
+                    by_task=self.weighting == "tasks",
+                    of_classes=targets.ndim == 1,
+                    scaled=self._lift is None,
+                )
+            memory.learn(sums, int(X.shape[0] if weights is None else (weights > 0).sum()),
+                         regularization)
             self._memory = memory
             return
-        assert penalty.aperture is not None
-        assert penalty.regularization is not None
-        assert not isinstance(before, Joint)
-        increment = _INCREMENTS[fixed.solution]
-        self._memory = learned_from_sums(
-            before, sums, task, penalty.aperture, penalty.regularization, increment
-        )
+        assert alpha is not None
+        assert regularization is not None
+        assert not isinstance(memory, Joint)
+        R, K = sums.gram / sums.count, sums.cross / sums.count
+        outputs = max(outputs, 0 if memory is None else len(memory.weights))
 
-    @property
-    def _fills_up(self) -> bool:
-        return isinstance(self._memory, InTurn)  # the joint solution goes on learning
+        def solve_task(previous: Tensor, free: Tensor) -> Tensor:
+            cross = torch.zeros_like(previous)
+            cross[: len(K)] = K
+            increment = _INCREMENTS[self.solution]
+            return previous + increment(R, cross, previous, free, regularization)
+
+        self._memory = learned(memory, R, outputs, alpha, regularization, solve_task)
+
+    def _new_lift(self, X: Any, weights: Tensor | None) -> RandomFeatures | None:
+        """Random features that are calibrated by the first task's data."""
+        width = X.shape[1]
+        most = max(1, min(_ROWS, _NUMBERS // max(width, self.lift)))
+        rows = without_overflow(_dense(X[_sample(X.shape[0], weights, most)]), "X")
+        if not self.lift:
+            warn_of_scales(rows)
+            return None
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        lift = RandomFeatures(width, self.lift, self.activation, seed=seed)  # type: ignore[arg-type]
+        if bool((rows == rows[0]).all()):  # rows that do not differ show a size by their length
+            rows = torch.cat([rows, torch.zeros_like(rows[:1])])
+        lift.calibrate(rows)
+        return lift
+
+    def _parts(self, X: Any) -> Iterator[tuple[slice, Tensor]]:
+        """Dense rows [h; 1] or h, few enough at once to fit into memory easily."""
+        size = max(1, min(_ROWS, _NUMBERS // max(self.lift, X.shape[1])))
+        for start in range(0, X.shape[0], size):
+            part = slice(start, start + size)
+            h = without_overflow(_dense(X[part]), "X")
+            h = h if self._lift is None else self._lift(h)
+            yield part, torch.cat([h, torch.ones_like(h[:, :1])], 1) if self.fit_intercept else h
+
+    def _sums(self, X: Any, targets: Tensor, outputs: int, weights: Tensor | None) -> Sums:
+        sums = None
+        for part, b in self._parts(X):
+            sums = sums or Sums(b.shape[1], outputs)
+            y = targets[part] if targets.ndim == 1 else without_overflow(targets[part], "y")
+            sums.add(b, y, None if weights is None else weights[part])
+        assert sums is not None
+        return sums
 
     def _outputs(self, X: Any) -> Array:
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float64, reset=False, **_SPARSE)
-        if self._fixed.lift:
-            return outputs_over(X, self._lift, self._weights(), self._fixed.fit_intercept)
         weights = self._weights()
-        offset = weights[:, -1] if self._fixed.fit_intercept else 0.0
-        return np.asarray(X @ weights[:, : X.shape[1]].T + offset)
+        outputs = np.empty((X.shape[0], len(weights)))
+        for part, b in self._parts(X):
+            outputs[part] = np.asarray(b) @ weights.T
+        return outputs
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -170,42 +202,42 @@ class _Ridge(ConceptorLinear):
 class ConceptorRidge(ConceptorRegressor, _Ridge):
     """Ridge regression that learns tasks one after another, and forgets none of them.
 
-    Each call of `partial_fit` is one task. Only sums over samples are kept, and the weights are
+    Each call of `partial_fit` is one task. Only sums over samples are stored, and the weights are
 
         W = K (R + λ I)⁻¹,    λ = α⁻²,
 
     with R = E[b bᵀ] and K = E[y bᵀ] over all samples so far, b = [x; 1]: ridge regression on all
-    tasks at once, in whatever order they came. It is also what section 2.2 of the paper gives with
-    the simplified gradient of section 3.1, if both penalties there are the same.
+    tasks at once, in whatever order they came. Section 2.2 of the paper gives the same with the
+    simplified gradient of section 3.1, if both penalties there are equal.
 
     Parameters:
         aperture: α > 0, or "auto": chosen by generalised cross-validation from the sums, for
             inputs shifted and scaled to mean 0 and mean square 1 and with a free intercept, so
-            that units do not matter. A number applies to b as it is, intercept included.
-        regularization: λ > 0, to be given instead of α.
+            units do not matter. A number applies to b as it is, intercept included.
+        regularization: λ > 0, instead of α.
         solution: "joint" as above. "paper" is section 2.2 as printed, with F = ¬A of the OR of the
             earlier tasks' conceptors,
 
                 W ← W + (K - W R) F (F R F + λ I)⁻¹,    A ← A ∨ C,
 
-            R and K of the new task. It fits W_inc F b but predicts with W_inc b, so that where F is
-            soft a new task disturbs old ones. "simplified" is where the simplified gradient
+            R and K of the new task. It fits W_inc F b but predicts with W_inc b, so a new task
+            disturbs old ones where F is soft. "simplified" is where the simplified gradient
             vanishes, W_inc = (K - W R) F (R F + λ I)⁻¹; with λ = α⁻² that is "joint" with
-            weighting="tasks". These two take α = 10 and λ = 0.01 unless told otherwise, count
-            tasks equally, and stop learning when memory is full.
+            weighting="tasks". These two default to α = 10 and λ = 0.01, count tasks equally, and
+            stop learning when memory is full.
         weighting: "samples" count equally, or "tasks", whatever their sizes: then
             R = Σ E[b bᵀ], summed over tasks, and K likewise.
-        lift: number of random features to learn on, 0 for the inputs as they are. They are fixed by
-            the first task's data, which is all that the order of tasks then decides.
+        lift: number of random features to learn on, 0 for the inputs as they are. The first task's
+            data calibrate them.
         activation: of the random features, "relu", "tanh" or "fourier".
         fit_intercept: add a constant unit to the inputs (the paper's bias unit).
-        warn_at_quota: from this `quota_` on, `partial_fit` gives a `MemoryFullWarning` (not for
+        warn_at_quota: from this `quota_` on, `partial_fit` emits a `MemoryFullWarning` (not for
             "joint", which goes on learning).
-        random_state: of the random features.
+        random_state: seed of the random features.
 
     Attributes:
         coef_, intercept_: the linear model so far, on the random features if `lift` is set. The
-            joint solution is made when one of the attributes is asked for.
+            joint solution is computed when one of the attributes is needed.
         aperture_, regularization_: in use; if chosen, for inputs of mean 0 and mean square 1.
         quota_: share of the space claimed so far, in [0, 1].
         n_tasks_: number of tasks learned.
@@ -228,29 +260,23 @@ class ConceptorRidge(ConceptorRegressor, _Ridge):
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Forget everything and learn one task."""
         with all_or_nothing(self):
-            return self._fit(X, y, sample_weight, None, first=True)
+            return self._fit(X, y, sample_weight, first=True)
 
-    def partial_fit(
-        self, X: Any, y: Any, sample_weight: Any = None, task: Hashable | None = None
-    ) -> Self:
-        """Learn a further task without disturbing the earlier ones.
-
-        Calls with the same `task`, any name, bring parts of one task.
-        """
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Learn a further task without disturbing the earlier ones."""
         with all_or_nothing(self):
-            self._fit(X, y, sample_weight, task, first=not self.__sklearn_is_fitted__())
-            if self._fills_up:
-                self._warn_if_full()
+            self._fit(X, y, sample_weight, first=not self.__sklearn_is_fitted__())
+            self._warn_if_full()
         return self
 
     def predict(self, X: Any) -> Array:
         """W [x; 1] for rows `[n, d]`."""
-        return self._shaped(self._outputs(X))
+        rows = self._outputs(X)
+        return rows if self._target_shape else rows[:, 0]
 
-    def _fit(self, X: Any, y: Any, sample_weight: Any, task: Hashable | None, first: bool) -> Self:
-        given = self._settings()
+    def _fit(self, X: Any, y: Any, sample_weight: Any, first: bool) -> Self:
         X, targets = self._checked(X, y, first, **_SPARSE)
-        self._learn(X, targets, targets.shape[1], sample_weight, task, first, given)
+        self._learn(X, targets, targets.shape[1], sample_weight, first)
         return self
 
 
@@ -275,30 +301,18 @@ class ConceptorRidgeClassifier(ClassifierMixin, _Ridge):  # type: ignore[misc]
     def classes_(self) -> Array:
         """All classes that came or were named, sorted."""
         check_is_fitted(self)
-        return np.asarray(self._arrived[np.argsort(self._arrived)])
+        return np.asarray(np.sort(self._arrived))
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Forget everything and learn one task."""
         with all_or_nothing(self):
-            return self._fit(X, y, None, sample_weight, None, first=True)
+            return self._fit(X, y, None, sample_weight, first=True)
 
-    def partial_fit(
-        self,
-        X: Any,
-        y: Any,
-        classes: Any = None,
-        sample_weight: Any = None,
-        task: Hashable | None = None,
-    ) -> Self:
-        """Learn a further task; `classes` may name classes that come later.
-
-        Calls with the same `task`, any name, bring parts of one task.
-        """
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
+        """Learn a further task; `classes` may name classes that come later."""
         with all_or_nothing(self):
-            first = not self.__sklearn_is_fitted__()
-            self._fit(X, y, classes, sample_weight, task, first=first)
-            if self._fills_up:
-                self._warn_if_full()
+            self._fit(X, y, classes, sample_weight, first=not self.__sklearn_is_fitted__())
+            self._warn_if_full()
         return self
 
     def decision_function(self, X: Any) -> Array:
@@ -315,18 +329,43 @@ class ConceptorRidgeClassifier(ClassifierMixin, _Ridge):  # type: ignore[misc]
         """Rows in the order of `classes_`."""
         return np.asarray(super()._weights()[np.argsort(self._arrived)])
 
-    def _fit(
-        self,
-        X: Any,
-        y: Any,
-        classes: Any,
-        sample_weight: Any,
-        task: Hashable | None,
-        first: bool,
-    ) -> Self:
-        given = self._settings()
+    def _fit(self, X: Any, y: Any, classes: Any, sample_weight: Any, first: bool) -> Self:
         X, y = validate_data(self, X, y, dtype=np.float64, reset=first, **_SPARSE)
-        self._arrived, labels = arrivals(None if first else self._arrived, y, classes)
-        outputs = len(self._arrived)
-        self._learn(X, torch.tensor(labels), outputs, sample_weight, task, first, given)
+        check_classification_targets(y)
+        named = unique_labels(y if classes is None else classes)
+        if missing := set(np.unique(y).tolist()) - set(named.tolist()):
+            raise ValueError(
+                f"y has classes {sorted(missing)} that are not in classes={named.tolist()}; name "
+                f"them too, or leave classes out"
+            )
+        if not first:
+            unique_labels(self._arrived, named)  # refuses strings among numbers
+            named = np.concatenate([self._arrived, named[~np.isin(named, self._arrived)]])
+        self._arrived = named
+        order = np.argsort(named)
+        labels = order[np.searchsorted(named, y, sorter=order)]
+        self._learn(X, torch.tensor(labels), len(named), sample_weight, first)
         return self
+
+
+def _dense(X: Any) -> Tensor:
+    return torch.tensor(X.toarray() if hasattr(X, "toarray") else X, dtype=torch.float64)
+
+
+def _checked_weights(sample_weight: Any, X: Any) -> Tensor | None:
+    """Sample weights `[n]` >= 0, not all 0."""
+    if sample_weight is None:
+        return None
+    checked = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+    if checked.sum() <= 0:
+        raise ValueError("sample_weight sums to 0; at least one sample needs a positive weight")
+    return torch.tensor(checked)
+
+
+def _sample(n: int, weights: Tensor | None, most: int) -> Array:
+    """At most so many rows, evenly spaced, each as often as its weight says."""
+    weight = np.ones(n) if weights is None else weights.numpy()
+    total = weight.cumsum()
+    count = min(most, max(round(total[-1]), int((weight > 0).sum())))
+    places = (np.arange(count) + 0.5) * (total[-1] / count)
+    return np.asarray(np.searchsorted(total, places, side="right"))
