@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from conceptors._internal import checks
 from conceptors.estimators import closed_form
-from conceptors.estimators.tasks import InTurn, Joint, MemoryFullWarning
+from conceptors.estimators.tasks import Joint, Known, MemoryFullWarning
 
 try:
     from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
@@ -29,7 +30,7 @@ _LARGEST = float(np.finfo(np.float64).max)
 
 
 @contextmanager
-def all_or_nothing(estimator: BaseEstimator) -> Iterator[None]:
+def _all_or_nothing(estimator: BaseEstimator) -> Iterator[None]:
     """Put every attribute back if anything raises. Fitted arrays are replaced, never written to."""
     before = dict(vars(estimator))
     try:
@@ -75,7 +76,7 @@ class ConceptorLinear(BaseEstimator):  # type: ignore[misc]
     aperture: Any
     fit_intercept: bool
     warn_at_quota: float
-    _memory: Joint | InTurn
+    _memory: Joint | Known
 
     @property
     def coef_(self) -> Array:
@@ -107,23 +108,43 @@ class ConceptorLinear(BaseEstimator):  # type: ignore[misc]
     @property
     def increment_norm_(self) -> float:
         """Frobenius norm of the last task's change of the weights, if tasks are learned in turn."""
-        memory = self._known()
-        if isinstance(memory, Joint):
+        norm = self._known().increment_norm
+        if norm is None:
             raise AttributeError("solution='joint' solves all tasks together, without increments")
-        return memory.increment_norm
+        return norm
 
     def free_space(self) -> Array:
         """F = ¬A `[d, d]` (or d + 1 with an intercept): the space left for the next task."""
-        memory = self._known()
-        aperture = memory.aperture if isinstance(self.aperture, str) else self.aperture
-        return np.asarray(closed_form.free_space(memory.correlation, aperture))
+        known = self._known()
+        aperture = known.aperture if isinstance(self.aperture, str) else self.aperture
+        return np.asarray(closed_form.free_space(known.correlation, aperture))
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Forget everything and learn one task."""
+        with _all_or_nothing(self):
+            self._fit(X, y, first=True)
+        return self
+
+    def partial_fit(self, X: Any, y: Any) -> Self:
+        """Learn a further task without disturbing the earlier ones."""
+        return self._learn_further(X, y)
+
+    def _learn_further(self, X: Any, y: Any, **options: Any) -> Self:
+        with _all_or_nothing(self):
+            self._fit(X, y, first=not self.__sklearn_is_fitted__(), **options)
+            self._warn_if_full()
+        return self
+
+    @abstractmethod
+    def _fit(self, X: Any, y: Any, first: bool) -> None:
+        """Learn a task, the first one or a further one."""
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "_memory")
 
-    def _known(self) -> Joint | InTurn:
+    def _known(self) -> Known:
         check_is_fitted(self)
-        return self._memory
+        return self._memory.known() if isinstance(self._memory, Joint) else self._memory
 
     def _weights(self) -> Array:
         """W so far `[m, d]`, with an intercept `[m, d + 1]`."""
@@ -141,7 +162,7 @@ class ConceptorLinear(BaseEstimator):  # type: ignore[misc]
             f"tasks can change little. Lower the aperture ({memory.aperture:g}), or use more "
             f"features.",
             MemoryFullWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
 
 
@@ -162,10 +183,10 @@ class ConceptorRegressor(MultiOutputMixin, RegressorMixin, ConceptorLinear):  # 
         intercept = super().intercept_
         return intercept if self._target_shape else float(intercept[0])
 
-    def _checked(self, X: Any, y: Any, first: bool, **options: Any) -> tuple[Any, Tensor]:
+    def _checked(self, X: Any, y: Any, first: bool) -> tuple[Any, Tensor]:
         """X, and targets `[n, m]`."""
         X, y = validate_data(
-            self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, reset=first, **options
+            self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, reset=first
         )
         if not first and y.shape[1:] != self._target_shape:
             earlier = ["n", *map(str, self._target_shape)]
@@ -174,4 +195,5 @@ class ConceptorRegressor(MultiOutputMixin, RegressorMixin, ConceptorLinear):  # 
                 f"[{', '.join(earlier)}]; give y that shape, or forget them with fit"
             )
         self._target_shape = y.shape[1:]
-        return X, torch.tensor(y.reshape(len(y), -1), dtype=torch.float64)
+        targets = torch.tensor(y.reshape(len(y), -1), dtype=torch.float64)
+        return X, without_overflow(targets, "y")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any, Self, get_args
 
 import numpy as np
@@ -16,13 +15,12 @@ from conceptors.estimators.base import (
     Array,
     ConceptorLinear,
     ConceptorRegressor,
-    all_or_nothing,
     one_of,
     positive,
     refuse_changes,
     without_overflow,
 )
-from conceptors.estimators.tasks import InTurn, Joint, learned
+from conceptors.estimators.tasks import Joint, Known, learned_in_turn
 from conceptors.readout.features import Activation, RandomFeatures, warn_of_scales
 from conceptors.readout.sums import Sums
 
@@ -30,7 +28,7 @@ try:
     from sklearn.base import ClassifierMixin
     from sklearn.utils import check_random_state
     from sklearn.utils.multiclass import check_classification_targets, unique_labels
-    from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+    from sklearn.utils.validation import check_is_fitted, validate_data
 except ImportError:
     raise ImportError(
         "the estimators need scikit-learn: pip install 'conceptors[sklearn]'"
@@ -39,9 +37,7 @@ except ImportError:
 _INCREMENTS = {"paper": closed_form.increment, "simplified": closed_form.simplified_increment}
 _FIXED = ("solution", "weighting", "lift", "activation", "fit_intercept")  # over all tasks
 _APERTURE, _REGULARIZATION = 10.0, 1e-2  # of tasks that are learned in turn
-_SPARSE = {"accept_sparse": "csr"}
-_ROWS = 8192  # rows that are dense at once, at most
-_NUMBERS = 2**24  # numbers that are dense at once
+_ROWS = 4096  # rows whose features are computed at once
 
 
 class _Ridge(ConceptorLinear):
@@ -83,25 +79,29 @@ class _Ridge(ConceptorLinear):
         """λ in use."""
         return self._known().regularization
 
-    def _checked_penalty(self) -> tuple[float | None, float | None]:
-        """All parameters are checked; returns α and λ, None where they are to be chosen."""
+    def _check_parameters(self) -> None:
         one_of(self.solution, "solution", ("joint", *_INCREMENTS))
         one_of(self.weighting, "weighting", ("samples", "tasks"))
         one_of(self.activation, "activation", get_args(Activation))
         checks.whole(self.lift, "lift", 0)
         checks.number(self.warn_at_quota, "warn_at_quota", 0.0, 1.0)
+
+    def _penalties(self) -> tuple[float | None, float | None]:
+        """α and λ, None where they are to be chosen."""
         is_auto = isinstance(self.aperture, str) and self.aperture == "auto"
         alpha = None if is_auto else positive(self.aperture, "aperture")
         given = self.regularization
-        given = None if given is None else positive(given, "regularization")
-        if self.solution != "joint":
-            return alpha or _APERTURE, given or _REGULARIZATION
+        return alpha, None if given is None else positive(given, "regularization")
+
+    def _joint_penalty(self) -> float | None:
+        """λ = α⁻², None where it is to be chosen."""
+        alpha, given = self._penalties()
         if alpha is None:
-            return None, given
+            return given
         if not 1e-150 < alpha < 1e150:
-            size = "large" if alpha > 1 else "small"
             raise ValueError(
-                f"aperture {alpha:g} is too {size}: its square is out of range; scale the inputs"
+                f"aperture {alpha:g} is too {'large' if alpha > 1 else 'small'}: its square is out "
+                f"of range; scale the inputs"
             )
         if given is not None and not math.isclose(given, alpha**-2, rel_tol=1e-6):
             raise ValueError(
@@ -109,23 +109,24 @@ class _Ridge(ConceptorLinear):
                 f"regularization = aperture⁻² = {alpha**-2:g}; pass one of them, or use "
                 f"solution='simplified', which has both"
             )
-        return alpha, alpha**-2
+        return alpha**-2
 
-    def _learn(
-        self, X: Any, targets: Tensor, outputs: int, sample_weight: Any, first: bool
-    ) -> None:
+    def _learn(self, X: Array, targets: Tensor, outputs: int, first: bool) -> None:
         """Learn targets `[n, m]` or labels `[n]`, below the number of outputs."""
-        alpha, regularization = self._checked_penalty()
-        weights = _checked_weights(sample_weight, X)
+        self._check_parameters()
+        rows = without_overflow(torch.tensor(X), "X")
         fixed = {name: getattr(self, name) for name in _FIXED}
         if first:
-            self._lift = self._new_lift(X, weights)
+            self._lift = self._new_lift(rows)
             self._fixed = fixed
         else:
             refuse_changes(self._fixed, fixed)
-        sums = self._sums(X, targets, outputs, weights)
+        sums = Sums((self.lift or X.shape[1]) + self.fit_intercept, outputs)
+        for part, y in zip(rows.split(_ROWS), targets.split(_ROWS)):
+            sums.add(self._lifted(part), y)
         memory = None if first else self._memory
         if self.solution == "joint":
+            regularization = self._joint_penalty()
             if not isinstance(memory, Joint):
                 memory = Joint(
                     constant=self.fit_intercept,
@@ -133,15 +134,16 @@ class _Ridge(ConceptorLinear):
                     of_classes=targets.ndim == 1,
                     scaled=self._lift is None,
                 )
-            memory.learn(sums, int(X.shape[0] if weights is None else (weights > 0).sum()),
-                         regularization)
+            memory.learn(sums, regularization)
             self._memory = memory
-            return
-        assert alpha is not None
-        assert regularization is not None
-        assert not isinstance(memory, Joint)
+        else:
+            assert not isinstance(memory, Joint)
+            self._memory = self._learned_in_turn(memory, sums)
+
+    def _learned_in_turn(self, before: Known | None, sums: Sums) -> Known:
+        alpha, given = self._penalties()
+        regularization = given or _REGULARIZATION
         R, K = sums.gram / sums.count, sums.cross / sums.count
-        outputs = max(outputs, 0 if memory is None else len(memory.weights))
 
         def solve_task(previous: Tensor, free: Tensor) -> Tensor:
             cross = torch.zeros_like(previous)
@@ -149,54 +151,34 @@ class _Ridge(ConceptorLinear):
             increment = _INCREMENTS[self.solution]
             return previous + increment(R, cross, previous, free, regularization)
 
-        self._memory = learned(memory, R, outputs, alpha, regularization, solve_task)
+        return learned_in_turn(
+            before, R, sums.outputs, alpha or _APERTURE, regularization, solve_task
+        )
 
-    def _new_lift(self, X: Any, weights: Tensor | None) -> RandomFeatures | None:
+    def _new_lift(self, rows: Tensor) -> RandomFeatures | None:
         """Random features that are calibrated by the first task's data."""
-        width = X.shape[1]
-        most = max(1, min(_ROWS, _NUMBERS // max(width, self.lift)))
-        rows = without_overflow(_dense(X[_sample(X.shape[0], weights, most)]), "X")
         if not self.lift:
             warn_of_scales(rows)
             return None
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        lift = RandomFeatures(width, self.lift, self.activation, seed=seed)  # type: ignore[arg-type]
-        if bool((rows == rows[0]).all()):  # rows that do not differ show a size by their length
-            rows = torch.cat([rows, torch.zeros_like(rows[:1])])
+        activation: Any = self.activation
+        lift = RandomFeatures(rows.shape[1], self.lift, activation, seed=seed)
         lift.calibrate(rows)
         return lift
 
-    def _parts(self, X: Any) -> Iterator[tuple[slice, Tensor]]:
-        """Dense rows [h; 1] or h, few enough at once to fit into memory easily."""
-        size = max(1, min(_ROWS, _NUMBERS // max(self.lift, X.shape[1])))
-        for start in range(0, X.shape[0], size):
-            part = slice(start, start + size)
-            h = without_overflow(_dense(X[part]), "X")
-            h = h if self._lift is None else self._lift(h)
-            yield part, torch.cat([h, torch.ones_like(h[:, :1])], 1) if self.fit_intercept else h
-
-    def _sums(self, X: Any, targets: Tensor, outputs: int, weights: Tensor | None) -> Sums:
-        sums = None
-        for part, b in self._parts(X):
-            sums = sums or Sums(b.shape[1], outputs)
-            y = targets[part] if targets.ndim == 1 else without_overflow(targets[part], "y")
-            sums.add(b, y, None if weights is None else weights[part])
-        assert sums is not None
-        return sums
+    def _lifted(self, rows: Tensor) -> Tensor:
+        """b = [h; 1], or h without an intercept."""
+        h = rows if self._lift is None else self._lift(rows)
+        return torch.cat([h, torch.ones_like(h[:, :1])], 1) if self.fit_intercept else h
 
     def _outputs(self, X: Any) -> Array:
+        """W b `[n, m]` of all rows."""
         check_is_fitted(self)
-        X = validate_data(self, X, dtype=np.float64, reset=False, **_SPARSE)
-        weights = self._weights()
-        outputs = np.empty((X.shape[0], len(weights)))
-        for part, b in self._parts(X):
-            outputs[part] = np.asarray(b) @ weights.T
-        return outputs
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
-        return tags
+        X = validate_data(self, X, dtype=np.float64, reset=False)
+        weights = torch.tensor(self._weights())
+        return np.concatenate(
+            [np.asarray(self._lifted(part) @ weights.mT) for part in torch.tensor(X).split(_ROWS)]
+        )
 
 
 class ConceptorRidge(ConceptorRegressor, _Ridge):
@@ -257,27 +239,14 @@ class ConceptorRidge(ConceptorRegressor, _Ridge):
     (True, 2)
     """
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Forget everything and learn one task."""
-        with all_or_nothing(self):
-            return self._fit(X, y, sample_weight, first=True)
-
-    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Learn a further task without disturbing the earlier ones."""
-        with all_or_nothing(self):
-            self._fit(X, y, sample_weight, first=not self.__sklearn_is_fitted__())
-            self._warn_if_full()
-        return self
-
     def predict(self, X: Any) -> Array:
         """W [x; 1] for rows `[n, d]`."""
         rows = self._outputs(X)
         return rows if self._target_shape else rows[:, 0]
 
-    def _fit(self, X: Any, y: Any, sample_weight: Any, first: bool) -> Self:
-        X, targets = self._checked(X, y, first, **_SPARSE)
-        self._learn(X, targets, targets.shape[1], sample_weight, first)
-        return self
+    def _fit(self, X: Any, y: Any, first: bool) -> None:
+        X, targets = self._checked(X, y, first)
+        self._learn(X, targets, targets.shape[1], first)
 
 
 class ConceptorRidgeClassifier(ClassifierMixin, _Ridge):  # type: ignore[misc]
@@ -303,17 +272,9 @@ class ConceptorRidgeClassifier(ClassifierMixin, _Ridge):  # type: ignore[misc]
         check_is_fitted(self)
         return np.asarray(np.sort(self._arrived))
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Forget everything and learn one task."""
-        with all_or_nothing(self):
-            return self._fit(X, y, None, sample_weight, first=True)
-
-    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
+    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
         """Learn a further task; `classes` may name classes that come later."""
-        with all_or_nothing(self):
-            self._fit(X, y, classes, sample_weight, first=not self.__sklearn_is_fitted__())
-            self._warn_if_full()
-        return self
+        return self._learn_further(X, y, classes=classes)
 
     def decision_function(self, X: Any) -> Array:
         """Outputs of all classes `[n, classes]`; for two classes the difference `[n]`."""
@@ -329,8 +290,8 @@ class ConceptorRidgeClassifier(ClassifierMixin, _Ridge):  # type: ignore[misc]
         """Rows in the order of `classes_`."""
         return np.asarray(super()._weights()[np.argsort(self._arrived)])
 
-    def _fit(self, X: Any, y: Any, classes: Any, sample_weight: Any, first: bool) -> Self:
-        X, y = validate_data(self, X, y, dtype=np.float64, reset=first, **_SPARSE)
+    def _fit(self, X: Any, y: Any, first: bool, classes: Any = None) -> None:
+        X, y = validate_data(self, X, y, dtype=np.float64, reset=first)
         check_classification_targets(y)
         named = unique_labels(y if classes is None else classes)
         if missing := set(np.unique(y).tolist()) - set(named.tolist()):
@@ -344,28 +305,4 @@ class ConceptorRidgeClassifier(ClassifierMixin, _Ridge):  # type: ignore[misc]
         self._arrived = named
         order = np.argsort(named)
         labels = order[np.searchsorted(named, y, sorter=order)]
-        self._learn(X, torch.tensor(labels), len(named), sample_weight, first)
-        return self
-
-
-def _dense(X: Any) -> Tensor:
-    return torch.tensor(X.toarray() if hasattr(X, "toarray") else X, dtype=torch.float64)
-
-
-def _checked_weights(sample_weight: Any, X: Any) -> Tensor | None:
-    """Sample weights `[n]` >= 0, not all 0."""
-    if sample_weight is None:
-        return None
-    checked = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-    if checked.sum() <= 0:
-        raise ValueError("sample_weight sums to 0; at least one sample needs a positive weight")
-    return torch.tensor(checked)
-
-
-def _sample(n: int, weights: Tensor | None, most: int) -> Array:
-    """At most so many rows, evenly spaced, each as often as its weight says."""
-    weight = np.ones(n) if weights is None else weights.numpy()
-    total = weight.cumsum()
-    count = min(most, max(round(total[-1]), int((weight > 0).sum())))
-    places = (np.arange(count) + 0.5) * (total[-1] / count)
-    return np.asarray(np.searchsorted(total, places, side="right"))
+        self._learn(X, torch.tensor(labels), len(named), first)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,13 +13,12 @@ from conceptors.estimators import closed_form
 from conceptors.estimators.base import (
     Array,
     ConceptorRegressor,
-    all_or_nothing,
     one_of,
     positive,
     refuse_changes,
     without_overflow,
 )
-from conceptors.estimators.tasks import InTurn, learned
+from conceptors.estimators.tasks import Known, learned_in_turn
 
 try:
     from sklearn.utils import check_random_state
@@ -58,7 +57,7 @@ class ConceptorSGDRegressor(ConceptorRegressor):
     True
     """
 
-    _memory: InTurn
+    _memory: Known
     _fixed: dict[str, Any]
 
     def __init__(
@@ -86,33 +85,20 @@ class ConceptorSGDRegressor(ConceptorRegressor):
         self.random_state = random_state
         self.warn_at_quota = warn_at_quota
 
-    def fit(self, X: Any, y: Any) -> Self:
-        """Forget everything and learn one task."""
-        with all_or_nothing(self):
-            return self._fit(X, y, first=True)
-
-    def partial_fit(self, X: Any, y: Any) -> Self:
-        """Learn a further task without disturbing the earlier ones."""
-        with all_or_nothing(self):
-            self._fit(X, y, first=not self.__sklearn_is_fitted__())
-            self._warn_if_full()
-        return self
-
     def predict(self, X: Any) -> Array:
         """W [x; 1] for rows `[n, d]`."""
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float64, reset=False)
         return np.asarray(X @ self.coef_.T + self.intercept_)
 
-    def _fit(self, X: Any, y: Any, first: bool) -> Self:
+    def _fit(self, X: Any, y: Any, first: bool) -> None:
         self._check_parameters()
         X, targets = self._checked(X, y, first)
         b = np.hstack([X, np.ones((len(X), 1))]) if self.fit_intercept else X
         inputs = without_overflow(torch.tensor(b, dtype=torch.float64), "X")
-        before, fixed = None, {"fit_intercept": self.fit_intercept}
+        fixed = {"fit_intercept": self.fit_intercept}
         if not first:
             refuse_changes(self._fixed, fixed)
-            before = self._memory
         self._fixed = fixed
         correlation = inputs.mT @ inputs / len(inputs)
 
@@ -120,10 +106,14 @@ class ConceptorSGDRegressor(ConceptorRegressor):
             rate = self._rate(inputs, correlation)
             return self._descend(inputs, targets, previous, free, rate)
 
-        self._memory = learned(
-            before, correlation, targets.shape[1], self.aperture, self.regularization, descend
+        self._memory = learned_in_turn(
+            None if first else self._memory,
+            correlation,
+            targets.shape[1],
+            self.aperture,
+            self.regularization,
+            descend,
         )
-        return self
 
     def _check_parameters(self) -> None:
         positive(self.aperture, "aperture")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from conceptors.estimators import closed_form
-from conceptors.readout.solve import Solution, solve
+from conceptors.readout.solve import solve
 from conceptors.readout.sums import Sums
 
 _VARIATION = 1e-13  # of inputs relative to their squares, below which it is rounding
@@ -18,6 +17,21 @@ _VARIATION = 1e-13  # of inputs relative to their squares, below which it is rou
 
 class MemoryFullWarning(UserWarning):
     """The tasks learned so far claim nearly the whole input space."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """A linear model, and the space that its tasks claim; b `[d]` is x, or [x; 1]."""
+
+    weights: Tensor  # W [m, d], outputs in the order in which they came
+    correlation: (
+        Tensor  # R [d, d] that the aperture refers to, summed over tasks that count equally
+    )
+    aperture: float
+    regularization: float
+    quota: float
+    n_tasks: int
+    increment_norm: float | None = None  # |W - W_before| of the last task learned in turn
 
 
 class Joint:
@@ -40,72 +54,51 @@ class Joint:
         self._sums: Sums | None = None
         self._samples = 0.0
         self._given: float | None = None
-        self._solved: tuple[Solution, Tensor, Tensor] | None = None
-        self.n_tasks = 0
+        self._solved: Known | None = None
+        self._n_tasks = 0
 
-    def learn(self, sums: Sums, rows: int, given: float | None) -> None:
-        """Add the sums of a task of so many rows. λ is `given`, or chosen if that is None.
-
-        Weights count as repetitions of a sample. But if they sum to less than the number of rows,
-        generalised cross-validation would believe that there are hardly any data.
-        """
+    def learn(self, sums: Sums, given: float | None) -> None:
+        """Add the sums of a task. λ is `given`, or chosen if that is None."""
         self._sums = self._sums or Sums(sums.dim)
         self._sums.include(sums, 1 / sums.count if self._by_task else 1.0)
-        self._samples += max(sums.count, rows)
+        self._samples += sums.count
         self._given, self._solved = given, None
-        self.n_tasks += 1
+        self._n_tasks += 1
 
-    @property
-    def weights(self) -> Tensor:
-        """W `[m, d]` on b as it was given."""
-        return self._solution()[1]
-
-    @property
-    def correlation(self) -> Tensor:
-        """R `[d, d]`, in the units that λ refers to."""
-        return self._solution()[2]
-
-    @property
-    def regularization(self) -> float:
-        return self._solution()[0].regularization * self._parts
-
-    @property
-    def aperture(self) -> float:
-        return 1 / math.sqrt(self.regularization)
-
-    @property
-    def quota(self) -> float:
-        return self._solution()[0].quota
-
-    @property
-    def _parts(self) -> int:
-        """R is this many times a mean."""
-        return self.n_tasks if self._by_task else 1
-
-    def _solution(self) -> tuple[Solution, Tensor, Tensor]:
-        """The solution, weights in the units of b, and R."""
+    def known(self) -> Known:
+        """The solution, computed when it is first needed."""
         if self._solved is None:
             assert self._sums is not None
             total = Sums(self._sums.dim)
             total.include(self._sums, self._samples / self._sums.count)
-            given = None if self._given is None else self._given / self._parts
-            is_literal = given is not None and self._scaled
-            shift, scale = None, 1.0
-            if self._scaled and given is None:
-                shift, scale = _standardise(total, self._constant)
-            correlation = total.gram * (self._parts / total.count)
-            if given is None and not bool(total.gram.any()):
-                given = 1.0  # any λ gives W = 0
-            around_mean = self._constant and not is_literal
-            solution = solve(total, given, around_mean=around_mean, largest=self._of_classes)
-            weights = solution.weights.clone()
-            if shift is not None:
-                inputs = weights[:, : len(shift)]
-                inputs *= scale
-                if self._constant:
-                    weights[:, -1] -= inputs @ shift
-            self._solved = solution, weights, correlation
+            self._solved = self._solve(total)
         return self._solved
+
+    def _solve(self, total: Sums) -> Known:
+        """The solution from sums that may be changed."""
+        parts = self._n_tasks if self._by_task else 1  # R is this many times a mean
+        given = None if self._given is None else self._given / parts
+        d = total.dim - self._constant
+        shift, scale = torch.zeros(d, dtype=torch.float64), 1.0
+        if self._scaled and given is None:
+            shift, scale = _standardise(total, self._constant)
+        around_mean = self._constant and (given is None or not self._scaled)
+        if given is None and not bool(total.gram.any()):
+            given = 1.0  # any λ gives W = 0
+        solution = solve(total, given, around_mean=around_mean, largest=self._of_classes)
+        weights = solution.weights.clone()
+        weights[:, :d] *= scale
+        if self._constant:
+            weights[:, -1] -= weights[:, :d] @ shift
+        regularization = solution.regularization * parts
+        return Known(
+            weights,
+            total.gram * (parts / total.count),
+            regularization**-0.5,
+            regularization,
+            solution.quota,
+            self._n_tasks,
+        )
 
 
 def _standardise(sums: Sums, constant: bool) -> tuple[Tensor, float]:
@@ -113,53 +106,40 @@ def _standardise(sums: Sums, constant: bool) -> tuple[Tensor, float]:
 
     Without a constant m is 0.
     """
-    G, K, n = sums.gram, sums.cross, sums.count
-    d = sums.dim - constant
-    squares = G.diagonal()[:d].clone() / n
+    G, K, d = sums.gram, sums.cross, sums.dim - constant
+    squares = G.diagonal()[:d].clone() / sums.count
     mean = torch.zeros_like(squares)
     if constant:
-        total = G[-1, :-1].clone()
-        mean = total / n
-        G[:-1, :-1] -= torch.outer(total, mean)
+        mean = G[-1, :-1] / sums.count
+        G[:-1, :-1] -= torch.outer(mean, mean) * sums.count
         G[-1, :-1] = G[:-1, -1] = 0
         K[:, :-1] -= torch.outer(K[:, -1], mean)
     size = float((squares - mean.square()).mean())
     if size <= _VARIATION * float(squares.mean()):  # constant inputs
         size = float(squares.mean()) or 1.0
         G[:d, :d] = 0
-    scale = 1 / math.sqrt(size)
+    scale = size**-0.5
     G[:d] *= scale
     G[:, :d] *= scale
     K[:, :d] *= scale
     return mean, scale
 
 
-@dataclass(frozen=True)
-class InTurn:
-    """What is known after tasks that were learned in turn (section 2.2 of the paper)."""
-
-    weights: Tensor  # W [m, d]
-    correlation: Tensor  # ΣR over the tasks [d, d]
-    aperture: float
-    regularization: float
-    quota: float
-    increment_norm: float  # |W - W_before| of the last task
-    n_tasks: int
-
-
-def learned(
-    before: InTurn | None,
+def learned_in_turn(
+    before: Known | None,
     correlation: Tensor,
     outputs: int,
     aperture: float,
     regularization: float,
     solve_task: Callable[[Tensor, Tensor], Tensor],
-) -> InTurn:
-    """After one more task with moments R `[d, d]`; outputs beyond the earlier ones are new.
+) -> Known:
+    """After one more task with moments R `[d, d]`, learned in turn (section 2.2 of the paper).
 
-    `solve_task` returns the weights after the task, given the weights before it and F.
+    `solve_task` returns the weights after the task, given the weights before it and F. Outputs
+    beyond the earlier ones are new.
     """
     dim = len(correlation)
+    outputs = max(outputs, 0 if before is None else len(before.weights))
     previous = torch.zeros(outputs, dim, dtype=torch.float64)
     total, free = torch.zeros_like(correlation), torch.eye(dim, dtype=torch.float64)
     if before is not None:
@@ -168,12 +148,12 @@ def learned(
         free = closed_form.free_space(total, aperture)
     total = total + correlation
     weights = solve_task(previous, free)
-    return InTurn(
+    return Known(
         weights,
         total,
         aperture,
         regularization,
         quota=float(1 - closed_form.free_space(total, aperture).diagonal().mean()),
-        increment_norm=float((weights - previous).norm()),
         n_tasks=1 if before is None else before.n_tasks + 1,
+        increment_norm=float((weights - previous).norm()),
     )

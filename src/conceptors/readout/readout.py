@@ -157,8 +157,7 @@ class Readout(SavedSums):
         with undisturbed(backbone):
             shown = with_progress(iterate(batches, None, "learn_from"), progress, "learn")
             self._learn(
-                (moved(feed(backbone, batch), here), moved(target(batch), here))
-                for batch in shown
+                (moved(feed(backbone, batch), here), moved(target(batch), here)) for batch in shown
             )
         if self.n_samples == before:
             raise ValueError("learn_from got no samples: the loader is empty or used up")

@@ -58,7 +58,9 @@ class SavedSums(nn.Module):
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         """The last arguments are missing keys, unexpected keys and error messages."""
-        state = {key[len(prefix) :]: state_dict[key] for key in state_dict if key.startswith(prefix)}
+        state = {
+            key[len(prefix) :]: state_dict[key] for key in state_dict if key.startswith(prefix)
+        }
         own = {key: state[key] for key in state if key == "kind" or key.startswith("sums.")}
         for key in own:
             del state_dict[prefix + key]  # what is left is the lift's

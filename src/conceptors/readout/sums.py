@@ -39,7 +39,7 @@ class Sums:
 
     @property
     def count(self) -> float:
-        """The number of samples, or the sum of their weights."""
+        """The number of samples."""
         return self._moments.weight
 
     @property
@@ -55,26 +55,17 @@ class Sums:
         return self.gram.device
 
     @torch.no_grad()
-    def add(self, rows: Tensor, targets: Tensor, weights: Tensor | None = None) -> None:
+    def add(self, rows: Tensor, targets: Tensor) -> None:
         """Add samples b `[n, d]` with numbers `[n, m]` or labels `[n]`.
 
         Labels count as rows of the unit matrix, and must be less than `outputs`.
         """
-        for start in range(0, len(rows), _ROWS):
-            part = slice(start, start + _ROWS)
-            b, y = rows[part].double(), targets[part]
-            w = None if weights is None else weights[part].double()
-            self._moments.update(b, w)
-            b = b if w is None else b * w[:, None]
-            if y.ndim == 1:
-                present, index = y.unique(return_inverse=True)  # there may be a million classes
-                y = b.new_zeros(len(y), len(present))
-                y[torch.arange(len(y), device=y.device), index] = 1
-            else:
-                present, y = torch.arange(y.shape[1], device=y.device), y.double()
-            self.cross[present] += y.mT @ b
-            squares = y.square() if w is None else y.square() * w[:, None]
-            self.squares[present] += squares.sum(0)
+        for part, part_targets in zip(rows.split(_ROWS), targets.split(_ROWS)):
+            b = part.double()
+            self._moments.update(b)
+            outputs, y = _as_numbers(part_targets)
+            self.cross[outputs] += y.mT @ b
+            self.squares[outputs] += y.square().sum(0)
         self.eps = max(self.eps, torch.finfo(rows.dtype).eps)
 
     def grow(self, outputs: int) -> None:
@@ -157,3 +148,13 @@ class Sums:
         sums.squares.copy_(squares)
         sums._moments.weight, sums._moments.count, sums.eps = count, round(count), eps
         return sums
+
+
+def _as_numbers(targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Numbers, or labels as rows of the unit matrix, and the outputs that they are of."""
+    if targets.ndim == 2:
+        return torch.arange(targets.shape[1], device=targets.device), targets.double()
+    present, index = targets.unique(return_inverse=True)  # there may be a million classes
+    one_hot = torch.zeros(len(targets), len(present), dtype=torch.float64, device=targets.device)
+    one_hot[torch.arange(len(targets), device=targets.device), index] = 1
+    return present, one_hot
