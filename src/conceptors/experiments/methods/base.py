@@ -166,7 +166,7 @@ class Learner:
                 break
         lesson.finish()
         _, loss = self.evaluate(task.validation, number, s.validation)
-        if lesson.diverged() or not math.isfinite(loss**2):
+        if lesson.diverged() or not abs(loss) < 1e19:
             self.diverged = f"task {number + 1} of {len(self.scenario.tasks)}"
             return history
         del lesson  # a shield would prepare its optimizer for steps that never come

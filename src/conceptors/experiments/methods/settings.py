@@ -13,10 +13,7 @@ from conceptors.experiments.networks import ACTIVATIONS
 T = TypeVar("T")
 INEFFECTIVE = {  # a setting -> the one that overrides it, and whether it does when on or off
     "epochs": ("steps", True),
-    **dict.fromkeys(("aperture", "input_aperture", "norm_aperture"), ("energy", True)),
     "stop_above_later": ("stop_above", False),
-    "fade": ("online", False),
-    "mirrored": ("mirror", False),
 }
 
 
