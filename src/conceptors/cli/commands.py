@@ -88,15 +88,9 @@ def _tune(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from conceptors.report import (
-        need_charts,
-        read_results,
-        write_comparison,
-        write_figures,
-        write_page,
-    )
+    from conceptors import report
 
-    need_charts()
+    report.need_charts()
     from conceptors.report.seen import pictures
 
     paths = [Path(path) for path in options.folder]
@@ -104,17 +98,18 @@ def _report(options: argparse.Namespace) -> int:
     for folder in folders:
         if not (folder / "results.json").is_file():
             raise ValueError(f"no results.json in {str(folder)!r}{_other_results(folder)}")
-    for folder, results in [(folder, read_results(folder / "results.json")) for folder in folders]:
-        figures = write_figures(results, folder / "figures")
+    read = [report.read_results(folder / "results.json") for folder in folders]
+    for folder, results in zip(folders, read):
+        figures, images = report.write_figures(results, folder / "figures"), []
         try:
             images = pictures(results, folder / "figures")
         except DataUnavailableError as error:
             print(f"without the projected images: {error}", file=sys.stderr)
-            images = []
-        page = write_page(results, folder / "index.html", images)
-        print(f"page: {page}\n{len(figures)} figures in {folder / 'figures'}")
+        print(f"page: {report.write_page(results, folder / 'index.html', images)}")
+        print(f"{len(figures)} figures in {folder / 'figures'}")
     if len(folders) > 1:
-        print(f"side by side: {write_comparison(folders, folders[0] / 'comparison.html')}")
+        page = report.write_comparison(folders, folders[0] / "comparison.html")
+        print(f"side by side: {page}")
     return 0
 
 
@@ -184,36 +179,18 @@ def _data(options: argparse.Namespace) -> int:
 
 
 def _table(results: Results) -> str:
-    """The summary as text."""
-    columns = ("method", "accuracy", "seeds", "forgetting", "seconds", "stored", "published")
-    rows = [columns]
+    """The summary as text; `published` are values from papers."""
+    head = f"{'method':<18}{'accuracy':>16}{'seeds':>7}{'forgetting':>12}{'seconds':>9}"
+    lines = [head + ("  published" if results.reference else ""), "-" * len(head)]
     for name, row in results.summary.items():
-        published = results.reference.get(name, {})
-        numbers = row.get("stored_numbers")
-        rows.append(
-            (
-                name,
-                _with_spread(row["mean"], row["std"] if row["n"] > 1 else None),
-                str(row["n"]),
-                "-" if row["forgetting"] is None else f"{row['forgetting']:.2f}",
-                f"{row['seconds']:.1f}",
-                "-" if numbers is None else f"{numbers:,.0f}",
-                f"{_with_spread(published['mean'], published.get('std'))} ({published['source']})"
-                if published
-                else "-",
-            )
-        )
-    used = [i for i in range(len(columns)) if i < 5 or any(row[i] != "-" for row in rows[1:])]
-    widths = [max(len(row[i]) for row in rows) for i in used]
-    lines = [
-        "  ".join(row[i].rjust(w) if i else row[i].ljust(w) for i, w in zip(used, widths))
-        for row in rows
-    ]
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
-
-
-def _with_spread(mean: float, std: float | None) -> str:
-    return f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"
+        accuracy = f"{row['mean']:.2f}" + (f" ± {row['std']:.2f}" if row["n"] > 1 else "")
+        forgetting = "-" if row["forgetting"] is None else f"{row['forgetting']:.2f}"
+        line = f"{name:<18}{accuracy:>16}{row['n']:>7}{forgetting:>12}{row['seconds']:>9.1f}"
+        if known := results.reference.get(name):
+            spread = f" ± {known['std']:.2f}" if known.get("std") is not None else ""
+            line += f"  {known['mean']:.2f}{spread} ({known['source']})"
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def _engine(options: argparse.Namespace) -> Engine:

@@ -19,20 +19,7 @@ examples:
 """
 
 _OWN_METHOD = """
-your own method is a Python file like this own.py:
-  from conceptors.methods import Learner, add
-
-  @add
-  class Slow(Learner):
-      name = "slow"
-      about = "learns later tasks slowly"
-
-      def gradients(self, number):  # number: of the task, from 0
-          for parameter in self.model.parameters():
-              if number and parameter.grad is not None:
-                  parameter.grad *= 0.01
-
-and joins with
+your own method: a class with the decorator conceptors.methods.add, in a Python file
   conceptors run disjoint-mnist --import own.py --method sgd --method slow --out out/own
 """
 

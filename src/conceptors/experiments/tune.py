@@ -1,7 +1,6 @@
 """Choosing settings on validation data, never on test data.
 
-Trials go into an optuna study in the folder, a journal file: a search can be stopped and resumed,
-and the same command may run several times at once on one journal.
+Trials go into an optuna study in the folder, a journal file: a search can be stopped and resumed.
 """
 
 from __future__ import annotations
@@ -9,9 +8,9 @@ from __future__ import annotations
 import json
 import math
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -41,42 +40,43 @@ def tune(
     Raises:
         ExperimentError: impossible request, or the folder holds a search with other settings.
     """
-    try:
-        from optuna.trial import TrialState
-    except ImportError:
-        raise ImportError("tuning needs optuna: pip install 'conceptors[tune]'") from None
-    engine = engine or Local()
-    ranges = dict(parse_range(text, _types(experiment)) for text in spaces)
-    experiment = placed(experiment, engine, ranges)
-    if minutes is not None and not (math.isfinite(minutes) and minutes > 0):
-        raise ExperimentError(f"--minutes must be a finite number above 0, got {minutes:g}")
-    until = time.monotonic() + 60 * (minutes or math.inf)
-    study, ended = _open(experiment, folder), (TrialState.COMPLETE, TrialState.FAIL)
-    while len(study.get_trials(deepcopy=False, states=ended)) < trials and time.monotonic() < until:
-        trial = study.ask()
-        chosen = {name: suggest(trial) for name, suggest in ranges.items()}
-        try:
-            score = _score(experiment, chosen, engine)
-        except (Exception, KeyboardInterrupt):
-            study.tell(trial, state=TrialState.FAIL)
-            raise
-        study.tell(trial, score)
-        words, number = ", ".join(f"{k}={v}" for k, v in chosen.items()), trial.number + 1
-        event = Event("trial", experiment.methods[0], 0, step=number, steps=trials)
-        share = min(1.0, number / trials)
-        progress(replace(event, validation=score, share=share, settings=words))
-    if not study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
-        raise ExperimentError(f"no trial in {folder} has come to an end; give it more --minutes")
-    return {"value": study.best_value, "params": study.best_params}
-
-
-def _types(experiment: Experiment) -> dict[str, type]:
-    """Types of the settings of the one method."""
+    if find_spec("optuna") is None:
+        raise ImportError("tuning needs optuna: pip install 'conceptors[tune]'")
     if len(experiment.methods) != 1:
         raise ExperimentError(f"tune takes one method at a time, got {experiment.methods}")
     if experiment.methods[0] not in METHODS:
         experiment.check()
-    return get_type_hints(METHODS[experiment.methods[0]].settings_type)
+    (method,), engine = experiment.methods, engine or Local()
+    types = get_type_hints(METHODS[method].settings_type)
+    ranges = dict(parse_range(text, types) for text in spaces)
+    experiment = placed(experiment, engine, ranges)
+    if minutes is not None and not (math.isfinite(minutes) and minutes > 0):
+        raise ExperimentError(f"--minutes must be a finite number above 0, got {minutes:g}")
+
+    def score(trial: Any) -> float:
+        chosen = {name: suggest(trial) for name, suggest in ranges.items()}
+        settings = experiment.settings.get(method, {}) | chosen
+        tried = replace(experiment, settings={**experiment.settings, method: settings})
+        jobs = [_Trial(Piece(tried, method, seed)) for seed in tried.seeds]
+        outcomes = list(engine.work(jobs, quiet))
+        for outcome in outcomes:
+            if outcome.failure:
+                raise RuntimeError(f"a trial failed with {chosen}:\n{outcome.failure}")
+        return statistics.mean(outcome.value for outcome in outcomes)
+
+    def tell(study: Any, trial: Any) -> None:
+        if trial.value is not None:
+            words = ", ".join(f"{name}={value}" for name, value in trial.params.items())
+            number = trial.number + 1
+            event = Event("trial", method, 0, step=number, steps=trials, validation=trial.value)
+            progress(replace(event, share=min(1.0, number / trials), settings=words))
+
+    study = _open(experiment, folder)
+    ended = sum(trial.state.is_finished() for trial in study.trials)
+    if ended < trials:
+        seconds = None if minutes is None else 60 * minutes
+        study.optimize(score, n_trials=trials - ended, timeout=seconds, callbacks=[tell])
+    return {"value": study.best_value, "params": study.best_params}
 
 
 @dataclass(frozen=True)
@@ -96,19 +96,6 @@ class _Trial:
             rows = [learner.accuracy(task.validation, k) for k, task in enumerate(tasks)]
         sizes = [len(task.validation) for task in tasks]
         return sum(a * n for a, n in zip(rows, sizes)) / sum(sizes)
-
-
-def _score(experiment: Experiment, chosen: dict[str, Any], engine: Engine) -> float:
-    """Mean over seeds."""
-    (method,), settings = experiment.methods, experiment.settings
-    settings = {**settings, method: settings.get(method, {}) | chosen}
-    tried = replace(experiment, settings=settings)
-    jobs = [_Trial(Piece(tried, method, seed)) for seed in tried.seeds]
-    outcomes = list(engine.work(jobs, quiet))
-    for outcome in outcomes:
-        if outcome.failure:
-            raise RuntimeError(f"a trial failed with {chosen}:\n{outcome.failure}")
-    return statistics.mean(outcome.value for outcome in outcomes)
 
 
 def _open(experiment: Experiment, folder: Path) -> Any:
@@ -144,12 +131,8 @@ def _check_journal(path: Path) -> None:
 
     A line that a killed process has left half-written counts too: the next entry would go onto it.
     """
-    for _ in range(5):
-        content = path.read_bytes() if path.exists() else b""
-        if not content or content.endswith(b"\n"):
-            break
-        time.sleep(0.2)  # another process may be writing this very line
-    else:
+    content = path.read_bytes() if path.exists() else b""
+    if content and not content.endswith(b"\n"):
         raise _damaged(path, f"its last line is cut short, {len(content)} bytes")
     for number, line in enumerate(content.splitlines(), 1):
         try:

@@ -65,13 +65,12 @@ class Local:
             pool.shutdown(cancel_futures=True)
 
 
-_events: Any = None  # in a process of a pool: the way to the command's progress
+_to_command: list[Any] = []  # in a process of the pool: the queue of the command's progress
 
 
 def _start(events: Any, threads: int, imports: tuple[str, ...]) -> None:
     """Prepare a process of the pool; it ends with the command, however that ends."""
-    global _events
-    _events = events
+    _to_command.append(events)
     torch.set_num_threads(threads)
     for file in imports:
         import_methods(file)
@@ -81,4 +80,4 @@ def _start(events: Any, threads: int, imports: tuple[str, ...]) -> None:
 
 
 def _perform(job: Job) -> Any:
-    return job(_events.put)
+    return job(_to_command[0].put)

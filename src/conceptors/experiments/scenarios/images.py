@@ -26,7 +26,7 @@ class ScenarioKind:
     data: str
     tasks: int
     about: str
-    load: Callable[[str], Any] = load  # from the data's name to what `make` takes
+    load: Callable[[str], Any] | None = None  # what `make` takes, by default `load(data)`
     more: dict[str, Any] = field(default_factory=dict)  # defaults of options of its own
 
 
@@ -58,7 +58,7 @@ def build(
     for option, words in {"class_order": ("fixed", "seed"), "layers": ("all", "last")}.items():
         if chosen.get(option, words[0]) not in words:
             raise ValueError(f"{option} must be one of {words}, got {chosen[option]!r}")
-    data = kind.load(kind.data) if arrays is None else arrays
+    data = (kind.load or load)(kind.data) if arrays is None else arrays
     data = data if limit is None else data.first(limit)
     scenario = kind.make(data, seed, {"name": name, "limit": limit, **chosen})
     for task in scenario.tasks:

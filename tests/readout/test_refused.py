@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from conceptors import RandomFeatures, Readout
-from estimators.readout.common import DIM, assert_same_state, samples, state
+from readout.common import DIM, assert_same_state, samples, state
 from helpers import normal
 
 BAD: dict[str, tuple[Callable[[Tensor, Tensor], tuple[Any, Any]], str]] = {

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from conceptors import PatchFeatures, RandomFeatures, Readout
-from estimators.readout.common import DIM, assert_close, samples
+from readout.common import DIM, assert_close, samples
 from helpers import normal
 
 X, Y = samples(0, dtype=torch.float32)

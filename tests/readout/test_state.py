@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from conceptors import PatchFeatures, Readout
-from estimators.readout.common import DIM, assert_same_state, samples, state
+from readout.common import DIM, assert_same_state, samples, state
 from helpers import normal
 
 State = dict[str, Any]

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from conceptors import Readout
-from conceptors.estimators.solve import solve
-from conceptors.estimators.sums import Sums
-from estimators.readout.common import DIM, assert_close, one_hot, rows_of, samples
+from conceptors.readout.solve import solve
+from conceptors.readout.sums import Sums
+from readout.common import DIM, assert_close, one_hot, rows_of, samples
 from helpers import eye, normal
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from conceptors import PatchFeatures, RandomFeatures, Readout, SideBySide
-from conceptors.estimators.lift import Scaling
+from conceptors.readout import Scaling
 from helpers import normal
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from conceptors import LayerInputs, PatchFeatures, RandomFeatures, Readout, Shield
-from conceptors.estimators.lift import Scaling
+from conceptors.readout import Scaling
 from helpers import normal
 
 

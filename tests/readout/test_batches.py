@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from conceptors import Readout, Shield
-from estimators.readout.common import CLASSES, DIM, assert_close, samples
+from readout.common import CLASSES, DIM, assert_close, samples
 
 Batch = tuple[Tensor, Tensor]
 

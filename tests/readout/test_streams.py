@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from conceptors import Readout
-from estimators.readout.common import (
+from readout.common import (
     DIM,
     around_mean,
     assert_close,

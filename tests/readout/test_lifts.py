@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from conceptors import PatchFeatures, RandomFeatures, Readout
-from estimators.readout.common import DIM, assert_close, samples
+from readout.common import DIM, assert_close, samples
 from helpers import normal
 
 

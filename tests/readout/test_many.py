@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from conceptors import RandomFeatures, Readout
-from estimators.readout.common import (
+from readout.common import (
     DIM,
     assert_close,
     assert_same_state,

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from conceptors import Readout
-from conceptors.estimators.sums import Sums
-from estimators.readout.common import (
+from conceptors.readout.sums import Sums
+from readout.common import (
     CLASSES,
     DIM,
     around_mean,
