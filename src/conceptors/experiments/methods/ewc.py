@@ -36,8 +36,8 @@ class Ewc(Learner):
 
     def loss(self, outputs: Tensor, y: Tensor, number: int) -> Tensor:
         moved = nn.utils.parameters_to_vector(self.model.parameters()) - self.anchor
-        penalty = (self.fisher * moved.square()).sum() / 2
-        return super().loss(outputs, y, number) + self.settings.strength * penalty
+        penalty: Tensor = self.settings.strength / 2 * (self.fisher * moved.square()).sum()
+        return super().loss(outputs, y, number) + penalty
 
     def end_task(self, number: int) -> None:
         new = fisher(self, number)

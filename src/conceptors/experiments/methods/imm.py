@@ -48,7 +48,8 @@ class Imm(Learner):
         if not number or not self.settings.l2:
             return losses
         moved = nn.utils.parameters_to_vector(self.model.parameters()) - self.previous
-        return losses + self.settings.l2 * moved.square().sum()
+        penalty: Tensor = self.settings.l2 * moved.square().sum()
+        return losses + penalty
 
     def end_task(self, number: int) -> None:
         s, weights = self.settings, self._weights()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +40,7 @@ class Shielded(Learner):
 
     name = "shield"
     about = "Shield(model), default settings: apertures from the tasks' own data"
-    settings_type = AutoSettings
+    settings_type: ClassVar[type[Settings]] = AutoSettings
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

@@ -90,8 +90,8 @@ class ReadsOut(shielded.Shielded):
         if not self.fixes_body:  # otherwise nothing moves any more
             super().end_task(number)
         if number == 0:
-            rows = [rows for rows, _ in self._features(number, _CALIBRATION)]
-            self.readout.calibrate(torch.cat(rows))
+            first = [rows for rows, _ in self._features(number, _CALIBRATION)]
+            self.readout.calibrate(torch.cat(first))
         for mirrored in (False, True) if self.settings.mirror else (False,):
             for rows, labels in self._features(number, mirrored=mirrored):
                 self.readout.learn(rows, labels)

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from conceptors import Correlation, PatchFeatures
+from conceptors import PatchFeatures
 from conceptors._internal.precision import exactly
 from conceptors.experiments.methods.base import Learner, only
 from conceptors.experiments.methods.settings import OwnSettings, setting
 from conceptors.experiments.scenarios import Split
+from conceptors.readout import Sums
 
 SEED = 15_485_863  # of the features of seed 0
 _CALIBRATION = 10_000  # samples of the first task that features are fixed by at most
@@ -40,8 +40,8 @@ class ClosedForm(Learner):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        is_patches = isinstance(self.model, PatchFeatures)
-        self.width = self.model.out_features if is_patches else math.prod(self.scenario.inputs)
+        patches = self.model if isinstance(self.model, PatchFeatures) else None
+        self.width = patches.out_features if patches else math.prod(self.scenario.inputs)
         self.classes, self.seed = self.scenario.classes, SEED + self.scenario.seed
         self.seen = torch.zeros(self.classes, dtype=torch.bool, device=self.device)
 
@@ -98,19 +98,6 @@ class ClosedForm(Learner):
         return 100 * right / len(places)
 
 
-class Sums:
-    """Σ h hᵀ, Σ y hᵀ and Σ y for features h and one-hot y: all parts of Σ [h | y] [h | y]ᵀ."""
-
-    def __init__(self, width: int, classes: int, device: torch.device) -> None:
-        self.joint = Correlation(width + classes, device=device)
-        self.gram, self.cross = self.joint.sum[:width, :width], self.joint.sum[width:, :width]
-        self.counts = self.joint.sum.diagonal()[width:]
-
-    def add(self, h: Tensor, labels: Tensor) -> None:
-        y = functional.one_hot(labels, len(self.counts))
-        self.joint.update(torch.cat([h, y.to(h)], 1))
-
-
 class LinearScores(ClosedForm):
     """Scores that are linear in features h, solved from their sums after each task."""
 
@@ -123,10 +110,10 @@ class LinearScores(ClosedForm):
 
     def new_sums(self) -> Sums:
         width = getattr(self.settings, "lift", self.width)
-        return Sums(width, self.classes, self.device)
+        return Sums(int(width), self.classes, self.device)
 
     def lifted(self, rows: Tensor) -> Tensor:
-        """Features h `[n, d]`."""
+        """Features h `[n, d]` of rows `[n, width]`."""
         return rows
 
     def add(self, rows: Tensor, labels: Tensor) -> None:
@@ -136,5 +123,4 @@ class LinearScores(ClosedForm):
         return self.lifted(rows).double() @ self.weights.mT + self.biases
 
     def stored_numbers(self) -> int:
-        s = self.sums
-        return s.gram.numel() + s.cross.numel() + len(s.counts)
+        return sum(t.numel() for t in (self.sums.gram, self.sums.cross, self.sums.squares))

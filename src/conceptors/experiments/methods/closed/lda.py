@@ -58,8 +58,8 @@ class Slda(LinearScores):
 
     def end_task(self, number: int) -> None:
         sums, shrinkage = self.sums, self.settings.shrinkage
-        means = sums.cross / sums.counts.clamp_min(1)[:, None]
-        covariance = (sums.gram - means.mT @ sums.cross) * ((1 - shrinkage) / sums.counts.sum())
+        means = sums.cross / sums.squares.clamp_min(1)[:, None]  # squares of labels are counts
+        covariance = (sums.gram - means.mT @ sums.cross) * ((1 - shrinkage) / sums.count)
         covariance.diagonal().add_(shrinkage)
         factor, info = torch.linalg.cholesky_ex(covariance)
         if int(info):
@@ -84,8 +84,10 @@ class Klda(Slda):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        s, options = self.settings, {"shape": 0.0, "seed": self.seed}
-        lift = RandomFeatures(self.width, s.lift, "fourier", spread=s.spread, **options)
+        s = self.settings
+        lift = RandomFeatures(
+            self.width, s.lift, "fourier", shape=0.0, spread=s.spread, seed=self.seed
+        )
         self.lift = lift.to(self.device)
 
     def calibrate(self, rows: Tensor) -> None:

@@ -39,7 +39,8 @@ class ReadoutMethod(ClosedForm):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        s, lift = self.settings, Scaling(self.width)
+        s = self.settings
+        lift: Lift = Scaling(self.width)
         if s.lift and s.features == "none":
             lift = input_lift(self.scenario, s.lift, s.activation, s.shape, self.seed)
         elif s.lift:
@@ -68,7 +69,7 @@ class AllClasses(Readout):
         super().__init__(
             lift.in_features, lift, classes=classes, regularization=amount, scores=settings.scores
         )
-        self.classes = classes
+        self.classes, self.width = classes, lift.out_features
 
     def scores_of(self, rows: Tensor) -> Tensor:
         """Scores `[n, classes]`, -∞ for classes that were never seen."""
@@ -80,7 +81,7 @@ class AllClasses(Readout):
 
     def stored_numbers(self) -> int:
         """Numbers in the sums of products, of each class, and of samples."""
-        width = int(self.lift.out_features) + 1
+        width = self.width + 1
         return width**2 + self.classes * (width + 1)
 
 

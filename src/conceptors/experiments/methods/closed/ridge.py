@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conceptors.experiments.methods.closed.base import ClosedSettings, LinearScores, Sums
+from conceptors.experiments.methods.closed.base import ClosedSettings, LinearScores
 from conceptors.experiments.methods.settings import setting
+from conceptors.readout import Sums
 
 RIDGES = [10.0**k for k in range(-8, 9)]
 
@@ -33,10 +34,11 @@ class RandomRelu(LinearScores):
         super().__init__(*args)
         generator = torch.Generator().manual_seed(self.seed)
         weight = torch.randn(self.width, self.settings.lift, generator=generator)
-        self.projection = (weight / self.width**0.5).to(self.device)
+        self.projection: Tensor = (weight / self.width**0.5).to(self.device)
 
     def lifted(self, rows: Tensor) -> Tensor:
-        return (rows @ self.projection).relu()
+        h: Tensor = rows @ self.projection
+        return h.relu()
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class Ranpac(RandomRelu):
         errors = [squared_error(ridge_weights(self.learned, r), self.held_out) for r in RIDGES]
         self.ridge = RIDGES[errors.index(min(errors))]
         for sums in (self.learned, self.held_out):
-            self.sums.joint.merge(sums.joint)
+            self.sums.include(sums)
         self.learned, self.held_out = self.new_sums(), self.new_sums()
         while (weights := ridge_weights(self.sums, self.ridge)) is None:
             self.ridge *= 10
@@ -95,4 +97,4 @@ def squared_error(weights: Tensor | None, sums: Sums) -> float:
     if weights is None:
         return math.inf
     fitted = ((weights @ sums.gram) * weights).sum() - 2 * (weights * sums.cross).sum()
-    return float(sums.counts.sum() + fitted)
+    return float(sums.squares.sum() + fitted)

@@ -95,7 +95,7 @@ class Sgp(Gpm):
     def weigh(self, before: Tensor, strengths: Tensor) -> Tensor:
         alpha = self.settings.coefficient
         largest = strengths.amax().clamp_min(torch.finfo(strengths.dtype).tiny)
-        new = (alpha + 1) * strengths / (alpha * strengths + largest)
+        new: Tensor = (alpha + 1) * strengths / (alpha * strengths + largest)
         return (before + new).clamp_max(1)
 
     def stored_numbers(self) -> int:

@@ -13,7 +13,7 @@ from conceptors.experiments.methods.base import Learner
 
 
 class MatrixLayer:
-    """A linear layer or a convolution as the matrix `[W | b]` of shape `[out, d]`.
+    """A linear layer or a convolution without padding as the matrix `[W | b]` of shape `[out, d]`.
 
     A bias is one more column, and its row entry is 1. The rows of a convolution are its patches.
     """
@@ -36,8 +36,8 @@ class MatrixLayer:
     def rows(self, x: Tensor) -> Tensor:
         """Rows `[n, d]` that a layer's input x amounts to."""
         if isinstance(self.module, nn.Conv2d):
-            options = self.module.dilation, self.module.padding, self.module.stride
-            x = functional.unfold(x, self.module.kernel_size, *options).mT.flatten(0, 1)
+            x = functional.unfold(x, self.module.kernel_size, stride=self.module.stride)
+            x = x.mT.flatten(0, 1)
         return x if self.module.bias is None else functional.pad(x, (0, 1), value=1.0)
 
 
