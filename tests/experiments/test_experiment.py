@@ -100,8 +100,8 @@ def test_measures_and_summary_by_hand() -> None:
     names = ("method", "final_accuracy", "forgetting", "seconds")
     summary = summarise([dict(zip(names, row)) for row in rows])
     assert summary["b"] == {
-        **{"mean": 2.5, "std": 2.1213, "n": 2},  # of a sample: n - 1
-        **{"forgetting": 4.0, "backward_transfer": None, "seconds": 3.0},
+        "mean": 2.5, "std": 2.1213, "n": 2,  # of a sample: n - 1
+        "forgetting": 4.0, "backward_transfer": None, "seconds": 3.0,
     }
     assert (summary["a"]["std"], summary["a"]["forgetting"]) == (0.0, None)
 

@@ -17,6 +17,7 @@ from typing import Any
 from conceptors._internal.files import write_atomically
 
 SCHEMA = 1
+_DEEPEST = 50
 _RESERVED = {  # properties of every object in JavaScript, where charts look names up
     *("constructor", "hasOwnProperty", "isPrototypeOf", "propertyIsEnumerable", "toLocaleString"),
     *("toString", "valueOf", "__proto__", "__defineGetter__", "__defineSetter__"),
@@ -174,7 +175,7 @@ def read_results(path: Path | str, *, finished: bool = True) -> dict[str, Any]:
     path = Path(path)
     try:
         content = json.loads(path.read_bytes().decode("utf-8"))
-        json.dumps(content, allow_nan=False)  # fails for what could not be written again
+        json.dumps(content, allow_nan=False)  # fails for NaN and infinity anywhere
         return check_results(content, finished=finished)
     except json.JSONDecodeError as error:
         raise ValueError(
@@ -190,6 +191,7 @@ def read_results(path: Path | str, *, finished: bool = True) -> dict[str, Any]:
 
 def check_results(results: Any, *, finished: bool = True) -> dict[str, Any]:
     """`results` if it has the form of a results file, else ValueError saying where not."""
+    _check_depth(results)
     _check(results, {"schema": _Number(SCHEMA, SCHEMA, (int,))}, "")
     _check(results, _FORM, "")
     runs, failed = results["runs"], results.get("failed") or []
@@ -215,6 +217,16 @@ def check_name(name: str, where: str) -> None:
             f"{where} has the name {name!r}. Charts cannot show it, because JavaScript reserves "
             f"it. Rename it."
         )
+
+
+def _check_depth(content: Any) -> None:
+    """ValueError for content that is nested far deeper than what runs write."""
+    layer = [content]
+    for _ in range(_DEEPEST):
+        layer = [list(part.values()) if isinstance(part, dict) else part for part in layer]
+        layer = [item for part in layer if isinstance(part, list) for item in part]
+    if layer:
+        raise ValueError(f"it is nested more than {_DEEPEST} times")
 
 
 def _check(value: Any, form: Any, where: str) -> None:
