@@ -14,65 +14,46 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from conceptors.algebra.aperture import (
-        ApertureChoice,
-        aperture_by_gradient,
-        aperture_by_validation,
-        aperture_for_quota,
-    )
+    from conceptors.algebra.aperture import aperture_by_validation, aperture_for_quota
     from conceptors.algebra.conceptor import Conceptor, similarity
     from conceptors.algebra.targets import Auto, Energy, Quota
-    from conceptors.estimators.evidence import ConceptorClassifier
-    from conceptors.estimators.layer_inputs import LayerInputs
-    from conceptors.estimators.lift import RandomFeatures
-    from conceptors.estimators.patches import PatchFeatures
-    from conceptors.estimators.readout import Readout
-    from conceptors.estimators.ridge import (
-        ConceptorRidge,
-        ConceptorRidgeClassifier,
-        MemoryFullWarning,
-    )
+    from conceptors.estimators.ridge import ConceptorRidge, ConceptorRidgeClassifier
     from conceptors.estimators.sgd import ConceptorSGDRegressor
-    from conceptors.estimators.side_by_side import SideBySide
     from conceptors.moments.correlation import Correlation
     from conceptors.moments.frequent_directions import FrequentDirections
-    from conceptors.shield import Shield, ShieldFullWarning, UnprotectedWarning
+    from conceptors.readout.features import RandomFeatures
+    from conceptors.readout.network import LayerInputs
+    from conceptors.readout.patches import PatchFeatures
+    from conceptors.readout.readout import Readout
+    from conceptors.shield import Shield, UnprotectedWarning
 
 __version__ = "0.1.0"
 
 # Loaded on first use: torch takes seconds, scikit-learn for the estimators is optional.
 _HOMES = {
-    "ApertureChoice": "algebra.aperture",
     "Auto": "algebra.targets",
     "Conceptor": "algebra.conceptor",
-    "ConceptorClassifier": "estimators.evidence",
     "ConceptorRidge": "estimators.ridge",
     "ConceptorRidgeClassifier": "estimators.ridge",
     "ConceptorSGDRegressor": "estimators.sgd",
     "Correlation": "moments.correlation",
     "Energy": "algebra.targets",
     "FrequentDirections": "moments.frequent_directions",
-    "LayerInputs": "estimators.layer_inputs",
-    "MemoryFullWarning": "estimators.ridge",
-    "PatchFeatures": "estimators.patches",
+    "LayerInputs": "readout.network",
+    "PatchFeatures": "readout.patches",
     "Quota": "algebra.targets",
-    "RandomFeatures": "estimators.lift",
-    "Readout": "estimators.readout",
+    "RandomFeatures": "readout.features",
+    "Readout": "readout.readout",
     "Shield": "shield.shield",
-    "ShieldFullWarning": "shield.room",
-    "SideBySide": "estimators.side_by_side",
     "UnprotectedWarning": "shield.watch",
-    "aperture_by_gradient": "algebra.aperture",
     "aperture_by_validation": "algebra.aperture",
     "aperture_for_quota": "algebra.aperture",
     "similarity": "algebra.conceptor",
 }
 
 __all__ = [
-    "ApertureChoice",
     "Auto",
     "Conceptor",
-    "ConceptorClassifier",
     "ConceptorRidge",
     "ConceptorRidgeClassifier",
     "ConceptorSGDRegressor",
@@ -80,17 +61,13 @@ __all__ = [
     "Energy",
     "FrequentDirections",
     "LayerInputs",
-    "MemoryFullWarning",
     "PatchFeatures",
     "Quota",
     "RandomFeatures",
     "Readout",
     "Shield",
-    "ShieldFullWarning",
-    "SideBySide",
     "UnprotectedWarning",
     "__version__",
-    "aperture_by_gradient",
     "aperture_by_validation",
     "aperture_for_quota",
     "similarity",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import stat
 import subprocess
 import sys
 import threading
@@ -99,24 +98,3 @@ def test_pages_written_at_once_do_not_clash(tmp_path: Path) -> None:
     assert not failed
     assert path.read_text() in {f"<p>{number}</p>" * 1000 for number in range(4)}
     assert os.listdir(tmp_path) == ["index.html"]
-
-
-def test_the_folder_is_synced_after_the_rename(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done: list[str] = []
-    fsync, replace = os.fsync, os.replace
-
-    def synced(handle: int) -> None:
-        done.append("folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else "file")
-        fsync(handle)
-
-    def replaced(old: str, new: Path) -> None:
-        done.append("renamed")
-        replace(old, new)
-
-    monkeypatch.setattr("os.fsync", synced)
-    monkeypatch.setattr("os.replace", replaced)
-    write_atomically(tmp_path / "a", b"1")
-    write_file(tmp_path / "b", b"page")
-    assert done == ["file", "renamed", "folder"] * 2

@@ -1,140 +1,73 @@
-"""Networks of the experiments: `[seeds, batch, ...]` in, `[seeds, batch, classes]` out."""
+"""Networks of the experiments, drawn with the random numbers of one seed."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from conceptors.estimators.lift import blurred
-from conceptors.experiments.stacked import (
-    StackedBatchNorm,
-    StackedConv2d,
-    StackedLinear,
-    by_channel,
-    by_seed,
-)
+if TYPE_CHECKING:
+    from conceptors.experiments.scenarios import Scenario
 
 ACTIVATIONS = {"sigmoid": torch.sigmoid, "relu": torch.relu, "tanh": torch.tanh}
+Image = tuple[int, int, int]  # channels, height, width
 
 
-class StackedMLP(nn.Module):
-    """Fully connected networks, one a seed, drawn with that seed's own random numbers.
+class MLP(nn.Module):
+    """A fully connected network; `sizes` are neurons of every layer, inputs and outputs included.
 
-    Args:
-        sizes: neurons of every layer, inputs and outputs included.
-        init: "truncated" (normal of sd `scale`, cut at two sd, biases too), "uniform"
-            (± scale / √fan-in, biases zero), or "xavier" (± scale √(6 / (fan-in + fan-out)),
-            biases among the inputs, and drawn as these).
-        bias: whether layers have biases; weights are drawn the same without them.
+    `init` is "truncated" (normal of sd `scale`, cut at two sd, biases too) or "uniform"
+    (± scale / √fan-in, biases zero).
     """
 
     def __init__(
-        self,
-        sizes: list[int],
-        activation: str,
-        init: str,
-        scale: float,
-        seeds: list[int],
-        bias: bool = True,
+        self, sizes: list[int], activation: str, init: str, scale: float, seed: int
     ) -> None:
         super().__init__()
         self.activation = ACTIVATIONS[activation]
-        generators = [torch.Generator().manual_seed(7_919 + seed) for seed in seeds]
-        self.layers = nn.ModuleList()
-        for inputs, outputs in pairwise(sizes):
-            blocks = torch.stack([_draw(outputs, inputs, init, scale, g) for g in generators])
-            weight, shift = blocks[..., :-1].contiguous(), blocks[..., -1].contiguous()
-            self.layers.append(StackedLinear(weight, shift if bias else None))
-
-    @torch.no_grad()
-    def smooth(self, image: tuple[int, int, int], sigma: float) -> None:
-        """Blur what every neuron of the first layer looks for, at the same mean square."""
-        first = self.layers[0]
-        assert isinstance(first, StackedLinear)
-        weight = first.weight
-        weight.copy_(blurred(weight.flatten(0, 1), image, sigma).view_as(weight))
-
-    @torch.no_grad()
-    def look_closely(self, image: tuple[int, int, int], width: float, seeds: list[int]) -> None:
-        """Give every neuron of the first layer a place to begin with, at the same mean square.
-
-        Weights are multiplied by a Gaussian of sd `width` pixels around a place that is drawn
-        from the middle of the image, a seventh of it away from its borders.
-        """
-        first = self.layers[0]
-        assert isinstance(first, StackedLinear)
-        for weight, seed in zip(first.weight, seeds):
-            window = _windows(len(weight), image, width, seed).to(weight)
-            size = weight.square().mean(1, keepdim=True)
-            seen = weight * window
-            weight.copy_(seen * (size / seen.square().mean(1, keepdim=True)).sqrt())
+        self.layers = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(sizes))
+        draw = {"truncated": _truncated_normal, "uniform": _uniform}[init]
+        generator = torch.Generator().manual_seed(7_919 + seed)
+        with torch.no_grad():
+            for layer in self.layers:
+                block = draw(layer.out_features, layer.in_features, scale, generator)
+                layer.weight.copy_(block[:, :-1])
+                layer.bias.copy_(block[:, -1])
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.flatten(2)
+        x = x.flatten(1)
         for layer in self.layers[:-1]:
             x = self.activation(layer(x))
         out: Tensor = self.layers[-1](x)
         return out
 
 
-def _windows(count: int, image: tuple[int, int, int], width: float, seed: int) -> Tensor:
-    """Gaussians around places of their own `[count, c · h · w]`."""
-    channels, high, wide = image
-    draw = torch.Generator().manual_seed(32_452_843 + seed)
-    near = []
-    for length in (high, wide):
-        place = length / 7 + 5 / 7 * length * torch.rand(count, 1, generator=draw)
-        near.append(torch.exp(-((torch.arange(length) - place) ** 2) / (2 * width**2)))
-    window = near[0][:, None, :, None] * near[1][:, None, None, :]  # [count, 1, h, w]
-    return window.expand(-1, channels, -1, -1).flatten(1)
-
-
-def _draw(outputs: int, inputs: int, init: str, scale: float, generator: torch.Generator) -> Tensor:
-    """[W | b] `[outputs, inputs + 1]`."""
-    block = torch.empty(outputs, inputs + 1)
-    if init == "truncated":
-        block.normal_(generator=generator)
-        while bool((wrong := block.abs() > 2).any()):
-            block[wrong] = torch.randn(int(wrong.sum()), generator=generator)
-        return block * scale
-    if init == "uniform":
-        block.uniform_(-1, 1, generator=generator)
-        block *= scale / math.sqrt(inputs)
-        block[:, -1] = 0
-        return block
-    if init == "xavier":
-        block.uniform_(-1, 1, generator=generator)
-        return block * (scale * math.sqrt(6 / (inputs + 1 + outputs)))
-    raise ValueError(f"init must be 'truncated', 'uniform' or 'xavier', got {init!r}")
-
-
 class AlexNet(nn.Module):
-    """The five-layer networks of the GPM paper for 32 x 32 images, one a seed.
+    """The five-layer network of the GPM paper for 32 x 32 images; `width` scales all its layers.
 
-    Norms use the statistics of the batch, as in that paper's code, unless they are told to hold
-    others: what is said of a test image depends on those it is tested with. Dropout is drawn for
-    all seeds together.
+    Norms use the statistics of each batch, in tests too, as that paper's code does, until
+    `fix_norms`.
     """
 
-    def __init__(
-        self, classes: int, seeds: list[int], dropout: float = 0.0, width: int = 64
-    ) -> None:
-        """`width`: channels of the first layer, with which all others grow."""
+    def __init__(self, classes: int, seed: int, dropout: float = 0.0, width: int = 64) -> None:
         super().__init__()
-        drawn = [_alexnet_weights(classes, seed, width) for seed in seeds]
-        weights = {name: torch.stack([own[name] for own in drawn]) for name in drawn[0]}
-        self.conv1, self.conv2, self.conv3 = (
-            StackedConv2d(weights[name]) for name in ("conv1", "conv2", "conv3")
-        )
-        self.fc1, self.fc2, self.head = (
-            StackedLinear(weights[name]) for name in ("fc1", "fc2", "head")
-        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(7_919 + seed)
+            self.conv1 = nn.Conv2d(3, width, 4, bias=False)
+            self.conv2 = nn.Conv2d(width, 2 * width, 3, bias=False)
+            self.conv3 = nn.Conv2d(2 * width, 4 * width, 2, bias=False)
+            self.fc1 = nn.Linear(4 * width * 4, 32 * width, bias=False)
+            self.fc2 = nn.Linear(32 * width, 32 * width, bias=False)
+            self.head = nn.Linear(32 * width, classes, bias=False)
+        kinds = (nn.BatchNorm2d,) * 3 + (nn.BatchNorm1d,) * 2
         self.norms = nn.ModuleList(
-            [StackedBatchNorm(len(seeds), times * width) for times in (1, 2, 4, 32, 32)]
+            kind(times * width, track_running_stats=False)
+            for kind, times in zip(kinds, (1, 2, 4, 32, 32))
         )
         self.dropout = dropout
 
@@ -143,24 +76,101 @@ class AlexNet(nn.Module):
         for convolution, norm, rate in zip(convolutions, self.norms[:3], (0.4, 0.4, 1.0)):
             x = torch.relu(norm(convolution(x)))
             x = functional.dropout(x, self.dropout * rate, self.training)
-            x = by_seed(functional.max_pool2d(by_channel(x), 2), len(x))
-        x = x.flatten(2)
+            x = functional.max_pool2d(x, 2)
+        x = x.flatten(1)
         for layer, norm in zip((self.fc1, self.fc2), self.norms[3:]):
             x = functional.dropout(torch.relu(norm(layer(x))), self.dropout, self.training)
         out: Tensor = self.head(x)
         return out
 
+    def train(self, mode: bool = True) -> AlexNet:
+        """Fixed norms stay in evaluation mode, in which torch uses their statistics."""
+        super().train(mode)
+        for norm in self.norms:
+            norm.train(mode and not norm.track_running_stats)
+        return self
 
-def _alexnet_weights(classes: int, seed: int, width: int) -> dict[str, Tensor]:
-    """One seed's initial weights, by the layers' names."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(7_919 + seed)
-        layers: dict[str, nn.Conv2d | nn.Linear] = {
-            "conv1": nn.Conv2d(3, width, 4, bias=False),
-            "conv2": nn.Conv2d(width, 2 * width, 3, bias=False),
-            "conv3": nn.Conv2d(2 * width, 4 * width, 2, bias=False),
-            "fc1": nn.Linear(4 * width * 4, 32 * width, bias=False),
-            "fc2": nn.Linear(32 * width, 32 * width, bias=False),
-            "head": nn.Linear(32 * width, classes, bias=False),
-        }
-    return {name: layer.weight.detach() for name, layer in layers.items()}
+    @torch.no_grad()
+    def fix_norms(self, batches: Iterable[Tensor]) -> None:
+        """Measure mean and variance on batches of images, and use these from then on."""
+        self.eval()
+        for norm in self.norms:
+            norm.momentum, norm.track_running_stats = None, True  # None: the mean over batches
+            norm.running_mean = torch.zeros_like(norm.weight)
+            norm.running_var = torch.ones_like(norm.weight)
+            norm.num_batches_tracked = torch.tensor(0, device=norm.weight.device)
+            norm.train()
+        for x in batches:
+            self(x)
+        self.train()
+
+
+def build_network(scenario: Scenario, settings: Any) -> nn.Module:
+    """The network that settings ask for: fully connected, or AlexNet for images in colour.
+
+    Raises:
+        ValueError: a setting that does not apply to this scenario's inputs.
+    """
+    s, image = settings, scenario.image
+    if len(scenario.inputs) == 3:
+        if s.shift >= min(scenario.inputs[1:]):
+            raise ValueError(f"shift={s.shift} moves whole images away; use a few pixels")
+        return AlexNet(scenario.classes, scenario.seed, s.dropout)
+    for name in ("mirror", "shift", *(("smooth", "local") if image is None else ())):
+        if getattr(s, name):
+            raise ValueError(
+                f"{name} does not apply to the inputs of {scenario.name}; leave it out"
+            )
+    sizes = [math.prod(scenario.inputs), *s.sizes, scenario.classes]
+    network = MLP(sizes, s.activation, s.init, s.scale, scenario.seed)
+    weight = network.layers[0].weight
+    with torch.no_grad():
+        if image is not None and s.smooth:
+            weight.copy_(_blurred(weight, image, s.smooth))
+        if image is not None and s.local:
+            weight.copy_(_windowed(weight, image, s.local, scenario.seed))
+    return network
+
+
+def _truncated_normal(
+    outputs: int, inputs: int, scale: float, generator: torch.Generator
+) -> Tensor:
+    """[W | b] `[outputs, inputs + 1]`."""
+    block = torch.empty(outputs, inputs + 1).normal_(generator=generator)
+    while bool((wrong := block.abs() > 2).any()):
+        block[wrong] = torch.randn(int(wrong.sum()), generator=generator)
+    return block * scale
+
+
+def _uniform(outputs: int, inputs: int, scale: float, generator: torch.Generator) -> Tensor:
+    """[W | b] `[outputs, inputs + 1]` with b = 0."""
+    block = torch.empty(outputs, inputs + 1).uniform_(-1, 1, generator=generator)
+    block[:, -1] = 0
+    return block * (scale / math.sqrt(inputs))
+
+
+def _blurred(weight: Tensor, image: Image, sigma: float) -> Tensor:
+    """Each neuron's weights as an image, blurred, at the same expected mean square."""
+    reach = math.ceil(4 * sigma)
+    bell = torch.exp(-(torch.arange(-reach, reach + 1.0) ** 2) / (2 * sigma**2))
+    bell /= bell.norm()
+    pictures = weight.reshape(-1, 1, *image[1:])
+    across = functional.conv2d(pictures, bell.view(1, 1, 1, -1), padding=(0, reach))
+    return functional.conv2d(across, bell.view(1, 1, -1, 1), padding=(reach, 0)).reshape_as(weight)
+
+
+def _windowed(weight: Tensor, image: Image, width: float, seed: int) -> Tensor:
+    """Each neuron's weights seen through a Gaussian window, at the same mean square.
+
+    Windows have an sd of `width` pixels and are centred at random, at least a seventh of the image
+    away from its borders.
+    """
+    generator = torch.Generator().manual_seed(32_452_843 + seed)
+    profiles = []
+    for length in image[1:]:
+        centre = length / 7 + 5 / 7 * length * torch.rand(len(weight), 1, generator=generator)
+        profiles.append(torch.exp(-((torch.arange(length) - centre) ** 2) / (2 * width**2)))
+    window = profiles[0][:, None, :, None] * profiles[1][:, None, None, :]
+    seen = weight * window.expand(-1, image[0], -1, -1).flatten(1)
+    size, new_size = (w.square().mean(1, keepdim=True) for w in (weight, seen))
+    return seen * (size / new_size).sqrt()

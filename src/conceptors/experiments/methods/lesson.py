@@ -2,207 +2,148 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from conceptors._internal.cuda_graph import CudaGraph
-from conceptors.experiments.methods.schedule import Schedule, like
-from conceptors.experiments.stacked import Stacked
 
 if TYPE_CHECKING:
     from conceptors.experiments.methods.base import Learner
 
 
 class Lesson:
-    """The steps of a learner in one task.
+    """The training steps of a learner in one task.
 
     Attributes:
-        schedule: how fast each seed learns.
-        latest: loss of the last step `[seeds]`.
-
-    What a seed does to its own weights never reaches another's, also when they are no numbers
-    any more; `lost` and `take_back` keep that so for what comes after the steps.
+        loss: of the last step.
     """
 
     def __init__(self, learner: Learner, number: int) -> None:
-        s = learner.settings
-        seeds, device = learner.seeds, learner.device
+        s, seed, device = learner.settings, learner.scenario.seed, learner.device
         split, parameters = learner.training_split(number), learner.trained()
-        self._parameters, self._seeds = parameters, len(seeds)
-        self._begun = [p.detach().clone() for p in parameters]
-        self._stream = Stream(split.sizes(), seeds, number, s.batch, learner.steps(number), device)
-        rates, later = learner.each("rate"), learner.each("later_rate")
-        rates = torch.where(later > 0, later, rates) if number else rates
-        rate = float(rates.max())
-        optimizer = torch.optim.SGD(parameters, lr=rate, momentum=s.momentum, weight_decay=s.decay)
-        self.schedule = schedule = Schedule(
-            parameters, s, rate, len(seeds), device, rates / rate if rate else None
-        )
-        learner.pace = schedule.pace
+        rate = s.later_rate if number and s.later_rate else s.rate
+        optimizer = torch.optim.SGD(parameters, lr=rate)
+        order = sample_order(len(split), s.batch * learner.steps(number), number, seed)
+        self._order = order.view(-1, s.batch).to(device)
+        self._places = places = self._order[0].long()
         self._mean = RunningMean(parameters, s.average) if s.average else None
-        self._places = places = self._stream.places(0).clone()
-        self.latest = latest = torch.zeros(len(seeds), device=device)
-        drifting = not schedule.is_even and learner.drifts()
-        pulled = drifting and learner.pulled()  # at the optimizer's rate: whole steps are slowed
+        self._parameters, self._done = parameters, 0
+        self.loss = loss = torch.zeros((), device=device)
 
+        # functions, not methods: a reference cycle would keep the optimizer after its task
         def finish() -> None:
             if s.gradient == "unit":
                 to_unit_length(learner.model)
-            if not pulled:
-                schedule.apply()
 
-        # functions, not methods: an optimizer that is held in a circle would outlive its task
         def step() -> None:
             x, y = split.take(places)
             if s.mirror or s.shift:
                 x = varied(x, s.mirror, s.shift)
-            losses = learner.loss(learner.forward(x), y, number)  # [seeds, batch]
-            by_seed = losses.sum(1) if s.gradient != "mean" else losses.mean(1)
+            losses = learner.loss(learner.forward(x), y, number)
             optimizer.zero_grad(set_to_none=True)
-            by_seed.sum().backward()
+            (losses.mean() if s.gradient == "mean" else losses.sum()).backward()
             learner.gradients(number)
-            before = [p.detach().clone() for p in parameters] if drifting else []
             optimizer.step()
-            for parameter, value in zip(parameters, before):
-                pace = like(schedule.pace, parameter)
-                moved = value.lerp(parameter.data, pace) if pulled else parameter.data
-                parameter.data.copy_(torch.where(pace > 0, moved, value))
-            latest.copy_(losses.detach().mean(1))
+            loss.copy_(losses.detach().mean())
 
         learner.guarded(optimizer, finish)
         # recorded in the precision of the passes around it
         self._run = CudaGraph(step, exact=False) if learner.replayable() else step
 
-    def step(self, number: int) -> None:
-        """The step of that number, from 0."""
-        self._places.copy_(self._stream.places(number))
+    def step(self) -> None:
+        """Do the next step."""
+        self._places.copy_(self._order[self._done])
         self._run()
-        if self._mean is not None and (number + 1) % self._mean.every == 0:
-            self._mean.add(self.schedule.pace > 0)
+        self._done += 1
+        if self._mean is not None and self._done % self._mean.every == 0:
+            self._mean.add()
 
     def finish(self) -> None:
-        """After the last step: the weights that the task ends with."""
-        self.schedule.finish()
+        """Set the weights that the task ends with."""
         if self._mean is not None:
             self._mean.use()
 
     @torch.no_grad()
-    def lost(self) -> Tensor:
-        """Seeds `[seeds]` whose weights are NaN, or so large that their squares are not finite."""
-        squares = [p.reshape(self._seeds, -1).square().sum(1) for p in self._parameters]
-        return ~torch.stack(squares).sum(0).isfinite().cpu()
-
-    @torch.no_grad()
-    def take_back(self, seeds: Tensor) -> None:
-        """Give some seeds `[seeds]` the weights that they began the task with."""
-        for parameter, begun in zip(self._parameters, self._begun):
-            chosen = seeds.to(parameter.device).repeat_interleave(len(parameter) // self._seeds)
-            parameter.copy_(torch.where(like(chosen, parameter), begun, parameter))
+    def diverged(self) -> bool:
+        """Whether weights are NaN, or so large that their squares are not finite."""
+        squares = [parameter.square().sum() for parameter in self._parameters]
+        return not bool(torch.stack(squares).sum().isfinite())
 
 
 class RunningMean:
-    """mean ← keep · mean + (1 - keep) · w; at first the plain mean of all that was added.
+    """mean ← keep · mean + (1 - keep) · w; at first the plain mean of all weights so far.
 
-    `keep` is what is kept from step to step. Weights are added every so many steps, a fiftieth of
-    the 1 / (1 - keep) that count, as of steps that follow each other they hardly differ.
+    `keep` is per step. Weights are added only every so many steps, a fiftieth of the
+    1 / (1 - keep) that count, as those of neighbouring steps hardly differ.
 
     Attributes:
-        every: from how many steps one is added.
+        every: number of steps after which weights are added.
     """
 
     def __init__(self, parameters: list[nn.Parameter], keep: float) -> None:
         self.every = max(1, round(0.02 / (1 - keep)))
         self._parameters = parameters
-        self._means = [p.detach().clone() for p in parameters]
-        self._least = 1 - keep**self.every
-        self._added: Tensor | None = None  # [seeds]
+        self._means = [parameter.detach().clone() for parameter in parameters]
+        self._least_share = 1 - keep**self.every
+        self._count = 0
 
     @torch.no_grad()
-    def add(self, going: Tensor) -> None:
-        """The present weights, of seeds that are going `[seeds]`."""
-        self._added = going.float() if self._added is None else self._added + going
-        share = going * self._added.clamp_min(1).reciprocal().clamp_min(self._least)
+    def add(self) -> None:
+        """Add the present weights."""
+        self._count += 1
+        share = max(1 / self._count, self._least_share)
         for mean, parameter in zip(self._means, self._parameters):
-            mean.lerp_(parameter, like(share, parameter).to(parameter.dtype))
+            mean.lerp_(parameter, share)
 
     @torch.no_grad()
     def use(self) -> None:
-        """Set the weights of seeds that have a mean to it."""
-        if self._added is None:
-            return
-        for mean, parameter in zip(self._means, self._parameters):
-            parameter.copy_(torch.where(like(self._added > 0, parameter), mean, parameter))
+        """Set the weights to their mean, if there is one."""
+        if self._count:
+            for mean, parameter in zip(self._means, self._parameters):
+                parameter.copy_(mean)
 
 
-class Stream:
-    """Which samples every step uses: each seed goes through its own samples in its own order."""
-
-    def __init__(
-        self,
-        sizes: list[int],
-        seeds: list[int],
-        task: int,
-        batch: int,
-        steps: int,
-        device: torch.device,
-    ) -> None:
-        needed = steps * batch
-        orders = []
-        for size, seed in zip(sizes, seeds):
-            generator = torch.Generator().manual_seed(104_729 * (task + 1) + seed)
-            rounds = -(-needed // size)
-            parts = [torch.randperm(size, generator=generator) for _ in range(rounds)]
-            orders.append(torch.cat(parts)[:needed].to(torch.int32))
-        self._orders = torch.stack(orders).to(device)
-        self._batch = batch
-
-    def places(self, step: int) -> Tensor:
-        """`[seeds, batch]`."""
-        return self._orders[:, step * self._batch : (step + 1) * self._batch].long()
+def sample_order(size: int, count: int, task: int, seed: int) -> Tensor:
+    """Places `[count]` of samples in the order of training: shuffled anew for every pass."""
+    generator = torch.Generator().manual_seed(104_729 * (task + 1) + seed)
+    passes = [torch.randperm(size, generator=generator) for _ in range(-(-count // size))]
+    return torch.cat(passes)[:count].to(torch.int32)
 
 
 def varied(x: Tensor, mirror: bool, shift: int) -> Tensor:
-    """Images `[seeds, batch, c, h, w]`, each mirrored or not and shifted at random.
+    """Images `[batch, c, h, w]`, each mirrored or not and shifted at random.
 
-    What is shifted in is zero: the mean of images that are standardised. Drawn for all seeds
-    together, as dropout is.
+    Pixels from outside are zero: the mean of images that are standardised.
     """
-    *many, channels, high, wide = x.shape
-    count = math.prod(many)
-    ways = torch.randint(-shift, shift + 1, (2, count, 1), device=x.device)
-    rows = torch.arange(high, device=x.device) + ways[0]  # [count, h]: where each comes from
-    columns = torch.arange(wide, device=x.device) + ways[1]
+    count, channels, high, wide = x.shape
+    offsets = torch.randint(-shift, shift + 1, (2, count, 1), device=x.device)
+    rows = torch.arange(high, device=x.device) + offsets[0]  # [batch, h]: where each comes from
+    columns = torch.arange(wide, device=x.device) + offsets[1]
     if mirror:
-        turned = torch.rand(count, 1, device=x.device) < 0.5
-        columns = torch.where(turned, wide - 1 - columns, columns)
-    inside = ((rows >= 0) & (rows < high))[:, :, None] & ((columns >= 0) & (columns < wide))[
-        :, None
-    ]
+        is_mirrored = torch.rand(count, 1, device=x.device) < 0.5
+        columns = torch.where(is_mirrored, wide - 1 - columns, columns)
+    row_inside, column_inside = (rows >= 0) & (rows < high), (columns >= 0) & (columns < wide)
     places = rows.clamp(0, high - 1)[:, :, None] * wide + columns.clamp(0, wide - 1)[:, None]
-    taken = x.reshape(count, channels, high * wide).gather(
-        2, places.flatten(1)[:, None].expand(-1, channels, -1)
-    )
-    return (taken * inside.flatten(1)[:, None]).reshape(x.shape)
+    pixels = x.flatten(2).gather(2, places.flatten(1)[:, None].expand(-1, channels, -1))
+    return pixels.view_as(x) * (row_inside[:, None, :, None] & column_inside[:, None, None])
 
 
 def to_unit_length(model: nn.Module) -> None:
     """Scale each neuron's incoming gradient, bias included, to length 1.
 
-    Gradients shorter than 1e-6 are multiplied by 1e6 only, as TensorFlow's l2_normalize does: an
-    output that is never wanted would be driven to exactly 0 otherwise, and never learn again.
+    Gradients shorter than 1e-6 are multiplied by 1e6 only, as TensorFlow's l2_normalize does.
+    Otherwise an output that is never wanted would be driven to exactly 0 and never learn again.
     """
     for layer in model.modules():
         weight, bias = getattr(layer, "weight", None), getattr(layer, "bias", None)
-        lead = 2 if isinstance(layer, Stacked) else 1
-        if not isinstance(weight, nn.Parameter) or weight.grad is None or weight.ndim <= lead:
+        if not isinstance(weight, nn.Parameter) or weight.grad is None or weight.ndim < 2:
             continue
-        square = weight.grad.flatten(lead).square().sum(-1)
-        if isinstance(bias, nn.Parameter) and bias.grad is not None:
-            square = square + bias.grad.square()
+        has_bias = isinstance(bias, nn.Parameter) and bias.grad is not None
+        square = weight.grad.flatten(1).square().sum(1)
+        square = square + bias.grad.square() if has_bias else square
         length = square.clamp_min(1e-12).sqrt()
-        weight.grad /= length.reshape(*length.shape, *[1] * (weight.ndim - lead))
-        if isinstance(bias, nn.Parameter) and bias.grad is not None:
+        weight.grad /= length.reshape(-1, *[1] * (weight.ndim - 1))
+        if has_bias:
             bias.grad /= length

