@@ -80,7 +80,11 @@ def test_any_history_is_the_direct_solution(
     for step, *arguments in history:
         if step == "learn":
             X, y = samples(*(int(str(argument)) for argument in arguments))
-            y = y if kind == "labels" else normal(int(y.sum()), len(X), 2)[:, : 1 + (kind[-1] == "s")]
+            y = (
+                y
+                if kind == "labels"
+                else normal(int(y.sum()), len(X), 2)[:, : 1 + (kind[-1] == "s")]
+            )
             readouts[0].learn(X, y[:, 0] if kind == "number" else y)
             seen.append((X, y))
         elif step == "solve" and readouts[0].n_samples:

@@ -199,7 +199,9 @@ def test_threads_that_solve_at_once_leave_the_sums_alone() -> None:
     readout = Readout(DIM, 300).learn(X, y)
     before = readout.state_dict()["sums.gram"].clone()
     answers: list[Tensor] = []
-    threads = [threading.Thread(target=lambda: answers.append(readout.predict(X))) for _ in "six!!!"]
+    threads = [
+        threading.Thread(target=lambda: answers.append(readout.predict(X))) for _ in "six!!!"
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
