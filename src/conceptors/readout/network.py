@@ -72,7 +72,8 @@ class LayerInputs(nn.Module):
         if not isinstance(model, nn.Module):
             raise TypeError(f"LayerInputs takes an nn.Module, got {type(model).__name__}")
         self.model = model
-        self._shape = tuple(example.shape[1:]) if _is_plain(example) else None
+        plain = example if isinstance(example, Tensor) and _is_plain(example) else None
+        self._shape = None if plain is None else tuple(plain.shape[1:])
         names = _layer_names(model, layers)
         # The root module's input is the network's; its name is "" there.
         self._layers = {name: name for name in names if name}
@@ -147,7 +148,7 @@ class LayerInputs(nn.Module):
 
         def hook(name: str) -> Any:
             def look(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-                x = next(iter((*args, *kwargs.values())), None)
+                x: Any = next(iter((*args, *kwargs.values())), None)
                 if _is_plain(x):
                     row = x.flatten(1) if layer is self.model else _pooled(layer, x)
                     calls.setdefault(name, []).append(row.clone())

@@ -162,37 +162,34 @@ class Readout(SavedSums):
         if self.n_samples == before:
             raise ValueError("learn_from got no samples: the loader is empty or used up")
         if shield is not None:
-            self._note_shield(shield)
+            if not shield.is_settled:
+                warnings.warn(
+                    "The shield has not remembered the latest training, so out_of_date will not "
+                    "count how it moves the features. Call shield.remember first, then learn_from.",
+                    stacklevel=outside(),
+                )
+            if self._shield_mark is not None:
+                self._earlier_drift = self.out_of_date(shield)
+            self._shield_mark = shield.mark()
         return self
 
     @torch.inference_mode(False)  # tensors created inside could not be changed outside
     def _learn(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> Self:
         """Learn all pairs of features and targets, or nothing if anything fails."""
         kind, sums = self._kind, copy.deepcopy(self._sums)
+        outputs = sums.outputs if sums else 0
         lift = None if self._is_calibrated else copy.deepcopy(self.lift.state_dict())
         waiting: list[tuple[Tensor, Tensor]] = []
-
-        def add_waiting() -> None:
-            nonlocal sums
-            if waiting and not self._is_calibrated:
-                self.calibrate(torch.cat([rows for rows, _ in waiting]))
-            for rows, y in waiting:
-                for part, part_y in zip(rows.split(_ROWS), y.split(_ROWS)):
-                    b = self._lifted(part)
-                    sums = sums or Sums(b.shape[1], 0, b.device)
-                    sums.grow(int(y.max()) + 1 if y.ndim == 1 else y.shape[1])
-                    sums.add(b, part_y)
-            waiting.clear()
-
         try:
             for features, targets in pairs:
                 rows = learnable(self._rows(features))
-                outputs = sums.outputs if sums else 0
                 kind, y = target_rows(targets, rows, kind, outputs, self._limit)
+                outputs = max(outputs, int(y.max()) + 1 if y.ndim == 1 else y.shape[1])
                 waiting.append((rows, y))
                 if self._is_calibrated or sum(len(y) for _, y in waiting) >= _CALIBRATION_ROWS:
-                    add_waiting()
-            add_waiting()
+                    sums = self._add(waiting, sums, outputs)
+                    waiting.clear()
+            sums = self._add(waiting, sums, outputs)
         except BaseException:
             if lift is not None:
                 self.lift.load_state_dict(lift)
@@ -200,19 +197,19 @@ class Readout(SavedSums):
         self._kind, self._sums, self._solved = kind, sums, None
         return self
 
-    # --- a network that changes -----------------------------------------------------------
-
-    def _note_shield(self, shield: Any) -> None:
-        """New sums were computed with the shielded network as it is now."""
-        if not shield.is_settled:
-            warnings.warn(
-                "The shield has not remembered the latest training, so out_of_date will not count "
-                "how it moves the features. Call shield.remember first, then learn_from.",
-                stacklevel=outside(),
-            )
-        if self._shield_mark is not None:
-            self._earlier_drift = self.out_of_date(shield)
-        self._shield_mark = shield.mark()
+    def _add(
+        self, pairs: list[tuple[Tensor, Tensor]], sums: Sums | None, outputs: int
+    ) -> Sums | None:
+        """The sums with rows and targets added. The first rows calibrate the lift."""
+        if pairs and not self._is_calibrated:
+            self.calibrate(torch.cat([rows for rows, _ in pairs]))
+        for rows, y in pairs:
+            for part, part_y in zip(rows.split(_ROWS), y.split(_ROWS)):
+                b = self._lifted(part)
+                sums = sums or Sums(b.shape[1], outputs, b.device)
+                sums.grow(outputs)
+                sums.add(b, part_y)
+        return sums
 
     def out_of_date(self, shield: Any) -> dict[str, float]:
         """How far each layer's outputs for remembered inputs have moved since they were summed.
@@ -325,14 +322,16 @@ class Readout(SavedSums):
         """A readout that has learned the samples of both."""
         if not isinstance(other, Readout):
             return NotImplemented
-        learned = [readout for readout in (self, other) if readout._sums] or [self]
+        learned = [readout for readout in (self, other) if readout._sums]
+        if not learned:
+            return self.fresh()
         _check_alike([readout._identity() for readout in learned])
         total = learned[0].fresh().to(self._here.device)
-        total._kind, total._sums = learned[0]._kind, copy.deepcopy(learned[0]._sums)
-        if total._sums:
-            total._sums.to(self._here.device)
-            for readout in learned[1:]:
-                total._sums.include(readout._sums)
+        total._kind = learned[0]._kind
+        for sums in (readout._sums for readout in learned):
+            assert sums is not None
+            total._sums = total._sums or Sums(sums.dim, 0, self._here.device)
+            total._sums.include(sums)
         return total
 
     def merged(self, group: Any = None) -> Readout:
