@@ -101,9 +101,6 @@ class Scaling(Lift):
         scaled: Tensor = (x - self.center) * self.scale
         return scaled
 
-    def extra_repr(self) -> str:
-        return f"{self.in_features}"
-
 
 class RandomFeatures(Lift):
     """h = f(z Wᵀ + b) `[n, out_features]`.
@@ -190,10 +187,9 @@ class RandomFeatures(Lift):
         return x - (center if self.image is None else x.mean(-1, keepdim=True))
 
     def _scaled(self, z: Tensor) -> Tensor:
-        if not self.unit:
-            return z
-        scaled: Tensor = functional.normalize(z, dim=-1, eps=1e-30) * self.in_features**0.5
-        return scaled
+        if self.unit:
+            z = functional.normalize(z, dim=-1, eps=1e-30) * self.in_features**0.5
+        return z
 
     def forward(self, x: Tensor) -> Tensor:
         self.check_calibrated()
@@ -204,10 +200,8 @@ class RandomFeatures(Lift):
         return products.relu() if self.activation == "relu" else products.tanh()
 
     def extra_repr(self) -> str:
-        draw = f"image={self.image}, smooth={self.smooth:g}"
-        draw = draw if self.image else f"shape={self.power:g}"
         return (
-            f"{self.in_features}, {self.out_features}, {self.activation!r}, {draw}, "
+            f"{self.in_features}, {self.out_features}, {self.activation!r}, image={self.image}, "
             f"spread={self.spread:g}, unit={self.unit}, seed={self.seed}"
         )
 
@@ -223,10 +217,6 @@ class SideBySide(Lift):
         parts: lifts, in the order of their columns. Those that are calibrated already stay as
             they are.
 
-    Raises:
-        TypeError: a part is no lift.
-        ValueError: there are no parts.
-
     >>> from conceptors import RandomFeatures, Readout
     >>> _ = torch.manual_seed(0)
     >>> pixels, hidden, labels = torch.rand(200, 64), torch.randn(200, 20), torch.arange(200) % 3
@@ -239,18 +229,11 @@ class SideBySide(Lift):
     scale: Tensor
 
     def __init__(self, *parts: Lift) -> None:
-        if not parts:
-            raise ValueError("SideBySide needs at least one lift")
-        for part in parts:
-            if not isinstance(part, Lift):
-                raise TypeError(
-                    f"SideBySide takes lifts, such as RandomFeatures(64, 1000), got "
-                    f"{type(part).__name__}"
-                )
+        if wrong := [type(part).__name__ for part in parts if not isinstance(part, Lift)]:
+            raise TypeError(f"SideBySide takes lifts, such as RandomFeatures, got {wrong[0]}")
         self._widths = [part.in_features for part in parts]
-        super().__init__(
-            sum(self._widths), sum(part.out_features for part in parts), scale=(len(parts),)
-        )
+        count = sum(part.out_features for part in parts)
+        super().__init__(sum(self._widths), count, scale=(len(parts),))
         self.parts = nn.ModuleList(parts)
 
     @exactly()

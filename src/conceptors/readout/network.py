@@ -46,9 +46,6 @@ class LayerInputs(nn.Module):
         widths: the same by layer, in their order. `"input"` is the network's input, if that is one
             tensor of floats, or `"(input)"` where a layer has that name.
 
-    Raises:
-        ValueError: a pattern fits no layer, or layers do not have one row per sample.
-
     >>> from conceptors import Readout
     >>> _ = torch.manual_seed(0)
     >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))

@@ -149,7 +149,7 @@ class Readout(SavedSums):
             progress: show a progress bar.
 
         Raises:
-            ValueError: as `learn`, or no samples; nothing was learned of any batch.
+            ValueError: as `learn`, or no samples; no batch was learned.
         """
         check_batches(batches, "learn_from")
         feed, target = feed or feed_without_labels, target or last_part
@@ -257,20 +257,18 @@ class Readout(SavedSums):
     @property
     def solution(self) -> Solution:
         """Ridge regression on all samples so far, solved when it is first needed."""
-        if self._solved is None:
-            with torch.inference_mode(False):  # otherwise gradients could not pass later
-                self._solved = self._solve()
-        return self._solved
-
-    def _solve(self) -> Solution:
         if self._sums is None:
             raise RuntimeError("nothing was learned yet; call learn(features, targets) first")
-        if KINDS[self._kind] != "labels":
-            return solve(self._sums, self._given, around_mean=True)
-        solution = solve(self._sums, self._given, largest=True)
-        if self.scores == "likelihood":
-            solution = solution._replace(weights=likelihoods(self._sums, solution))
-        return solution
+        if self._solved is None:
+            has_labels = KINDS[self._kind] == "labels"
+            with torch.inference_mode(False):  # otherwise gradients could not pass later
+                solution = solve(
+                    self._sums, self._given, around_mean=not has_labels, largest=has_labels
+                )
+                if has_labels and self.scores == "likelihood":
+                    solution = solution._replace(weights=likelihoods(self._sums, solution))
+            self._solved = solution
+        return self._solved
 
     def forward(self, features: Tensor) -> Tensor:
         """Scores of all classes `[n, classes]`, or numbers."""
@@ -294,17 +292,14 @@ class Readout(SavedSums):
         One number per sample is returned as `[n, 1]`.
         """
         weight, bias = self.solution.weights[:, :-1], self.solution.weights[:, -1]
-        linear = nn.Linear(weight.shape[1], len(weight), device=weight.device)
+        has_lift = not isinstance(self.lift, Scaling)
         if isinstance(self.lift, Scaling):
             weight = weight * self.lift.scale
             bias = bias - weight @ self.lift.center.double()
-        with torch.no_grad():
-            linear.weight.copy_(weight)
-            linear.bias.copy_(bias)
+        linear = nn.Linear(weight.shape[1], len(weight), device=weight.device)
+        linear.load_state_dict({"weight": weight, "bias": bias})
         linear.requires_grad_(False)
-        if isinstance(self.lift, Scaling):
-            return linear.eval()
-        return nn.Sequential(copy.deepcopy(self.lift), linear).eval()
+        return (nn.Sequential(copy.deepcopy(self.lift), linear) if has_lift else linear).eval()
 
     # --- many readouts --------------------------------------------------------------------
 

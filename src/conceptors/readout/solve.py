@@ -65,8 +65,8 @@ def solve(
 
     Args:
         regularization: λ, or None to choose it.
-        around_mean: subtract the mean of the targets first and add it to the last weight. Rows
-            must end in 1. Otherwise λ pulls targets that are far from 0 towards 0.
+        around_mean: subtract the mean of the targets first and add it to the last weight, so λ
+            does not pull targets towards 0. Rows must end in 1.
         largest: only which output is the largest counts, as for classes.
 
     Raises:
