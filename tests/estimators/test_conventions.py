@@ -124,7 +124,7 @@ def test_fit_forgets_and_partial_fit_does_not(estimator: BaseEstimator) -> None:
         ("activation", "step", ValueError, r"activation must be one of .*'relu', .* got 'step'"),
         ("lift", 2.5, TypeError, "lift must be a whole number, got 2.5"),
         ("gradient", "fast", ValueError, "gradient must be one of .* got 'fast'"),
-        ("learning_rate", "fast", ValueError, "positive number or 'auto', got 'fast'"),
+        ("learning_rate", "fast", TypeError, "learning_rate must be a number, got 'fast'"),
         ("learning_rate", 0.0, ValueError, "learning_rate must be .* got 0"),
         ("batch_size", 0, ValueError, "batch_size must be at least 1, got 0"),
         ("epochs", 2.5, TypeError, "epochs must be a whole number, got 2.5"),

@@ -117,6 +117,6 @@ def test_a_lift_of_another_width_is_refused(output: Any) -> None:
             return output
 
     readout = Readout(DIM, Wrong())
-    with pytest.raises(ValueError, match=r"expected features \[30, 5\]"):
+    with pytest.raises(ValueError, match=r"expected shape \[30, 5\]"):
         readout.learn(*samples(0, 30))
     assert readout.n_samples == 0

@@ -32,12 +32,8 @@ _ROWS_AT_ONCE = 1024
 class Lift(nn.Module):
     """Features of inputs `[n, in_features]`, fixed by `calibrate` from the first data.
 
-    Everything that calibration computes is a float32 buffer, whatever the dtype of the data, so a
-    saved state restores the features to the last bit.
-
-    Args:
-        in_features, out_features: widths of the inputs and of the features.
-        fitted: the buffers that `calibrate` sets, by name, with their shapes.
+    `fitted` are the buffers that `calibrate` sets, by name, with their shapes. They are float32,
+    whatever the dtype of the data, so a saved state restores the features to the last bit.
     """
 
     calibrated: Tensor  # the saved form of `is_calibrated`

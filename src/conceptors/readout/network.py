@@ -28,9 +28,6 @@ _PATCH_CELLS = 2
 class LayerInputs(nn.Module):
     """The input of a network and the inputs of its layers as features `[n, out_features]`.
 
-    The inputs of the last layer suit the classes that the network was trained on. The inputs of
-    earlier layers, and the network's input itself, are more general.
-
     Maps `[n, c, h, w]` are averaged over 4 × 4 cells, sequences `[n, tokens, d]` over their tokens.
     The network runs in evaluation mode and without gradients, and is left as it is. An input that
     several layers share is read once.
@@ -127,10 +124,7 @@ class LayerInputs(nn.Module):
         return ", ".join(f"{name}: {width}" for name, width in self.widths.items())
 
     def _read(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        raw: dict[str, Tensor] | None = None,
+        self, args: tuple[Any, ...], kwargs: Any, raw: dict[str, Tensor] | None = None
     ) -> dict[str, Tensor]:
         """Rows `[n, k]` of each layer, in the order of their first calls.
 

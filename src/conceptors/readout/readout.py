@@ -38,10 +38,6 @@ from conceptors.readout.sums import Sums
 
 _ROWS = 8192  # rows that are lifted at once
 _CALIBRATION_ROWS = 2048  # rows that `learn_from` collects to calibrate the lift
-_UNLIKE = (
-    "these readouts have different lifts, so their sums do not add up; create the others by "
-    "readout.fresh() after the first is calibrated, or load its state there"
-)
 
 
 class Readout(SavedSums):
@@ -99,8 +95,6 @@ class Readout(SavedSums):
         self._shield_mark: Any = None
         self._earlier_drift: dict[str, float] = {}
 
-    # --- learning -------------------------------------------------------------------------
-
     @torch.inference_mode(False)
     def calibrate(self, features: Tensor) -> Self:
         """Fix the lift by these features, once; otherwise the first `learn` does.
@@ -122,8 +116,7 @@ class Readout(SavedSums):
             targets: labels `[n]` (integers, from 0), or numbers `[n]` or `[n, m]` (floats).
 
         Raises:
-            ValueError: not finite, no samples, another width or device, labels out of range;
-                nothing was learned.
+            ValueError, TypeError: unusable samples; nothing was learned.
         """
         return self._learn([(features, targets)])
 
@@ -147,9 +140,6 @@ class Readout(SavedSums):
             target: returns the targets of a batch; by default its last part, or "labels".
             shield: the shield that protects the backbone; see `out_of_date`.
             progress: show a progress bar.
-
-        Raises:
-            ValueError: as `learn`, or no samples; no batch was learned.
         """
         check_batches(batches, "learn_from")
         feed, target = feed or feed_without_labels, target or last_part
@@ -215,10 +205,8 @@ class Readout(SavedSums):
         """How far each layer's outputs for remembered inputs have moved since they were summed.
 
         |ΔW z| / |W z| for each layer, over inputs z like those that the shield remembers, added up
-        from one `learn_from(..., shield=shield)` to the next. 0.1 means that old features changed
-        by up to a tenth, which the sums do not know. Call it after `shield.remember`. It is not
-        saved: a loaded readout starts again. With hard conceptors it is 0, because the directions
-        that they leave out are not measured.
+        from one `learn_from(..., shield=shield)` to the next. Call it after `shield.remember`. It
+        is not saved. With hard conceptors it is 0: only what they claim is measured.
         """
         if self._shield_mark is None:
             raise RuntimeError(
@@ -363,18 +351,17 @@ class Readout(SavedSums):
         with exactly():
             h = self.lift(rows)
         shape = [len(rows), self.lift.out_features]
-        if not isinstance(h, Tensor) or list(h.shape) != shape:
-            got = list(h.shape) if isinstance(h, Tensor) else type(h).__name__
-            raise ValueError(f"the lift returned {got}, expected features {shape}")
+        if list(getattr(h, "shape", [])) != shape:
+            raise ValueError(f"the lift did not return features of the expected shape {shape}")
         return torch.cat([h, torch.ones_like(h[:, :1])], 1)
-
-    def extra_repr(self) -> str:
-        return f"{self.in_features}, {self.n_samples} samples"
 
 
 def _check_alike(identities: list[tuple[str, int]]) -> None:
     if len({lift for lift, _ in identities}) > 1:
-        raise ValueError(_UNLIKE)
+        raise ValueError(
+            "these readouts have different lifts, so their sums do not add up; create the others "
+            "by readout.fresh() after the first is calibrated, or load its state there"
+        )
     kinds = sorted({kind for _, kind in identities if kind})
     if len(kinds) > 1:
         raise ValueError(f"these have learned {' and '.join(KINDS[kind] for kind in kinds)}")
