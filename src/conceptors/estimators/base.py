@@ -91,6 +91,16 @@ class ConceptorLinear(BaseEstimator):  # type: ignore[misc]
         return weights[:, -1] if self.fit_intercept else np.zeros(len(weights))
 
     @property
+    def aperture_(self) -> float:
+        """α in use."""
+        return self._known().aperture
+
+    @property
+    def regularization_(self) -> float:
+        """λ in use."""
+        return self._known().regularization
+
+    @property
     def quota_(self) -> float:
         """Share of the space that is claimed so far, in [0, 1]."""
         return self._known().quota
@@ -173,13 +183,11 @@ class ConceptorRegressor(MultiOutputMixin, RegressorMixin, ConceptorLinear):  # 
 
     @property
     def coef_(self) -> Array:
-        """`[m, d]`, `[d]` for targets `[n]`; on the random features if there are any."""
         coefficients: Array = super().coef_
         return coefficients if self._target_shape else coefficients[0]
 
     @property
     def intercept_(self) -> Any:
-        """`[m]`, a number for targets `[n]`."""
         intercept = super().intercept_
         return intercept if self._target_shape else float(intercept[0])
 

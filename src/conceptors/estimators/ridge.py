@@ -69,16 +69,6 @@ class _Ridge(ConceptorLinear):
         self.warn_at_quota = warn_at_quota
         self.random_state = random_state
 
-    @property
-    def aperture_(self) -> float:
-        """α in use."""
-        return self._known().aperture
-
-    @property
-    def regularization_(self) -> float:
-        """λ in use."""
-        return self._known().regularization
-
     def _check_parameters(self) -> None:
         one_of(self.solution, "solution", ("joint", *_INCREMENTS))
         one_of(self.weighting, "weighting", ("samples", "tasks"))

@@ -102,17 +102,14 @@ class ConceptorSGDRegressor(ConceptorRegressor):
         self._fixed = fixed
         correlation = inputs.mT @ inputs / len(inputs)
 
-        def descend(previous: Tensor, free: Tensor) -> Tensor:
-            rate = self._rate(inputs, correlation)
-            return self._descend(inputs, targets, previous, free, rate)
-
+        rate = self._rate(inputs, correlation)
         self._memory = learned_in_turn(
             None if first else self._memory,
             correlation,
             targets.shape[1],
             self.aperture,
             self.regularization,
-            descend,
+            lambda previous, free: self._descend(inputs, targets, previous, free, rate),
         )
 
     def _check_parameters(self) -> None:
@@ -120,12 +117,8 @@ class ConceptorSGDRegressor(ConceptorRegressor):
         positive(self.regularization, "regularization")
         checks.number(self.warn_at_quota, "warn_at_quota", 0.0, 1.0)
         one_of(self.gradient, "gradient", ("simplified", "exact"))
-        if not isinstance(self.learning_rate, str):
+        if self.learning_rate != "auto":
             positive(self.learning_rate, "learning_rate")
-        elif self.learning_rate != "auto":
-            raise ValueError(
-                f"learning_rate must be a positive number or 'auto', got {self.learning_rate!r}"
-            )
         checks.whole(self.batch_size, "batch_size", 1)
         checks.whole(self.epochs, "epochs", 1)
 
@@ -161,7 +154,7 @@ class ConceptorSGDRegressor(ConceptorRegressor):
         return mean if averaged else weights
 
     def _rate(self, inputs: Tensor, correlation: Tensor) -> float:
-        if not isinstance(self.learning_rate, str):
+        if self.learning_rate != "auto":
             return float(self.learning_rate)
         # Batches of n rows have E[R̂²] <= c R with c = λ_max(R) (n - 1) / n + max |x|² / n, so the
         # mean square error shrinks for steps below 1 / (c + λ⁻²).

@@ -24,9 +24,7 @@ class Known:
     """A linear model, and the space that its tasks claim; b `[d]` is x, or [x; 1]."""
 
     weights: Tensor  # W [m, d], outputs in the order in which they came
-    correlation: (
-        Tensor  # R [d, d] that the aperture refers to, summed over tasks that count equally
-    )
+    correlation: Tensor  # R [d, d] that the aperture refers to
     aperture: float
     regularization: float
     quota: float

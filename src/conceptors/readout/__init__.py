@@ -4,7 +4,6 @@ from conceptors.readout.features import Lift, RandomFeatures, Scaling, SideBySid
 from conceptors.readout.network import LayerInputs
 from conceptors.readout.patches import PatchFeatures
 from conceptors.readout.readout import Readout
-from conceptors.readout.solve import Solution, solve
 from conceptors.readout.sums import Sums
 
 __all__ = [
@@ -15,7 +14,5 @@ __all__ = [
     "Readout",
     "Scaling",
     "SideBySide",
-    "Solution",
     "Sums",
-    "solve",
 ]

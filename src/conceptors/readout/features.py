@@ -32,12 +32,8 @@ _ROWS_AT_ONCE = 1024
 class Lift(nn.Module):
     """Features of inputs `[n, in_features]`, fixed by `calibrate` from the first data.
 
-    Everything that calibration computes is a float32 buffer, whatever the dtype of the data, so a
-    saved state restores the features to the last bit.
-
-    Args:
-        in_features, out_features: widths of the inputs and of the features.
-        fitted: the buffers that `calibrate` sets, by name, with their shapes.
+    `fitted` are the buffers that `calibrate` sets, by name, with their shapes. They are float32,
+    whatever the dtype of the data, so a saved state restores the features to the last bit.
     """
 
     calibrated: Tensor  # the saved form of `is_calibrated`
@@ -100,9 +96,6 @@ class Scaling(Lift):
         self.check_calibrated()
         scaled: Tensor = (x - self.center) * self.scale
         return scaled
-
-    def extra_repr(self) -> str:
-        return f"{self.in_features}"
 
 
 class RandomFeatures(Lift):
@@ -190,10 +183,9 @@ class RandomFeatures(Lift):
         return x - (center if self.image is None else x.mean(-1, keepdim=True))
 
     def _scaled(self, z: Tensor) -> Tensor:
-        if not self.unit:
-            return z
-        scaled: Tensor = functional.normalize(z, dim=-1, eps=1e-30) * self.in_features**0.5
-        return scaled
+        if self.unit:
+            z = functional.normalize(z, dim=-1, eps=1e-30) * self.in_features**0.5
+        return z
 
     def forward(self, x: Tensor) -> Tensor:
         self.check_calibrated()
@@ -204,10 +196,8 @@ class RandomFeatures(Lift):
         return products.relu() if self.activation == "relu" else products.tanh()
 
     def extra_repr(self) -> str:
-        draw = f"image={self.image}, smooth={self.smooth:g}"
-        draw = draw if self.image else f"shape={self.power:g}"
         return (
-            f"{self.in_features}, {self.out_features}, {self.activation!r}, {draw}, "
+            f"{self.in_features}, {self.out_features}, {self.activation!r}, image={self.image}, "
             f"spread={self.spread:g}, unit={self.unit}, seed={self.seed}"
         )
 
@@ -223,10 +213,6 @@ class SideBySide(Lift):
         parts: lifts, in the order of their columns. Those that are calibrated already stay as
             they are.
 
-    Raises:
-        TypeError: a part is no lift.
-        ValueError: there are no parts.
-
     >>> from conceptors import RandomFeatures, Readout
     >>> _ = torch.manual_seed(0)
     >>> pixels, hidden, labels = torch.rand(200, 64), torch.randn(200, 20), torch.arange(200) % 3
@@ -239,18 +225,11 @@ class SideBySide(Lift):
     scale: Tensor
 
     def __init__(self, *parts: Lift) -> None:
-        if not parts:
-            raise ValueError("SideBySide needs at least one lift")
-        for part in parts:
-            if not isinstance(part, Lift):
-                raise TypeError(
-                    f"SideBySide takes lifts, such as RandomFeatures(64, 1000), got "
-                    f"{type(part).__name__}"
-                )
+        if wrong := [type(part).__name__ for part in parts if not isinstance(part, Lift)]:
+            raise TypeError(f"SideBySide takes lifts, such as RandomFeatures, got {wrong[0]}")
         self._widths = [part.in_features for part in parts]
-        super().__init__(
-            sum(self._widths), sum(part.out_features for part in parts), scale=(len(parts),)
-        )
+        count = sum(part.out_features for part in parts)
+        super().__init__(sum(self._widths), count, scale=(len(parts),))
         self.parts = nn.ModuleList(parts)
 
     @exactly()

@@ -28,9 +28,6 @@ _PATCH_CELLS = 2
 class LayerInputs(nn.Module):
     """The input of a network and the inputs of its layers as features `[n, out_features]`.
 
-    The inputs of the last layer suit the classes that the network was trained on. The inputs of
-    earlier layers, and the network's input itself, are more general.
-
     Maps `[n, c, h, w]` are averaged over 4 × 4 cells, sequences `[n, tokens, d]` over their tokens.
     The network runs in evaluation mode and without gradients, and is left as it is. An input that
     several layers share is read once.
@@ -45,9 +42,6 @@ class LayerInputs(nn.Module):
         out_features: number of features.
         widths: the same by layer, in their order. `"input"` is the network's input, if that is one
             tensor of floats, or `"(input)"` where a layer has that name.
-
-    Raises:
-        ValueError: a pattern fits no layer, or layers do not have one row per sample.
 
     >>> from conceptors import Readout
     >>> _ = torch.manual_seed(0)
@@ -72,7 +66,8 @@ class LayerInputs(nn.Module):
         if not isinstance(model, nn.Module):
             raise TypeError(f"LayerInputs takes an nn.Module, got {type(model).__name__}")
         self.model = model
-        self._shape = tuple(example.shape[1:]) if _is_plain(example) else None
+        plain = example if isinstance(example, Tensor) and _is_plain(example) else None
+        self._shape = None if plain is None else tuple(plain.shape[1:])
         names = _layer_names(model, layers)
         # The root module's input is the network's; its name is "" there.
         self._layers = {name: name for name in names if name}
@@ -129,10 +124,7 @@ class LayerInputs(nn.Module):
         return ", ".join(f"{name}: {width}" for name, width in self.widths.items())
 
     def _read(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        raw: dict[str, Tensor] | None = None,
+        self, args: tuple[Any, ...], kwargs: Any, raw: dict[str, Tensor] | None = None
     ) -> dict[str, Tensor]:
         """Rows `[n, k]` of each layer, in the order of their first calls.
 
@@ -147,7 +139,7 @@ class LayerInputs(nn.Module):
 
         def hook(name: str) -> Any:
             def look(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-                x = next(iter((*args, *kwargs.values())), None)
+                x: Any = next(iter((*args, *kwargs.values())), None)
                 if _is_plain(x):
                     row = x.flatten(1) if layer is self.model else _pooled(layer, x)
                     calls.setdefault(name, []).append(row.clone())

@@ -38,10 +38,6 @@ from conceptors.readout.sums import Sums
 
 _ROWS = 8192  # rows that are lifted at once
 _CALIBRATION_ROWS = 2048  # rows that `learn_from` collects to calibrate the lift
-_UNLIKE = (
-    "these readouts have different lifts, so their sums do not add up; create the others by "
-    "readout.fresh() after the first is calibrated, or load its state there"
-)
 
 
 class Readout(SavedSums):
@@ -99,8 +95,6 @@ class Readout(SavedSums):
         self._shield_mark: Any = None
         self._earlier_drift: dict[str, float] = {}
 
-    # --- learning -------------------------------------------------------------------------
-
     @torch.inference_mode(False)
     def calibrate(self, features: Tensor) -> Self:
         """Fix the lift by these features, once; otherwise the first `learn` does.
@@ -122,8 +116,7 @@ class Readout(SavedSums):
             targets: labels `[n]` (integers, from 0), or numbers `[n]` or `[n, m]` (floats).
 
         Raises:
-            ValueError: not finite, no samples, another width or device, labels out of range;
-                nothing was learned.
+            ValueError, TypeError: unusable samples; nothing was learned.
         """
         return self._learn([(features, targets)])
 
@@ -147,9 +140,6 @@ class Readout(SavedSums):
             target: returns the targets of a batch; by default its last part, or "labels".
             shield: the shield that protects the backbone; see `out_of_date`.
             progress: show a progress bar.
-
-        Raises:
-            ValueError: as `learn`, or no samples; nothing was learned of any batch.
         """
         check_batches(batches, "learn_from")
         feed, target = feed or feed_without_labels, target or last_part
@@ -162,37 +152,34 @@ class Readout(SavedSums):
         if self.n_samples == before:
             raise ValueError("learn_from got no samples: the loader is empty or used up")
         if shield is not None:
-            self._note_shield(shield)
+            if not shield.is_settled:
+                warnings.warn(
+                    "The shield has not remembered the latest training, so out_of_date will not "
+                    "count how it moves the features. Call shield.remember first, then learn_from.",
+                    stacklevel=outside(),
+                )
+            if self._shield_mark is not None:
+                self._earlier_drift = self.out_of_date(shield)
+            self._shield_mark = shield.mark()
         return self
 
     @torch.inference_mode(False)  # tensors created inside could not be changed outside
     def _learn(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> Self:
         """Learn all pairs of features and targets, or nothing if anything fails."""
         kind, sums = self._kind, copy.deepcopy(self._sums)
+        outputs = sums.outputs if sums else 0
         lift = None if self._is_calibrated else copy.deepcopy(self.lift.state_dict())
         waiting: list[tuple[Tensor, Tensor]] = []
-
-        def add_waiting() -> None:
-            nonlocal sums
-            if waiting and not self._is_calibrated:
-                self.calibrate(torch.cat([rows for rows, _ in waiting]))
-            for rows, y in waiting:
-                for part, part_y in zip(rows.split(_ROWS), y.split(_ROWS)):
-                    b = self._lifted(part)
-                    sums = sums or Sums(b.shape[1], 0, b.device)
-                    sums.grow(int(y.max()) + 1 if y.ndim == 1 else y.shape[1])
-                    sums.add(b, part_y)
-            waiting.clear()
-
         try:
             for features, targets in pairs:
                 rows = learnable(self._rows(features))
-                outputs = sums.outputs if sums else 0
                 kind, y = target_rows(targets, rows, kind, outputs, self._limit)
+                outputs = max(outputs, int(y.max()) + 1 if y.ndim == 1 else y.shape[1])
                 waiting.append((rows, y))
                 if self._is_calibrated or sum(len(y) for _, y in waiting) >= _CALIBRATION_ROWS:
-                    add_waiting()
-            add_waiting()
+                    sums = self._add(waiting, sums, outputs)
+                    waiting.clear()
+            sums = self._add(waiting, sums, outputs)
         except BaseException:
             if lift is not None:
                 self.lift.load_state_dict(lift)
@@ -200,28 +187,26 @@ class Readout(SavedSums):
         self._kind, self._sums, self._solved = kind, sums, None
         return self
 
-    # --- a network that changes -----------------------------------------------------------
-
-    def _note_shield(self, shield: Any) -> None:
-        """New sums were computed with the shielded network as it is now."""
-        if not shield.is_settled:
-            warnings.warn(
-                "The shield has not remembered the latest training, so out_of_date will not count "
-                "how it moves the features. Call shield.remember first, then learn_from.",
-                stacklevel=outside(),
-            )
-        if self._shield_mark is not None:
-            self._earlier_drift = self.out_of_date(shield)
-        self._shield_mark = shield.mark()
+    def _add(
+        self, pairs: list[tuple[Tensor, Tensor]], sums: Sums | None, outputs: int
+    ) -> Sums | None:
+        """The sums with rows and targets added. The first rows calibrate the lift."""
+        if pairs and not self._is_calibrated:
+            self.calibrate(torch.cat([rows for rows, _ in pairs]))
+        for rows, y in pairs:
+            for part, part_y in zip(rows.split(_ROWS), y.split(_ROWS)):
+                b = self._lifted(part)
+                sums = sums or Sums(b.shape[1], outputs, b.device)
+                sums.grow(outputs)
+                sums.add(b, part_y)
+        return sums
 
     def out_of_date(self, shield: Any) -> dict[str, float]:
         """How far each layer's outputs for remembered inputs have moved since they were summed.
 
         |ΔW z| / |W z| for each layer, over inputs z like those that the shield remembers, added up
-        from one `learn_from(..., shield=shield)` to the next. 0.1 means that old features changed
-        by up to a tenth, which the sums do not know. Call it after `shield.remember`. It is not
-        saved: a loaded readout starts again. With hard conceptors it is 0, because the directions
-        that they leave out are not measured.
+        from one `learn_from(..., shield=shield)` to the next. Call it after `shield.remember`. It
+        is not saved. With hard conceptors it is 0: only what they claim is measured.
         """
         if self._shield_mark is None:
             raise RuntimeError(
@@ -260,20 +245,18 @@ class Readout(SavedSums):
     @property
     def solution(self) -> Solution:
         """Ridge regression on all samples so far, solved when it is first needed."""
-        if self._solved is None:
-            with torch.inference_mode(False):  # otherwise gradients could not pass later
-                self._solved = self._solve()
-        return self._solved
-
-    def _solve(self) -> Solution:
         if self._sums is None:
             raise RuntimeError("nothing was learned yet; call learn(features, targets) first")
-        if KINDS[self._kind] != "labels":
-            return solve(self._sums, self._given, around_mean=True)
-        solution = solve(self._sums, self._given, largest=True)
-        if self.scores == "likelihood":
-            solution = solution._replace(weights=likelihoods(self._sums, solution))
-        return solution
+        if self._solved is None:
+            has_labels = KINDS[self._kind] == "labels"
+            with torch.inference_mode(False):  # otherwise gradients could not pass later
+                solution = solve(
+                    self._sums, self._given, around_mean=not has_labels, largest=has_labels
+                )
+                if has_labels and self.scores == "likelihood":
+                    solution = solution._replace(weights=likelihoods(self._sums, solution))
+            self._solved = solution
+        return self._solved
 
     def forward(self, features: Tensor) -> Tensor:
         """Scores of all classes `[n, classes]`, or numbers."""
@@ -297,17 +280,14 @@ class Readout(SavedSums):
         One number per sample is returned as `[n, 1]`.
         """
         weight, bias = self.solution.weights[:, :-1], self.solution.weights[:, -1]
-        linear = nn.Linear(weight.shape[1], len(weight), device=weight.device)
+        has_lift = not isinstance(self.lift, Scaling)
         if isinstance(self.lift, Scaling):
             weight = weight * self.lift.scale
             bias = bias - weight @ self.lift.center.double()
-        with torch.no_grad():
-            linear.weight.copy_(weight)
-            linear.bias.copy_(bias)
+        linear = nn.Linear(weight.shape[1], len(weight), device=weight.device)
+        linear.load_state_dict({"weight": weight, "bias": bias})
         linear.requires_grad_(False)
-        if isinstance(self.lift, Scaling):
-            return linear.eval()
-        return nn.Sequential(copy.deepcopy(self.lift), linear).eval()
+        return (nn.Sequential(copy.deepcopy(self.lift), linear) if has_lift else linear).eval()
 
     # --- many readouts --------------------------------------------------------------------
 
@@ -325,14 +305,16 @@ class Readout(SavedSums):
         """A readout that has learned the samples of both."""
         if not isinstance(other, Readout):
             return NotImplemented
-        learned = [readout for readout in (self, other) if readout._sums] or [self]
+        learned = [readout for readout in (self, other) if readout._sums]
+        if not learned:
+            return self.fresh()
         _check_alike([readout._identity() for readout in learned])
         total = learned[0].fresh().to(self._here.device)
-        total._kind, total._sums = learned[0]._kind, copy.deepcopy(learned[0]._sums)
-        if total._sums:
-            total._sums.to(self._here.device)
-            for readout in learned[1:]:
-                total._sums.include(readout._sums)
+        total._kind = learned[0]._kind
+        for sums in (readout._sums for readout in learned):
+            assert sums is not None
+            total._sums = total._sums or Sums(sums.dim, 0, self._here.device)
+            total._sums.include(sums)
         return total
 
     def merged(self, group: Any = None) -> Readout:
@@ -369,18 +351,17 @@ class Readout(SavedSums):
         with exactly():
             h = self.lift(rows)
         shape = [len(rows), self.lift.out_features]
-        if not isinstance(h, Tensor) or list(h.shape) != shape:
-            got = list(h.shape) if isinstance(h, Tensor) else type(h).__name__
-            raise ValueError(f"the lift returned {got}, expected features {shape}")
+        if list(getattr(h, "shape", [])) != shape:
+            raise ValueError(f"the lift did not return features of the expected shape {shape}")
         return torch.cat([h, torch.ones_like(h[:, :1])], 1)
-
-    def extra_repr(self) -> str:
-        return f"{self.in_features}, {self.n_samples} samples"
 
 
 def _check_alike(identities: list[tuple[str, int]]) -> None:
     if len({lift for lift, _ in identities}) > 1:
-        raise ValueError(_UNLIKE)
+        raise ValueError(
+            "these readouts have different lifts, so their sums do not add up; create the others "
+            "by readout.fresh() after the first is calibrated, or load its state there"
+        )
     kinds = sorted({kind for _, kind in identities if kind})
     if len(kinds) > 1:
         raise ValueError(f"these have learned {' and '.join(KINDS[kind] for kind in kinds)}")

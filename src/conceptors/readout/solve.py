@@ -65,8 +65,8 @@ def solve(
 
     Args:
         regularization: λ, or None to choose it.
-        around_mean: subtract the mean of the targets first and add it to the last weight. Rows
-            must end in 1. Otherwise λ pulls targets that are far from 0 towards 0.
+        around_mean: subtract the mean of the targets first and add it to the last weight, so λ
+            does not pull targets towards 0. Rows must end in 1.
         largest: only which output is the largest counts, as for classes.
 
     Raises:
@@ -165,13 +165,12 @@ _ONE_AT_A_TIME = RLock()  # threads that predict with the same readout may all s
 def _raised(gram: Tensor, amount: float) -> Iterator[Tensor]:
     """The matrix with something added to its diagonal, in place: a copy may not fit in memory."""
     with _ONE_AT_A_TIME:
-        diagonal = gram.diagonal()
-        before = diagonal.clone()
+        before = gram.diagonal().clone()
         try:
-            diagonal.add_(amount)
+            gram.diagonal().add_(amount)
             yield gram
         finally:
-            diagonal.copy_(before)
+            gram.diagonal().copy_(before)
 
 
 def _inverse_trace(factor: Tensor) -> float:

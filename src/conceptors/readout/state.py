@@ -9,7 +9,6 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from conceptors.readout.features import Lift
 from conceptors.readout.samples import KINDS
 from conceptors.readout.solve import Solution
 from conceptors.readout.sums import Sums
@@ -34,7 +33,7 @@ class SavedSums(nn.Module):
 
     @property
     def _is_calibrated(self) -> bool:
-        return not isinstance(self.lift, Lift) or self.lift.is_calibrated
+        return bool(getattr(self.lift, "is_calibrated", True))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Only the device changes: `.half()` of a model around it would spoil the sums."""
@@ -69,12 +68,12 @@ class SavedSums(nn.Module):
             return
         try:
             kind, sums = self._read(own)
-            lift = copy.deepcopy(self.lift)
+            lift: Any = copy.deepcopy(self.lift)
             lift.load_state_dict({k[5:]: v for k, v in state.items() if k.startswith("lift.")})
+            if sums and not getattr(lift, "is_calibrated", True):
+                raise ValueError("their lift is not calibrated")
             if not all(bool(value.isfinite().all()) for value in lift.state_dict().values()):
                 raise ValueError("their lift has entries that are not finite")
-            if sums and isinstance(lift, Lift) and not lift.is_calibrated:
-                raise ValueError("their lift is not calibrated")
         except (TypeError, ValueError, RuntimeError) as error:
             args[-1].append(f"{prefix}sums cannot be used: {error}")
             for key in [key for key in state_dict if key.startswith(prefix)]:
@@ -88,21 +87,20 @@ class SavedSums(nn.Module):
         for key, value in own.items():
             if not isinstance(value, Tensor):
                 raise TypeError(f"{key} is a {type(value).__name__}, not a tensor")
-        kind = own.get("kind", torch.tensor(-1))
         tensors = {key.removeprefix("sums."): own[key] for key in own if key != "kind"}
-        if kind.dtype != torch.int64 or kind.numel() != 1 or not 0 <= int(kind) < len(KINDS):
-            raise ValueError(f"kind must be a whole number below {len(KINDS)}")
-        if (int(kind) == 0) != (not tensors):
-            raise ValueError(f"kind {int(kind)} does not fit {len(tensors)} tensors of sums")
+        saved = own.get("kind", torch.tensor(-1))
+        kind = int(saved) if saved.dtype == torch.int64 and saved.numel() == 1 else -1
+        if not 0 <= kind < len(KINDS) or (kind == 0) != (not tensors):
+            raise ValueError(f"kind {saved.tolist()} does not fit {len(tensors)} tensors of sums")
         if not tensors:
             return 0, None
         width: Any = self.lift.out_features
         sums = Sums.from_tensors(tensors, width + 1, self._here.device)
-        if KINDS[int(kind)] == "labels" and self._limit and sums.outputs > self._limit:
+        if KINDS[kind] == "labels" and self._limit and sums.outputs > self._limit:
             raise ValueError(f"{sums.outputs} classes are more than this readout's {self._limit}")
-        if KINDS[int(kind)] == "number" and sums.outputs != 1:
+        if KINDS[kind] == "number" and sums.outputs != 1:
             raise ValueError(f"there are {sums.outputs} outputs where one number was learned")
         ones = float(sums.gram[-1, -1])
         if abs(ones - sums.count) > 1e-6 * sums.count:
             raise ValueError(f"sums of {ones:g} samples claim to be of {sums.count:g}")
-        return int(kind), sums
+        return kind, sums

@@ -14,8 +14,6 @@ from torch import distributed as dist
 
 from conceptors.moments import Correlation
 
-_ROWS = 8192  # rows that are converted to float64 at once
-
 
 class Sums:
     """Sums over samples, in float64.
@@ -58,14 +56,14 @@ class Sums:
     def add(self, rows: Tensor, targets: Tensor) -> None:
         """Add samples b `[n, d]` with numbers `[n, m]` or labels `[n]`.
 
-        Labels count as rows of the unit matrix, and must be less than `outputs`.
+        Labels count as rows of the unit matrix, and must be less than `outputs`. Rows are
+        converted to float64, so add large data in parts.
         """
-        for part, part_targets in zip(rows.split(_ROWS), targets.split(_ROWS)):
-            b = part.double()
-            self._moments.update(b)
-            outputs, y = _as_numbers(part_targets)
-            self.cross[outputs] += y.mT @ b
-            self.squares[outputs] += y.square().sum(0)
+        b = rows.double()
+        self._moments.update(b)
+        outputs, y = _as_numbers(targets)
+        self.cross[outputs] += y.mT @ b
+        self.squares[outputs] += y.square().sum(0)
         self.eps = max(self.eps, torch.finfo(rows.dtype).eps)
 
     def grow(self, outputs: int) -> None:
@@ -89,8 +87,7 @@ class Sums:
 
     def with_targets(self, cross: Tensor, squares: Tensor) -> Sums:
         """The same samples with other targets; Σ b bᵀ is shared."""
-        changed = Sums(1)
-        changed._moments, changed.eps = self._moments, self.eps
+        changed = copy.copy(self)
         changed.cross, changed.squares = cross, squares
         return changed
 
@@ -128,10 +125,9 @@ class Sums:
         shapes = {"gram": (dim, dim), "cross": (outputs, dim), "squares": (outputs,), "count": (2,)}
         for name, shape in shapes.items():
             value = tensors[name]
-            if tuple(value.shape) != shape:
-                raise ValueError(f"{name} has shape {list(value.shape)}, expected {list(shape)}")
-            if value.is_meta or value.layout != torch.strided or not value.is_floating_point():
-                raise ValueError(f"{name} is no dense tensor of real numbers")
+            is_dense = value.layout == torch.strided and not value.is_meta
+            if not is_dense or not value.is_floating_point() or tuple(value.shape) != shape:
+                raise ValueError(f"{name} must be a dense tensor of floats, of shape {list(shape)}")
             if not bool(value.isfinite().all()):
                 raise ValueError(f"{name} has entries that are not finite numbers")
         gram, squares = tensors["gram"].double(), tensors["squares"]

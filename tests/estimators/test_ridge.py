@@ -1,0 +1,317 @@
+"""Ridge regression of tasks: all at once, or in turn as in section 2.2, and on real digits."""
+
+from __future__ import annotations
+
+import warnings
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from sklearn.linear_model import Ridge
+
+from conceptors import Conceptor, ConceptorRidge, ConceptorRidgeClassifier
+from conceptors.estimators import MemoryFullWarning
+from estimators.common import Array, Task, tasks, weights, with_bias
+
+both_intercepts = pytest.mark.parametrize("fit_intercept", [False, True])
+in_turn = pytest.mark.parametrize("solution", ["paper", "simplified"])
+LIFTS: list[dict[str, Any]] = [{}, {"lift": 300}, {"lift": 300, "activation": "fourier"}]
+lifts = pytest.mark.parametrize("settings", LIFTS, ids=str)
+
+images, labels = load_digits(return_X_y=True)
+images, one_hot = images / 16, np.eye(10)[labels]
+order = np.random.default_rng(0).permutation(len(images))
+train, test = order[:1300], order[1300:]
+
+
+def learned(settings: dict[str, Any], X: Array = images, digits: Any = range(10)) -> Any:
+    """Digits learned one class per task."""
+    clf = ConceptorRidgeClassifier(**settings)
+    for digit in digits:
+        rows = train[labels[train] == digit]
+        clf.partial_fit(X[rows], labels[rows])
+    return clf
+
+
+# --- all tasks at once ----------------------------------------------------------------------------
+
+
+@both_intercepts
+@pytest.mark.parametrize("weighting", ["samples", "tasks"])
+@pytest.mark.parametrize("aperture", [0.5, 40.0])
+def test_joint_is_the_formula(aperture: float, weighting: str, fit_intercept: bool) -> None:
+    """K (R + λ I)⁻¹, R and K means over all samples, or sums over tasks of their means."""
+    reg = ConceptorRidge(aperture, weighting=weighting, fit_intercept=fit_intercept)
+    seen: list[Task] = []
+    for task in tasks(count=5):
+        reg.partial_fit(*task)
+        seen.append(task)
+        n = sum(len(X) for X, _ in seen)
+        R, K = np.zeros((5 + fit_intercept,) * 2), np.zeros((2, 5 + fit_intercept))
+        for X, y in seen:
+            b, count = with_bias(X, fit_intercept), n if weighting == "samples" else len(X)
+            R, K = R + b.T @ b / count, K + y.T @ b / count
+        W = np.linalg.solve(R + aperture**-2 * np.eye(len(R)), K.T).T
+        np.testing.assert_allclose(weights(reg), W, rtol=0, atol=1e-9)
+        np.testing.assert_allclose(reg.correlation_, R, rtol=0, atol=1e-10)
+        assert reg.n_tasks_ == len(seen)
+        assert (reg.aperture_, reg.regularization_) == pytest.approx((aperture, aperture**-2))
+        assert reg.quota_ == pytest.approx(1 - np.trace(reg.free_space()) / len(R), abs=1e-10)
+    assert not hasattr(reg, "increment_norm_")
+
+
+@both_intercepts
+def test_a_chosen_regularization_is_ridge_on_standardised_inputs(fit_intercept: bool) -> None:
+    reg = ConceptorRidge(fit_intercept=fit_intercept)
+    for X, y in tasks(count=4):
+        reg.partial_fit(1e3 * X + 5e3 * fit_intercept, y)
+    X, y = (np.concatenate(part) for part in zip(*tasks(count=4)))
+    size = np.sqrt(np.square(X - X.mean(0) * fit_intercept).mean())
+    ridge = Ridge(alpha=reg.regularization_ * len(X), fit_intercept=fit_intercept)
+    ridge.fit(X / size, y)
+    np.testing.assert_allclose(1e3 * size * reg.coef_, ridge.coef_, rtol=0, atol=1e-9)
+    predicted = reg.predict(1e3 * X + 5e3 * fit_intercept)
+    np.testing.assert_allclose(predicted, ridge.predict(X / size), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("aperture", ["auto", 3.0])
+@pytest.mark.parametrize("weighting", ["samples", "tasks"])
+def test_the_order_of_tasks_does_not_matter(aperture: Any, weighting: str) -> None:
+    results = []
+    for ordered in permutations(tasks(count=3)):
+        reg = ConceptorRidge(aperture, weighting=weighting)
+        for task in ordered:
+            reg.partial_fit(*task)
+        results.append(np.append(weights(reg), reg.regularization_))
+    for other in results[1:]:
+        np.testing.assert_allclose(other, results[0], rtol=1e-12, atol=1e-12)
+
+
+@both_intercepts
+@pytest.mark.parametrize("aperture", [0.5, 40.0])
+def test_simplified_at_equal_penalties_is_joint(aperture: float, fit_intercept: bool) -> None:
+    """The theorem of the mathematics page, task by task."""
+    common: dict[str, Any] = {"fit_intercept": fit_intercept, "warn_at_quota": 1}
+    simplified = ConceptorRidge(aperture, aperture**-2, solution="simplified", **common)
+    joint = ConceptorRidge(aperture, weighting="tasks", **common)
+    for task in tasks(count=6):
+        simplified.partial_fit(*task)
+        joint.partial_fit(*task)
+        np.testing.assert_allclose(weights(simplified), weights(joint), rtol=0, atol=1e-8)
+        assert simplified.quota_ == pytest.approx(joint.quota_, abs=1e-10)
+
+
+def test_aperture_and_regularization_are_one() -> None:
+    X, y = tasks()[0]
+    for reg in (
+        ConceptorRidge(4.0),
+        ConceptorRidge(regularization=1 / 16),
+        ConceptorRidge(4.0, 1 / 16),
+    ):
+        np.testing.assert_array_equal(
+            weights(reg.fit(X, y)), weights(ConceptorRidge(4.0).fit(X, y))
+        )
+        assert (reg.aperture_, reg.regularization_) == (4.0, 1 / 16)
+    with pytest.raises(ValueError, match=r"aperture=4 and regularization=0.1 disagree.* = 0.0625;"):
+        ConceptorRidge(4.0, 0.1).fit(X, y)
+
+
+@both_intercepts
+def test_an_aperture_may_be_given_later(fit_intercept: bool) -> None:
+    """Chosen for the first task in its own units, then given for inputs as they are."""
+    first, second, _ = ((50 * X + 7, y) for X, y in tasks())
+    reg = ConceptorRidge(fit_intercept=fit_intercept).partial_fit(*first).set_params(aperture=0.1)
+    given = ConceptorRidge(0.1, fit_intercept=fit_intercept).partial_fit(*first)
+    reg.partial_fit(*second)
+    given.partial_fit(*second)
+    np.testing.assert_allclose(weights(reg), weights(given), rtol=0, atol=1e-10)
+
+
+@both_intercepts
+@pytest.mark.parametrize("value", [0.0, 3.0])
+def test_inputs_that_never_vary_are_learned(value: float, fit_intercept: bool) -> None:
+    X, y = np.full((10, 2), value), np.arange(10.0)
+    reg = ConceptorRidge(fit_intercept=fit_intercept).fit(X, y)
+    expected = y.mean() if fit_intercept or value else 0.0
+    np.testing.assert_allclose(reg.predict(X), expected, rtol=0.1)
+
+
+# --- tasks in turn --------------------------------------------------------------------------------
+
+
+@both_intercepts
+@pytest.mark.parametrize("outputs", [None, 2])
+def test_paper_is_section_2_2(fit_intercept: bool, outputs: int | None) -> None:
+    alpha, regularization = 2.0, 0.03
+    reg = ConceptorRidge(alpha, regularization, solution="paper", fit_intercept=fit_intercept)
+    N = 5 + fit_intercept
+    W, A = np.zeros((outputs or 1, N)), Conceptor.zero(N)
+    for rows, y in tasks(outputs=outputs):
+        X, Y, n = with_bias(rows, fit_intercept).T, y.reshape(len(y), -1).T, len(rows)
+        T, S = Y - W @ X, (~A).matrix().numpy() @ X
+        W_inc = (np.linalg.inv(S @ S.T / n + regularization * np.eye(N)) @ S @ T.T / n).T
+        W, A = W + W_inc, A | Conceptor.from_correlation(torch.tensor(X @ X.T / n), alpha)
+        reg.partial_fit(rows, y)
+        np.testing.assert_allclose(weights(reg), W, rtol=0, atol=1e-10)
+        np.testing.assert_allclose(reg.free_space(), (~A).matrix(), rtol=0, atol=1e-10)
+        assert reg.quota_ == pytest.approx(float(A.quota), abs=1e-12)
+        assert reg.increment_norm_ == pytest.approx(np.linalg.norm(W_inc), abs=1e-10)
+        np.testing.assert_allclose(reg.predict(rows), (W @ X).T.reshape(y.shape), atol=1e-10)
+
+
+@in_turn
+def test_a_new_task_does_not_disturb_the_old_and_similar_ones_cost_less(solution: str) -> None:
+    """Digits 0-4, then 5-9; the same digits again, noised, or with permuted pixels."""
+    settings = {"solution": solution, "aperture": 30.0 if solution == "paper" else 10.0}
+
+    def accuracy(reg: Any, rows: Array) -> float:
+        return float((reg.predict(images[rows]).argmax(1) == labels[rows]).mean())
+
+    small, large = train[labels[train] < 5], train[labels[train] > 4]
+    old, new = test[labels[test] < 5], test[labels[test] > 4]
+    reg = ConceptorRidge(**settings).partial_fit(images[small], one_hot[small])
+    reg.partial_fit(images[large], one_hot[large])
+    assert accuracy(reg, old) > 0.95
+    assert accuracy(reg, new) > 0.8
+    assert accuracy(ConceptorRidge(**settings).fit(images[large], one_hot[large]), old) < 0.05
+
+    X, change = images[train], []
+    noise = 0.05 * np.random.default_rng(0).normal(size=X.shape)
+    for inputs in (X, X + noise, X[:, np.random.default_rng(1).permutation(64)]):
+        reg = ConceptorRidge(**settings).partial_fit(X, one_hot[train])
+        change.append(reg.partial_fit(inputs, one_hot[train]).increment_norm_)
+    assert change[0] < change[1] < 0.5 * change[2]
+
+
+@in_turn
+def test_a_warning_says_when_memory_is_full(solution: str) -> None:
+    """Each permutation of the pixels is a new task; at aperture 30 there is room for one."""
+    settings = {"solution": solution, "aperture": 30.0, "warn_at_quota": 0.9}
+    reg = ConceptorRidge(**settings)
+    messages: list[list[str]] = []
+    for seed in range(3):
+        X = images[:, np.random.default_rng(seed).permutation(64)]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            reg.partial_fit(X[train], one_hot[train])
+        assert all(w.filename == __file__ for w in caught)
+        messages.append([str(w.message) for w in caught if w.category is MemoryFullWarning])
+    assert [len(task) for task in messages] == [0, 1, 1]
+    assert "memory is nearly full after 2 tasks" in messages[1][0]
+    assert "Lower the aperture (30), or use more features" in messages[1][0]
+    reg.fit(X[train], one_hot[train])  # warnings are errors here
+    ConceptorRidge(100.0, warn_at_quota=0.5).partial_fit(images, one_hot)  # joint goes on learning
+
+
+# --- classes --------------------------------------------------------------------------------------
+
+
+def test_one_class_per_task_is_as_good_as_all_at_once() -> None:
+    X, y = images[test], labels[test]
+    for settings in ({}, {"weighting": "tasks"}, {"aperture": 10.0}):
+        up, mixed = (
+            learned(settings, digits=d) for d in (range(10), [3, 1, 4, 9, 2, 6, 5, 8, 7, 0])
+        )
+        np.testing.assert_allclose(weights(mixed), weights(up), rtol=0, atol=1e-10)
+        assert up.score(X, y) >= 0.93
+        once = ConceptorRidgeClassifier(**settings).fit(images[train], labels[train])
+        assert abs(up.score(X, y) - once.score(X, y)) < 0.005
+    assert learned({"solution": "paper"}).score(X, y) < 0.4  # as printed
+
+
+@pytest.mark.parametrize("settings", [{}, {"solution": "simplified"}, {"lift": 200}], ids=str)
+def test_classes_come_with_their_tasks(settings: dict[str, Any]) -> None:
+    """String labels, unsorted arrival, an old class among new ones, tasks of one class."""
+    y = np.array("zero one two three four five six seven eight nine".split())[labels]
+    clf = ConceptorRidgeClassifier(**settings)
+    seen: set[str] = set()
+    for arriving in (["seven"], ["two"], ["two", "zero", "eight"], ["four", "six"]):
+        rows = train[np.isin(y[train], arriving)]
+        clf.partial_fit(images[rows], y[rows])
+        seen |= set(arriving)
+        assert clf.classes_.tolist() == sorted(seen)
+        assert clf.coef_.shape == (len(seen), settings.get("lift", 64))
+        shape = (7,) if len(seen) == 2 else (7, len(seen))
+        assert clf.decision_function(images[:7]).shape == shape
+        known = test[np.isin(y[test], sorted(seen))]
+        assert clf.score(images[known], y[known]) > 0.9
+
+
+@pytest.mark.parametrize("solution", ["joint", "paper", "simplified"])
+def test_a_classifier_is_ridge_on_one_hot_targets(solution: str) -> None:
+    """Also if classes are named in advance."""
+    aperture: Any = 7.0 if solution == "joint" else "auto"  # chosen otherwise for classes
+    clf, named = (ConceptorRidgeClassifier(aperture, solution=solution) for _ in range(2))
+    reg = ConceptorRidge(aperture, solution=solution)
+    for rows in (train[labels[train] > 4], train[labels[train] < 5]):  # later classes first
+        clf.partial_fit(images[rows], labels[rows])
+        named.partial_fit(images[rows], labels[rows], classes=range(10))
+        reg.partial_fit(images[rows], one_hot[rows])
+    for other in (clf, named):
+        np.testing.assert_allclose(weights(other), weights(reg), rtol=0, atol=1e-10)
+    np.testing.assert_allclose(clf.decision_function(images), reg.predict(images), atol=1e-10)
+
+
+def test_bad_classes_are_refused() -> None:
+    X = tasks()[0][0]
+    clf = ConceptorRidgeClassifier().fit(X, np.arange(20) % 2)
+    for y, classes, message in [
+        (np.arange(20) % 3, [0, 1], r"y has classes \[2\] that are not in classes=\[0, 1\]; name"),
+        (np.linspace(0, 1, 20), None, "continuous"),
+        (np.repeat(["a", "b"], 10), None, "string and number"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            clf.partial_fit(X, y, classes=classes)
+    assert clf.classes_.tolist() == [0, 1]
+
+
+# --- inputs ---------------------------------------------------------------------------------------
+
+
+@lifts
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+def test_units_do_not_matter(settings: dict[str, Any], scale: float) -> None:
+    plain = learned(settings).score(images[test], labels[test])
+    X = scale * (images + 100)
+    score = learned(settings, X).score(X[test], labels[test])
+    assert score > (0.96 if settings else 0.93)
+    assert score == pytest.approx(plain, abs=3e-3)
+
+
+def test_a_first_task_of_one_sample_is_enough() -> None:
+    for settings in LIFTS:
+        clf = ConceptorRidgeClassifier(**settings)
+        clf.partial_fit(1e6 * images[train[:1]], labels[train[:1]])
+        clf.partial_fit(1e6 * images[train[1:]], labels[train[1:]])
+        assert clf.score(1e6 * images[test], labels[test]) > 0.92
+
+
+def test_random_state_decides_the_features() -> None:
+    def scores(random_state: Any) -> Array:
+        clf = ConceptorRidgeClassifier(lift=50, random_state=random_state)
+        return np.asarray(clf.fit(images[:200], labels[:200]).decision_function(images))
+
+    np.testing.assert_array_equal(scores(0), scores(0))
+    np.testing.assert_array_equal(
+        scores(np.random.RandomState(3)), scores(np.random.RandomState(3))
+    )
+    assert np.abs(scores(0) - scores(1)).max() > 1e-3
+
+
+@pytest.mark.parametrize("lift", [0, 100])
+def test_columns_of_very_different_scale_are_reported(lift: int) -> None:
+    X = np.random.default_rng(0).normal(size=(200, 10)) * np.logspace(-8, 8, 10)
+    clf = ConceptorRidgeClassifier(lift=lift)
+    with pytest.warns(UserWarning, match=r"factor of 1e\+16.*StandardScaler") as caught:
+        clf.partial_fit(X, X.sum(1) > 0)
+    assert [warning.filename for warning in caught] == [__file__]
+    clf.partial_fit(X, X.sum(1) > 0)  # warnings are errors
+
+
+def test_columns_of_very_different_scale_reach_least_squares() -> None:
+    X = np.random.default_rng(0).normal(size=(400, 3)) * [1e2, 1.0, 0.1]
+    y = X @ [1e-2, 1.0, 10.0] + 5
+    assert ConceptorRidge().fit(X, y).score(X, y) > 1 - 1e-5
