@@ -63,7 +63,7 @@ def test_growing_heads() -> None:
     assert numbers(plain, "after task 4")[0] < first - 15  # where it is lost otherwise
     assert numbers(shielded, "mean at the end")[0] > numbers(plain, "mean at the end")[0] + 5
     # heads that were added are shielded too
-    assert re.search(r"heads\.3\.2 0\.(0[1-9]|[1-9])", plain)
+    assert re.search(r"'heads\.3\.2': 0\.(0[1-9]|[1-9])", plain)
 
 
 def test_transformer_adamw() -> None:

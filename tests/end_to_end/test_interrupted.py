@@ -37,9 +37,9 @@ def tensors(state: Any, path: str = "") -> dict[str, Tensor]:
 
 def check_resumed(folder: Path, seed: int, *options: str) -> None:
     """Killed in a step, in `remember` and in saving, then resumed: as if nothing had happened."""
-    command = [sys.executable, HERE / "interrupted.py", folder, str(seed), *options]
+    command: list[Any] = [sys.executable, HERE / "interrupted.py", folder, str(seed), *options]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    output: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     run = subprocess.run(command, text=True, env=env, check=False, **output)
     assert run.returncode == 0, run.stdout
     whole, *killed = run.stdout.split("--- ")[1:]
