@@ -22,21 +22,15 @@ if TYPE_CHECKING:
     )
     from conceptors.algebra.conceptor import Conceptor, similarity
     from conceptors.algebra.targets import Auto, Energy, Quota
-    from conceptors.estimators.evidence import ConceptorClassifier
-    from conceptors.estimators.layer_inputs import LayerInputs
-    from conceptors.estimators.lift import RandomFeatures
-    from conceptors.estimators.patches import PatchFeatures
-    from conceptors.estimators.readout import Readout
-    from conceptors.estimators.ridge import (
-        ConceptorRidge,
-        ConceptorRidgeClassifier,
-        MemoryFullWarning,
-    )
+    from conceptors.estimators.ridge import ConceptorRidge, ConceptorRidgeClassifier
     from conceptors.estimators.sgd import ConceptorSGDRegressor
-    from conceptors.estimators.side_by_side import SideBySide
     from conceptors.integrations.sklearn import ContinualMLPClassifier
     from conceptors.moments.correlation import Correlation
     from conceptors.moments.frequent_directions import FrequentDirections
+    from conceptors.readout.features import RandomFeatures
+    from conceptors.readout.network import LayerInputs
+    from conceptors.readout.patches import PatchFeatures
+    from conceptors.readout.readout import Readout
     from conceptors.shield import Shield, ShieldFullWarning, UnprotectedWarning
 
 __version__ = "0.1.0"
@@ -46,7 +40,6 @@ _HOMES = {
     "ApertureChoice": "algebra.aperture",
     "Auto": "algebra.targets",
     "Conceptor": "algebra.conceptor",
-    "ConceptorClassifier": "estimators.evidence",
     "ConceptorRidge": "estimators.ridge",
     "ConceptorRidgeClassifier": "estimators.ridge",
     "ConceptorSGDRegressor": "estimators.sgd",
@@ -54,15 +47,13 @@ _HOMES = {
     "Correlation": "moments.correlation",
     "Energy": "algebra.targets",
     "FrequentDirections": "moments.frequent_directions",
-    "LayerInputs": "estimators.layer_inputs",
-    "MemoryFullWarning": "estimators.ridge",
-    "PatchFeatures": "estimators.patches",
+    "LayerInputs": "readout.network",
+    "PatchFeatures": "readout.patches",
     "Quota": "algebra.targets",
-    "RandomFeatures": "estimators.lift",
-    "Readout": "estimators.readout",
+    "RandomFeatures": "readout.features",
+    "Readout": "readout.readout",
     "Shield": "shield.shield",
     "ShieldFullWarning": "shield.room",
-    "SideBySide": "estimators.side_by_side",
     "UnprotectedWarning": "shield.watch",
     "aperture_by_gradient": "algebra.aperture",
     "aperture_by_validation": "algebra.aperture",
@@ -74,7 +65,6 @@ __all__ = [
     "ApertureChoice",
     "Auto",
     "Conceptor",
-    "ConceptorClassifier",
     "ConceptorRidge",
     "ConceptorRidgeClassifier",
     "ConceptorSGDRegressor",
@@ -83,14 +73,12 @@ __all__ = [
     "Energy",
     "FrequentDirections",
     "LayerInputs",
-    "MemoryFullWarning",
     "PatchFeatures",
     "Quota",
     "RandomFeatures",
     "Readout",
     "Shield",
     "ShieldFullWarning",
-    "SideBySide",
     "UnprotectedWarning",
     "__version__",
     "aperture_by_gradient",

@@ -12,7 +12,8 @@ import torch
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import Ridge
 
-from conceptors import Conceptor, ConceptorRidge, ConceptorRidgeClassifier, MemoryFullWarning
+from conceptors import Conceptor, ConceptorRidge, ConceptorRidgeClassifier
+from conceptors.estimators import MemoryFullWarning
 from estimators.common import Digits, Task, tasks, weights, with_bias
 
 Array = npt.NDArray[Any]

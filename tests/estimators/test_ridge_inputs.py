@@ -15,7 +15,7 @@ from sklearn.base import clone
 from sklearn.utils import validation
 
 from conceptors import ConceptorRidge, ConceptorRidgeClassifier, Readout
-from conceptors.estimators import rows
+from conceptors.estimators import ridge as rows
 from estimators.common import Digits, tasks, weights
 
 Array = npt.NDArray[Any]

@@ -25,18 +25,33 @@ def blobs(
     return Arrays(*images(train), *images(test))
 
 
-def small(seeds: list[int], *, tasks: int = 2, inputs: int = 6, n: int = 60) -> Scenario:
+def small(seed: int = 0, *, tasks: int = 2, inputs: int = 6, n: int = 60) -> Scenario:
     """A scenario of four classes in a few dimensions; every task shifts the inputs."""
     draw = torch.Generator().manual_seed(0)
     centres = torch.randn(4, inputs, generator=draw)
-    made = []
+    sequence = []
     for number in range(tasks):
         shift = torch.randn(inputs, generator=draw)
 
         def split(count: int, shift: torch.Tensor = shift) -> Split:
             y = torch.arange(count) % 4
             x = centres[y] + 0.5 * torch.randn(count, inputs, generator=draw) + shift
-            return Split.of(x, y, [torch.arange(count) for _ in seeds])
+            return Split(x, y, torch.arange(count))
 
-        made.append(Task(f"task {number + 1}", split(n), split(24), split(40)))
-    return Scenario("small", made, seeds, 4, (inputs,))
+        sequence.append(Task(f"task {number + 1}", split(n), split(24), split(40)))
+    return Scenario("small", sequence, seed, 4, (inputs,))
+
+
+def one_by_one(seed: int = 0) -> Scenario:
+    """Four classes in six dimensions, one per task."""
+    draw = torch.Generator().manual_seed(0)
+    centres = 2 * torch.randn(4, 6, generator=draw)
+    sequence = []
+    for label in range(4):
+
+        def split(count: int, label: int = label) -> Split:
+            x = centres[label] + torch.randn(count, 6, generator=draw)
+            return Split(x, torch.full((count,), label), torch.arange(count))
+
+        sequence.append(Task(f"class {label}", split(50), split(20), split(40)))
+    return Scenario("one by one", sequence, seed, 4, (6,))

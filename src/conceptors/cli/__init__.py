@@ -1,4 +1,4 @@
-"""The command line: run experiments, compare, report, tune, list, fetch data, measure speed."""
+"""The command line: run experiments, report, explore, tune, list, fetch data."""
 
 from __future__ import annotations
 
@@ -21,29 +21,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             return _main(given)
         finally:
-            sys.stdout.flush()  # what fails here would fail when Python ends, and be told
+            sys.stdout.flush()  # a failure here would otherwise come when Python ends
     except BrokenPipeError as error:
-        if not hasattr(select, "poll") or not _nobody_reads():  # Windows has none
+        if not hasattr(select, "poll") or not _nobody_reads():  # Windows has no poll
             print(f"conceptors: {error}", file=sys.stderr)
             return 2
         return _CUT_SHORT
     except KeyboardInterrupt:
-        resumes = bool({"run", "tune", "all"} & set(given[:1]))
-        kept = "; what is finished is kept, the same command resumes" if resumes else ""
-        print(f"\nstopped{kept}", file=sys.stderr)
+        hint = "; finished seeds are kept, the same command resumes"
+        print(f"\nstopped{hint if given[:1] in (['run'], ['tune']) else ''}", file=sys.stderr)
         return 130
 
 
 def _nobody_reads() -> bool:
-    """Whether an output has lost its reader; what is left to write is then thrown away."""
-    found = False
+    """Whether an output has lost its reader; the rest of that output is then thrown away."""
+    is_lost = False
     for stream in (sys.stdout, sys.stderr):
-        asked = select.poll()
-        asked.register(stream.fileno(), 0)
-        if asked.poll(0):  # whatever is told without being asked for is an error
-            found = True
+        events = select.poll()
+        events.register(stream.fileno(), 0)
+        if events.poll(0):  # nothing was asked for, so any event is an error
+            is_lost = True
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-    return found
+    return is_lost
 
 
 def _main(given: list[str]) -> int:

@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from conceptors._internal.suggest import nearest
-from conceptors.cli.engine import chosen_engine
-from conceptors.cli.everything import act_on_all
 from conceptors.cli.progress import ProgressLine
+from conceptors.experiments.engines import Engine, Local, Ray
 from conceptors.experiments.experiment import Experiment, ExperimentError
 from conceptors.experiments.methods import METHODS, explain_settings, import_methods
-from conceptors.experiments.methods.settings import INEFFECTIVE
-from conceptors.experiments.presets import PRESETS, RENAMED, current_name, presets_of
-from conceptors.experiments.results import Failure, Results
+from conceptors.experiments.presets import presets, presets_of
+from conceptors.experiments.results import Results
 from conceptors.experiments.runner import UnfinishedError, run
 from conceptors.experiments.scenarios import SCENARIOS
 from conceptors.experiments.scenarios.data import (
@@ -27,9 +25,6 @@ from conceptors.experiments.scenarios.data import (
     fetch,
     where,
 )
-from conceptors.experiments.trials import TrialsError
-
-_AT_ONCE = 8  # trials that a search asks for at once on other machines
 
 
 def act(options: argparse.Namespace) -> int:
@@ -49,69 +44,73 @@ def act(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    experiment = _experiment(options)
-    folder = Path(options.out)
-    line = ProgressLine(options.quiet)
-    log = _tensorboard(options.tensorboard)
-    failures: dict[str, str] = {}
-    diverged: list[Failure] = []
-    engine = chosen_engine(options, folder)
+    experiment, folder = _experiment(options), Path(options.out)
+    line, failures, diverged = ProgressLine(options.quiet), {}, []
     try:
-        results = run(
-            experiment, folder, progress=line.show, log=log, engine=engine, retry=options.retry
-        )
+        results = run(experiment, folder, progress=line.show, engine=_engine(options))
     except UnfinishedError as error:
         results, failures, diverged = error.results, error.failures, error.diverged
     line.end()
     if results.runs:
-        print(table(results))
+        print(_table(results))
         print(f"\nresults: {folder / 'results.json'}")
         print(f"page:    conceptors report {shlex.quote(str(folder))}")
-        if experiment.preset is None and (named := presets_of(experiment.scenario)):
-            print(f"settings are defaults, untuned; there is --preset {' and '.join(named)}")
+        if experiment.preset is None and (names := presets_of(experiment.scenario)):
+            print(f"settings are defaults, untuned; there is --preset {' and '.join(names)}")
+    for name, why in failures.items():
+        print(f"failed: {name}\n{why.rstrip()}", file=sys.stderr)
+    if failures:
+        print("the rest is done, and the same command tries them again", file=sys.stderr)
     if diverged:
-        print(
-            f"failed: {'; '.join(map(str, diverged))}; set a lower rate, with another --out if "
-            f"other seeds are to be the same, or try the same again with --retry",
-            file=sys.stderr,
-        )
-    return tell_failures(failures) or (1 if diverged else 0)
+        hint = "set a lower rate, with another --out if other seeds are to be the same"
+        print(f"failed: {'; '.join(diverged)}; {hint}", file=sys.stderr)
+    return 1 if failures or diverged else 0
 
 
-def _report(options: argparse.Namespace) -> int:
-    from conceptors.report import (
-        need_charts,
-        read_results,
-        write_comparison,
-        write_figures,
-        write_page,
+def _tune(options: argparse.Namespace) -> int:
+    from conceptors.experiments.tune import tune
+
+    line = ProgressLine(options.quiet)
+    best = tune(
+        _experiment(options),
+        Path(options.out),
+        spaces=options.vary,
+        trials=options.trials,
+        minutes=options.minutes,
+        progress=line.show,
+        engine=_engine(options),
     )
-
-    need_charts()
-    from conceptors.report.seen import pictures
-
-    folders = [_folder(Path(path)) for path in options.folder]
-    for folder in folders:
-        if not (folder / "results.json").is_file():
-            raise ValueError(f"no results.json in {str(folder)!r}{_other_results(folder)}")
-    found = [read_results(folder / "results.json") for folder in folders]
-    for folder, results in zip(folders, found):
-        figures = write_figures(results, folder / "figures")
-        try:
-            shown = pictures(results, folder / "figures")
-        except DataUnavailableError as error:
-            print(f"without the projected images: {error}", file=sys.stderr)
-            shown = []
-        page = write_page(results, folder / "index.html", shown)
-        print(f"page: {page}\n{len(figures)} figures in {folder / 'figures'}")
-    if len(folders) > 1:
-        print(f"side by side: {write_comparison(folders, folders[0] / 'comparison.html')}")
+    line.end()
+    print(f"\nbest on validation data:\n  accuracy {best['value']:.2f} %")
+    for name, value in best["params"].items():
+        print(f"  --set {name}={f'{value:g}' if isinstance(value, float) else value}")
     return 0
 
 
-def _folder(path: Path) -> Path:
-    """Of results, also where the file itself is named."""
-    return path.parent if path.name == "results.json" and path.is_file() else path
+def _report(options: argparse.Namespace) -> int:
+    from conceptors import report
+
+    report.need_charts()
+    from conceptors.report.seen import pictures
+
+    paths = [Path(path) for path in options.folder]
+    folders = [path.parent if path.name == "results.json" else path for path in paths]
+    for folder in folders:
+        if not (folder / "results.json").is_file():
+            raise ValueError(f"no results.json in {str(folder)!r}{_other_results(folder)}")
+    read = [report.read_results(folder / "results.json") for folder in folders]
+    for folder, results in zip(folders, read):
+        figures, images = report.write_figures(results, folder / "figures"), []
+        try:
+            images = pictures(results, folder / "figures")
+        except DataUnavailableError as error:
+            print(f"without the projected images: {error}", file=sys.stderr)
+        print(f"page: {report.write_page(results, folder / 'index.html', images)}")
+        print(f"{len(figures)} figures in {folder / 'figures'}")
+    if len(folders) > 1:
+        page = report.write_comparison(folders, folders[0] / "comparison.html")
+        print(f"side by side: {page}")
+    return 0
 
 
 def _other_results(folder: Path) -> str:
@@ -142,12 +141,11 @@ def _list(options: argparse.Namespace) -> int:
         if options.method not in METHODS:
             raise ValueError(
                 f"unknown method {options.method!r}{nearest(options.method, METHODS)} "
-                f"(one of your own comes by --import FILE.py)"
+                f"(load your own with --import FILE.py)"
             )
         method = METHODS[options.method]
         print(f"{options.method}: {method.about}\n\nsettings (--set {options.method}.NAME=VALUE)")
-        for line in explain_settings(method.settings_type):
-            print(f"  {line}")
+        print("\n".join(f"  {line}" for line in explain_settings(method.settings_type)))
         return 0
     print("scenarios")
     for name, kind in SCENARIOS.items():
@@ -156,117 +154,38 @@ def _list(options: argparse.Namespace) -> int:
     for name, method in METHODS.items():
         print(f"  {name:<18} {method.about}")
     print("\npresets")
-    for name, presets in PRESETS.items():
-        print(f"  {name:<18} for {', '.join(presets)}")
-    print("  (the name of a benchmark is a preset too; see: conceptors all --list)")
+    print(f"  {'paper':<18} for {', '.join(presets('paper'))}")
+    print(f"  {'best':<18} tuned settings; or one of {', '.join(presets('best'))}")
     print("\nsettings of a method: conceptors list --method NAME")
     return 0
 
 
 def _data(options: argparse.Namespace) -> int:
-    for name in options.name or []:
+    for name in options.name:
         fetch(name)
     print(f"cache: {cache_folder()}")
     for name in CATALOGUE:
         files = where(name)
-        found = [path for path in files.values() if path is not None]
-        state = "here" if len(found) == len(files) else f"{len(found)} of {len(files)} files here"
-        folders = ", ".join(dict.fromkeys(str(path.parent) for path in found))
+        here = [path for path in files.values() if path is not None]
+        state = "here" if len(here) == len(files) else f"{len(here)} of {len(files)} files here"
+        folders = ", ".join(dict.fromkeys(str(path.parent) for path in here))
         print(f"  {name:<14} {state}{': ' + folders if folders else ''}")
     if not options.name:
         print("fetch with: conceptors data NAME")
     return 0
 
 
-def _tune(options: argparse.Namespace) -> int:
-    line = ProgressLine(options.quiet)
-    failures: dict[str, str] = {}
-    best: dict[str, Any] | None
-    try:
-        best = _search(options, line)
-    except TrialsError as error:
-        best, failures = error.best, error.failures
-    line.end()
-    if best is not None:
-        print("\nbest on validation data:")
-        print(f"  accuracy {best['value']:.2f} %")
-        for name, value in best["params"].items():
-            shown = f"{value:g}" if isinstance(value, float) else value
-            print(f"  --set {name}={shown}")
-    return tell_failures(failures)
-
-
-def _search(options: argparse.Namespace, line: ProgressLine) -> dict[str, Any]:
-    from conceptors.experiments.grid import search
-    from conceptors.experiments.tune import tune
-
-    folder = Path(options.out)
-    experiment, engine = _experiment(options), chosen_engine(options, folder)
-    if options.grid:
-        if options.minutes is not None or options.at_once is not None:
-            raise ExperimentError("--grid tries everything; leave --minutes and --at-once out")
-        return search(experiment, folder, choices=options.vary, progress=line.show, engine=engine)
-    return tune(
-        experiment,
-        folder,
-        spaces=options.vary,
-        trials=options.trials,
-        minutes=options.minutes,
-        progress=line.show,
-        engine=engine,
-        at_once=options.at_once or (1 if options.engine == "local" else _AT_ONCE),
-    )
-
-
-def _bench(options: argparse.Namespace) -> int:
-    from conceptors.bench import BENCHMARKS, choose, find_device, run_suite
-
-    if options.list:
-        for name, benchmark in BENCHMARKS.items():
-            print(f"  {name:<18} {benchmark.about}")
-        return 0
-    device = find_device(options.device)
-    choose(options.name, device)
-    outcome = run_suite(
-        options.name,
-        options.size,
-        device,
-        folder=None if options.out is None else Path(options.out),
-        command=options.command_line,
-        progress=lambda text: print(text, file=sys.stderr, flush=True),
-    )
-    print(outcome.text())
-    return 1 if outcome.failed else 0
-
-
 # --- helpers -----------------------------------------------------------------------------
 
 
-def tell_failures(failures: dict[str, str]) -> int:
-    """What failed, with its traceback, and how to go on; the exit code."""
-    for name, why in failures.items():
-        print(f"failed: {name}\n{why.rstrip()}", file=sys.stderr)
-    if failures:
-        print(
-            f"{len(failures)} failed; the rest is done, and the same command tries them again",
-            file=sys.stderr,
-        )
-    return 1 if failures else 0
-
-
-def table(results: Results) -> str:
-    """The summary as text."""
+def _table(results: Results) -> str:
+    """The summary as text; `published` are values from papers."""
     head = f"{'method':<18}{'accuracy':>16}{'seeds':>7}{'forgetting':>12}{'seconds':>9}"
-    stored = any("stored_numbers" in row for row in results.summary.values())
-    head += f"{'numbers':>13}" if stored else ""
-    lines = [head + ("  known" if results.reference else ""), "-" * len(head)]
+    lines = [head + ("  published" if results.reference else ""), "-" * len(head)]
     for name, row in results.summary.items():
         accuracy = f"{row['mean']:.2f}" + (f" ± {row['std']:.2f}" if row["n"] > 1 else "")
         forgetting = "-" if row["forgetting"] is None else f"{row['forgetting']:.2f}"
         line = f"{name:<18}{accuracy:>16}{row['n']:>7}{forgetting:>12}{row['seconds']:>9.1f}"
-        if stored:
-            kept = row.get("stored_numbers")
-            line += f"{'-' if kept is None else format(kept, ','):>13}"
         if known := results.reference.get(name):
             spread = f" ± {known['std']:.2f}" if known.get("std") is not None else ""
             line += f"  {known['mean']:.2f}{spread} ({known['source']})"
@@ -274,90 +193,49 @@ def table(results: Results) -> str:
     return "\n".join(lines)
 
 
-def _tensorboard(folder: str | None) -> Any:
-    if folder is None:
-        return None
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise ImportError(
-            "TensorBoard logging needs tensorboard: pip install 'conceptors[tensorboard]'"
-        ) from None
-    writers: dict[str, Any] = {}
-
-    def log(method: str, seed: int, number: int, row: list[float]) -> None:
-        key = f"{method}/seed{seed}"
-        if key not in writers:
-            writers[key] = SummaryWriter(str(Path(folder) / key))
-        seen = row[: number + 1]
-        writers[key].add_scalar("accuracy/seen tasks", sum(seen) / len(seen), number + 1)
-        for task, value in enumerate(seen):
-            writers[key].add_scalar(f"accuracy/task {task + 1}", value, number + 1)
-        writers[key].flush()
-
-    return log
+def _engine(options: argparse.Namespace) -> Engine:
+    """The engine that is asked for; ExperimentError for options that do not go with it."""
+    words = {"address": "ray", "cpus_per_run": "ray", "gpus_per_run": "ray", "jobs": "local"}
+    for word, engine in words.items():
+        if getattr(options, word) is not None and options.engine != engine:
+            name = word.replace("_", "-")
+            raise ExperimentError(f"--{name} goes with --engine {engine}, not {options.engine}")
+    imports = [str(Path(file).expanduser().resolve()) for file in options.imports]
+    if options.engine == "local":
+        return Local(options.jobs or 1, imports)
+    gpus = options.gpus_per_run
+    if gpus is None:
+        gpus = 1 if options.device.startswith("cuda") else 0
+    return Ray(options.cpus_per_run or 1, gpus, options.address or "", imports)
 
 
 def _experiment(options: argparse.Namespace) -> Experiment:
-    if options.preset in RENAMED:
-        print(
-            f"note: the preset {options.preset!r} is now called {current_name(options.preset)!r}",
-            file=sys.stderr,
-        )
     settings: dict[str, dict[str, Any]] = {}
-    for text in options.set or []:
+    for text in options.set:
         name, sign, value = text.partition("=")
         if not sign or not name:
             raise ExperimentError(f"--set takes NAME=VALUE or METHOD.NAME=VALUE, got {text!r}")
-        method, dot, rest = name.rpartition(".")
-        if dot and method not in METHODS:
-            raise ExperimentError(
-                f"--set {text}: unknown method {method!r}{nearest(method, METHODS)}"
-            )
-        settings.setdefault(method if dot else "*", {})[rest] = value
-    names = ("tasks", "limit", "heads", "layers", "degrees", "shuffled", "standardised")
+        method, _, name = name.rpartition(".")
+        settings.setdefault(method or "*", {})[name] = value
+    names = ("tasks", "heads", "class_order", "limit", "layers")
     chosen = {name: getattr(options, name) for name in names}
-    scenario_options = {name: value for name, value in chosen.items() if value is not None}
-    if options.class_order != "fixed":
-        scenario_options["class_order"] = options.class_order
-    experiment = Experiment(
+    return Experiment(
         scenario=options.scenario,
         methods=list(dict.fromkeys(options.method)),
         seeds=list(range(options.first_seed, options.first_seed + options.seeds)),
-        preset=current_name(options.preset),
-        options=scenario_options,
+        preset=options.preset,
+        options={name: value for name, value in chosen.items() if value is not None},
         settings=settings,
         device=options.device,
-        stacked=options.stacked,
         command=options.command_line,
     )
-    varied = {text.partition("=")[0] for text in getattr(options, "vary", [])}
-    _refuse_ineffective(experiment, varied)
-    return experiment
-
-
-def _refuse_ineffective(experiment: Experiment, varied: set[str]) -> None:
-    """ExperimentError for a setting that is given or varied, but that another one overrides."""
-    experiment.check_request()
-    for method in experiment.methods:
-        config, given = experiment.config(method), experiment.settings
-        for name in sorted({*given.get("*", {}), *given.get(method, {}), *varied} & set(config)):
-            other, overrides_when_on = INEFFECTIVE.get(name, ("", True))
-            if other in set(config) - varied and bool(config[other]) == overrides_when_on:
-                raise ExperimentError(
-                    f"{name} has no effect on method {method!r} because {other} is "
-                    f"{config[other]}. Results would not reflect the value that you asked for. "
-                    f"Leave {name} out, or add --set {other}={0 if overrides_when_on else 'VALUE'}."
-                )
 
 
 _ACTIONS = {
     "run": _run,
-    "all": act_on_all,
     "tune": _tune,
     "report": _report,
     "explore": _explore,
     "list": _list,
     "data": _data,
-    "bench": _bench,
 }

@@ -1,8 +1,8 @@
-"""Incremental ridge regression by conceptors (section 2.2 of the paper), on second moments.
+"""Incremental ridge regression by conceptors (section 2.2 of the paper), from second moments.
 
 With R = E[x xᵀ] and K = E[y xᵀ] of the new task, W the weights so far and F = ¬A the space that
 earlier tasks left free, T = Y - W X and S = F X have S Sᵀ/n = F R F and T Sᵀ/n = (K - W R) F.
-So one pass over the data is enough, whatever its size, and no sample is kept.
+So one pass over the data is enough, whatever its size, and no sample is stored.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def increment(
     It minimises E|W_inc s - t|² + λ⁻² |W_inc|², with s = F x and t = y - W x.
 
     Raises:
-        ValueError: λ⁻² is below the rounding error of F R F, so that nothing is determined.
+        ValueError: λ⁻² is below the rounding error of F R F, which leaves W_inc undetermined.
     """
     eye = torch.eye(len(free), dtype=free.dtype, device=free.device)
     normal = free @ correlation @ free + regularization * eye
@@ -81,7 +81,7 @@ def gradient(
 ) -> Tensor:
     """Gradient of the cost of `increment` on a mini-batch x `[n, d]`, y `[n, m]` (section 3.1).
 
-    Simplified: 2 E[(W x - y) sᵀ] + 2 λ⁻² W_inc, with s = F x. Exact: W_inc A x is taken off
+    Simplified: 2 E[(W x - y) sᵀ] + 2 λ⁻² W_inc, with s = F x. Exact: W_inc A x is subtracted from
     the error, that is, the error is W_inc s - (y - W_previous x).
     """
     shielded = inputs @ free

@@ -2,51 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Any, Self
+import math
+from typing import Any, Self, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from conceptors.estimators import closed_form, settings
-from conceptors.estimators.in_turn import InTurn, learned_from_sums
-from conceptors.estimators.joint import Joint
-from conceptors.estimators.labels import arrivals
-from conceptors.estimators.learner import (
+from conceptors._internal import checks
+from conceptors.estimators import closed_form
+from conceptors.estimators.base import (
     Array,
     ConceptorLinear,
     ConceptorRegressor,
-    MemoryFullWarning,
-    all_or_nothing,
-    checked_weights,
+    one_of,
+    positive,
     refuse_changes,
+    without_overflow,
 )
-from conceptors.estimators.lift import Lift
-from conceptors.estimators.rows import lift_for, outputs_over, sums_over
+from conceptors.estimators.tasks import Joint, Known, learned_in_turn
+from conceptors.readout.features import Activation, RandomFeatures, warn_of_scales
+from conceptors.readout.sums import Sums
 
 try:
     from sklearn.base import ClassifierMixin
     from sklearn.utils import check_random_state
+    from sklearn.utils.multiclass import check_classification_targets, unique_labels
     from sklearn.utils.validation import check_is_fitted, validate_data
 except ImportError:
     raise ImportError(
         "the estimators need scikit-learn: pip install 'conceptors[sklearn]'"
     ) from None
 
-__all__ = ["ConceptorRidge", "ConceptorRidgeClassifier", "MemoryFullWarning"]
-
 _INCREMENTS = {"paper": closed_form.increment, "simplified": closed_form.simplified_increment}
-_MANY = 1000  # random features, from which on the products take most of the time
-_SPARSE = {"accept_sparse": "csr"}
+_FIXED = ("solution", "weighting", "lift", "activation", "fit_intercept")  # over all tasks
+_APERTURE, _REGULARIZATION = 10.0, 1e-2  # of tasks that are learned in turn
+_ROWS = 4096  # rows whose features are computed at once
 
 
 class _Ridge(ConceptorLinear):
     """Learns tasks from sums over their samples, in closed form."""
 
-    _memory: Joint | InTurn
-    _fixed: settings.Fixed
-    _lift: Lift
+    _fixed: dict[str, Any]
+    _lift: RandomFeatures | None
 
     def __init__(
         self,
@@ -74,138 +72,154 @@ class _Ridge(ConceptorLinear):
     @property
     def aperture_(self) -> float:
         """α in use."""
-        check_is_fitted(self)
-        return self._memory.aperture
+        return self._known().aperture
 
     @property
     def regularization_(self) -> float:
         """λ in use."""
-        check_is_fitted(self)
-        return self._memory.regularization
+        return self._known().regularization
 
-    @property
-    def increment_norm_(self) -> float:
-        """Frobenius norm of the last task's change of the weights, if tasks are learned in turn."""
-        check_is_fitted(self)
-        if isinstance(self._memory, Joint):
-            raise AttributeError("solution='joint' solves all tasks anew: there is no increment")
-        return self._memory.increment_norm
+    def _check_parameters(self) -> None:
+        one_of(self.solution, "solution", ("joint", *_INCREMENTS))
+        one_of(self.weighting, "weighting", ("samples", "tasks"))
+        one_of(self.activation, "activation", get_args(Activation))
+        checks.whole(self.lift, "lift", 0)
+        checks.number(self.warn_at_quota, "warn_at_quota", 0.0, 1.0)
 
-    def _settings(self) -> tuple[settings.Fixed, settings.Penalty]:
-        """All parameters, checked."""
-        fixed = settings.fixed(self.get_params(deep=False))
-        settings.checked_quota(self.warn_at_quota)
-        return fixed, settings.penalty(self.aperture, self.regularization, fixed.solution)
+    def _penalties(self) -> tuple[float | None, float | None]:
+        """α and λ, None where they are to be chosen."""
+        is_auto = isinstance(self.aperture, str) and self.aperture == "auto"
+        alpha = None if is_auto else positive(self.aperture, "aperture")
+        given = self.regularization
+        return alpha, None if given is None else positive(given, "regularization")
 
-    def _learn(
-        self,
-        X: Any,
-        targets: Tensor,
-        outputs: int,
-        sample_weight: Any,
-        task: Hashable | None,
-        first: bool,
-        given: tuple[settings.Fixed, settings.Penalty],
-    ) -> None:
-        """Learn targets `[n, m]` or labels `[n]`, below the number of outputs."""
-        fixed, penalty = given
-        settings.checked_task(task)
-        weights = checked_weights(sample_weight, X)
-        if first:
-            seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-            self._lift = lift_for(
-                X,
-                weights,
-                fixed.lift,
-                fixed.activation,
-                seed,
-                scaled=penalty.regularization is None,
-                shifted=fixed.fit_intercept,
+    def _joint_penalty(self) -> float | None:
+        """λ = α⁻², None where it is to be chosen."""
+        alpha, given = self._penalties()
+        if alpha is None:
+            return given
+        if not 1e-150 < alpha < 1e150:
+            raise ValueError(
+                f"aperture {alpha:g} is too {'large' if alpha > 1 else 'small'}: its square is out "
+                f"of range; scale the inputs"
             )
+        if given is not None and not math.isclose(given, alpha**-2, rel_tol=1e-6):
+            raise ValueError(
+                f"aperture={alpha:g} and regularization={given:g} disagree: solution='joint' has "
+                f"regularization = aperture⁻² = {alpha**-2:g}; pass one of them, or use "
+                f"solution='simplified', which has both"
+            )
+        return alpha**-2
+
+    def _learn(self, X: Array, targets: Tensor, outputs: int, first: bool) -> None:
+        """Learn targets `[n, m]` or labels `[n]`, below the number of outputs."""
+        self._check_parameters()
+        rows = without_overflow(torch.tensor(X), "X")
+        fixed = {name: getattr(self, name) for name in _FIXED}
+        if first:
+            self._lift = self._new_lift(rows)
             self._fixed = fixed
         else:
-            refuse_changes(self._fixed._asdict(), fixed._asdict())
-        joint = fixed.solution == "joint"
-        # Classes need no more than float32 of many random features, which is twice as fast.
-        coarse = joint and fixed.lift >= _MANY and targets.ndim == 1
-        dtype = torch.float32 if coarse else torch.float64
-        sums = sums_over(X, targets, outputs, self._lift, fixed.fit_intercept, weights, dtype)
-        before = None if first else self._memory
-        if joint:
-            rows = X.shape[0] if weights is None else int((weights > 0).sum())
-            memory = before
+            refuse_changes(self._fixed, fixed)
+        sums = Sums((self.lift or X.shape[1]) + self.fit_intercept, outputs)
+        for part, y in zip(rows.split(_ROWS), targets.split(_ROWS)):
+            sums.add(self._lifted(part), y)
+        memory = None if first else self._memory
+        if self.solution == "joint":
+            regularization = self._joint_penalty()
             if not isinstance(memory, Joint):
-                by_task = fixed.weighting == "tasks"
-                memory = Joint(self._lift, fixed.fit_intercept, by_task, targets.ndim == 1)
-            memory.learn(sums, rows, task, penalty.regularization)
+                memory = Joint(
+                    constant=self.fit_intercept,
+                    by_task=self.weighting == "tasks",
+                    of_classes=targets.ndim == 1,
+                    scaled=self._lift is None,
+                )
+            memory.learn(sums, regularization)
             self._memory = memory
-            return
-        assert penalty.aperture is not None
-        assert penalty.regularization is not None
-        assert not isinstance(before, Joint)
-        increment = _INCREMENTS[fixed.solution]
-        self._memory = learned_from_sums(
-            before, sums, task, penalty.aperture, penalty.regularization, increment
+        else:
+            assert not isinstance(memory, Joint)
+            self._memory = self._learned_in_turn(memory, sums)
+
+    def _learned_in_turn(self, before: Known | None, sums: Sums) -> Known:
+        alpha, given = self._penalties()
+        regularization = given or _REGULARIZATION
+        R, K = sums.gram / sums.count, sums.cross / sums.count
+
+        def solve_task(previous: Tensor, free: Tensor) -> Tensor:
+            cross = torch.zeros_like(previous)
+            cross[: len(K)] = K
+            increment = _INCREMENTS[self.solution]
+            return previous + increment(R, cross, previous, free, regularization)
+
+        return learned_in_turn(
+            before, R, sums.outputs, alpha or _APERTURE, regularization, solve_task
         )
 
-    @property
-    def _fills_up(self) -> bool:
-        return isinstance(self._memory, InTurn)  # the joint solution goes on learning
+    def _new_lift(self, rows: Tensor) -> RandomFeatures | None:
+        """Random features that are calibrated by the first task's data."""
+        if not self.lift:
+            warn_of_scales(rows)
+            return None
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        activation: Any = self.activation
+        lift = RandomFeatures(rows.shape[1], self.lift, activation, seed=seed)
+        lift.calibrate(rows)
+        return lift
+
+    def _lifted(self, rows: Tensor) -> Tensor:
+        """b = [h; 1], or h without an intercept."""
+        h = rows if self._lift is None else self._lift(rows)
+        return torch.cat([h, torch.ones_like(h[:, :1])], 1) if self.fit_intercept else h
 
     def _outputs(self, X: Any) -> Array:
+        """W b `[n, m]` of all rows."""
         check_is_fitted(self)
-        X = validate_data(self, X, dtype=np.float64, reset=False, **_SPARSE)
-        if self._fixed.lift:
-            return outputs_over(X, self._lift, self._weights(), self._fixed.fit_intercept)
-        weights = self._weights()
-        offset = weights[:, -1] if self._fixed.fit_intercept else 0.0
-        return np.asarray(X @ weights[:, : X.shape[1]].T + offset)
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
-        return tags
+        X = validate_data(self, X, dtype=np.float64, reset=False)
+        weights = torch.tensor(self._weights())
+        return np.concatenate(
+            [np.asarray(self._lifted(part) @ weights.mT) for part in torch.tensor(X).split(_ROWS)]
+        )
 
 
 class ConceptorRidge(ConceptorRegressor, _Ridge):
     """Ridge regression that learns tasks one after another, and forgets none of them.
 
-    Each call of `partial_fit` is one task. Only sums over samples are kept, and the weights are
+    Each call of `partial_fit` is one task. Only sums over samples are stored, and the weights are
 
         W = K (R + λ I)⁻¹,    λ = α⁻²,
 
     with R = E[b bᵀ] and K = E[y bᵀ] over all samples so far, b = [x; 1]: ridge regression on all
-    tasks at once, in whatever order they came. It is also what section 2.2 of the paper gives with
-    the simplified gradient of section 3.1, if both penalties there are the same.
+    tasks at once, in whatever order they came. Section 2.2 of the paper gives the same with the
+    simplified gradient of section 3.1, if both penalties there are equal.
 
     Parameters:
         aperture: α > 0, or "auto": chosen by generalised cross-validation from the sums, for
             inputs shifted and scaled to mean 0 and mean square 1 and with a free intercept, so
-            that units do not matter. A number applies to b as it is, intercept included.
-        regularization: λ > 0, to be given instead of α.
+            units do not matter. A number applies to b as it is, intercept included.
+        regularization: λ > 0, instead of α.
         solution: "joint" as above. "paper" is section 2.2 as printed, with F = ¬A of the OR of the
             earlier tasks' conceptors,
 
                 W ← W + (K - W R) F (F R F + λ I)⁻¹,    A ← A ∨ C,
 
-            R and K of the new task. It fits W_inc F b but predicts with W_inc b, so that where F is
-            soft a new task disturbs old ones. "simplified" is where the simplified gradient
+            R and K of the new task. It fits W_inc F b but predicts with W_inc b, so a new task
+            disturbs old ones where F is soft. "simplified" is where the simplified gradient
             vanishes, W_inc = (K - W R) F (R F + λ I)⁻¹; with λ = α⁻² that is "joint" with
-            weighting="tasks". These two take α = 10 and λ = 0.01 unless told otherwise, count
-            tasks equally, and stop learning when memory is full.
+            weighting="tasks". These two default to α = 10 and λ = 0.01, count tasks equally, and
+            stop learning when memory is full.
         weighting: "samples" count equally, or "tasks", whatever their sizes: then
             R = Σ E[b bᵀ], summed over tasks, and K likewise.
-        lift: number of random features to learn on, 0 for the inputs as they are. They are fixed by
-            the first task's data, which is all that the order of tasks then decides.
+        lift: number of random features to learn on, 0 for the inputs as they are. The first task's
+            data calibrate them.
         activation: of the random features, "relu", "tanh" or "fourier".
         fit_intercept: add a constant unit to the inputs (the paper's bias unit).
-        warn_at_quota: from this `quota_` on, `partial_fit` gives a `MemoryFullWarning` (not for
+        warn_at_quota: from this `quota_` on, `partial_fit` emits a `MemoryFullWarning` (not for
             "joint", which goes on learning).
-        random_state: of the random features.
+        random_state: seed of the random features.
 
     Attributes:
         coef_, intercept_: the linear model so far, on the random features if `lift` is set. The
-            joint solution is made when one of the attributes is asked for.
+            joint solution is computed when one of the attributes is needed.
         aperture_, regularization_: in use; if chosen, for inputs of mean 0 and mean square 1.
         quota_: share of the space claimed so far, in [0, 1].
         n_tasks_: number of tasks learned.
@@ -225,33 +239,14 @@ class ConceptorRidge(ConceptorRegressor, _Ridge):
     (True, 2)
     """
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Forget everything and learn one task."""
-        with all_or_nothing(self):
-            return self._fit(X, y, sample_weight, None, first=True)
-
-    def partial_fit(
-        self, X: Any, y: Any, sample_weight: Any = None, task: Hashable | None = None
-    ) -> Self:
-        """Learn a further task without disturbing the earlier ones.
-
-        Calls with the same `task`, any name, bring parts of one task.
-        """
-        with all_or_nothing(self):
-            self._fit(X, y, sample_weight, task, first=not self.__sklearn_is_fitted__())
-            if self._fills_up:
-                self._warn_if_full()
-        return self
-
     def predict(self, X: Any) -> Array:
         """W [x; 1] for rows `[n, d]`."""
-        return self._shaped(self._outputs(X))
+        rows = self._outputs(X)
+        return rows if self._target_shape else rows[:, 0]
 
-    def _fit(self, X: Any, y: Any, sample_weight: Any, task: Hashable | None, first: bool) -> Self:
-        given = self._settings()
-        X, targets = self._checked(X, y, first, **_SPARSE)
-        self._learn(X, targets, targets.shape[1], sample_weight, task, first, given)
-        return self
+    def _fit(self, X: Any, y: Any, first: bool) -> None:
+        X, targets = self._checked(X, y, first)
+        self._learn(X, targets, targets.shape[1], first)
 
 
 class ConceptorRidgeClassifier(ClassifierMixin, _Ridge):  # type: ignore[misc]
@@ -275,31 +270,11 @@ class ConceptorRidgeClassifier(ClassifierMixin, _Ridge):  # type: ignore[misc]
     def classes_(self) -> Array:
         """All classes that came or were named, sorted."""
         check_is_fitted(self)
-        return np.asarray(self._arrived[np.argsort(self._arrived)])
+        return np.asarray(np.sort(self._arrived))
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Forget everything and learn one task."""
-        with all_or_nothing(self):
-            return self._fit(X, y, None, sample_weight, None, first=True)
-
-    def partial_fit(
-        self,
-        X: Any,
-        y: Any,
-        classes: Any = None,
-        sample_weight: Any = None,
-        task: Hashable | None = None,
-    ) -> Self:
-        """Learn a further task; `classes` may name classes that come later.
-
-        Calls with the same `task`, any name, bring parts of one task.
-        """
-        with all_or_nothing(self):
-            first = not self.__sklearn_is_fitted__()
-            self._fit(X, y, classes, sample_weight, task, first=first)
-            if self._fills_up:
-                self._warn_if_full()
-        return self
+    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
+        """Learn a further task; `classes` may name classes that come later."""
+        return self._learn_further(X, y, classes=classes)
 
     def decision_function(self, X: Any) -> Array:
         """Outputs of all classes `[n, classes]`; for two classes the difference `[n]`."""
@@ -315,18 +290,19 @@ class ConceptorRidgeClassifier(ClassifierMixin, _Ridge):  # type: ignore[misc]
         """Rows in the order of `classes_`."""
         return np.asarray(super()._weights()[np.argsort(self._arrived)])
 
-    def _fit(
-        self,
-        X: Any,
-        y: Any,
-        classes: Any,
-        sample_weight: Any,
-        task: Hashable | None,
-        first: bool,
-    ) -> Self:
-        given = self._settings()
-        X, y = validate_data(self, X, y, dtype=np.float64, reset=first, **_SPARSE)
-        self._arrived, labels = arrivals(None if first else self._arrived, y, classes)
-        outputs = len(self._arrived)
-        self._learn(X, torch.tensor(labels), outputs, sample_weight, task, first, given)
-        return self
+    def _fit(self, X: Any, y: Any, first: bool, classes: Any = None) -> None:
+        X, y = validate_data(self, X, y, dtype=np.float64, reset=first)
+        check_classification_targets(y)
+        named = unique_labels(y if classes is None else classes)
+        if missing := set(np.unique(y).tolist()) - set(named.tolist()):
+            raise ValueError(
+                f"y has classes {sorted(missing)} that are not in classes={named.tolist()}; name "
+                f"them too, or leave classes out"
+            )
+        if not first:
+            unique_labels(self._arrived, named)  # refuses strings among numbers
+            named = np.concatenate([self._arrived, named[~np.isin(named, self._arrived)]])
+        self._arrived = named
+        order = np.argsort(named)
+        labels = order[np.searchsorted(named, y, sorter=order)]
+        self._learn(X, torch.tensor(labels), len(named), first)

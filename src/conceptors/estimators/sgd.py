@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,15 +10,15 @@ from torch import Tensor
 
 from conceptors._internal import checks
 from conceptors.estimators import closed_form
-from conceptors.estimators.in_turn import InTurn, learned
-from conceptors.estimators.learner import (
+from conceptors.estimators.base import (
     Array,
     ConceptorRegressor,
-    all_or_nothing,
-    input_rows,
+    one_of,
+    positive,
     refuse_changes,
+    without_overflow,
 )
-from conceptors.estimators.settings import checked_aperture, checked_quota, checked_regularization
+from conceptors.estimators.tasks import Known, learned_in_turn
 
 try:
     from sklearn.utils import check_random_state
@@ -27,14 +27,6 @@ except ImportError:
     raise ImportError(
         "the estimators need scikit-learn: pip install 'conceptors[sklearn]'"
     ) from None
-
-
-class Task(NamedTuple):
-    """What a task gives, with b = [x; 1] in rows."""
-
-    inputs: Tensor  # b [n, d]
-    targets: Tensor  # y [n, m]
-    correlation: Tensor  # R = E[b bᵀ] [d, d]
 
 
 class ConceptorSGDRegressor(ConceptorRegressor):
@@ -52,10 +44,10 @@ class ConceptorSGDRegressor(ConceptorRegressor):
         fit_intercept, warn_at_quota: as in `ConceptorRidge`.
         gradient: "simplified" or "exact".
         learning_rate: η > 0, or "auto": half the largest step that is stable for the batch size.
-        batch_size, epochs: how the data is gone through.
-        average: return the mean of the weights over the second half of the steps, which takes
-            the noise of the mini-batches away.
-        random_state: order of the samples.
+        batch_size, epochs: size of the mini-batches, and number of passes over the data.
+        average: return the mean of the weights over the second half of the steps, which removes
+            the noise of the mini-batches.
+        random_state: seed of the order of the samples.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
@@ -65,7 +57,7 @@ class ConceptorSGDRegressor(ConceptorRegressor):
     True
     """
 
-    _memory: InTurn
+    _memory: Known
     _fixed: dict[str, Any]
 
     def __init__(
@@ -93,86 +85,70 @@ class ConceptorSGDRegressor(ConceptorRegressor):
         self.random_state = random_state
         self.warn_at_quota = warn_at_quota
 
-    @property
-    def increment_norm_(self) -> float:
-        """Frobenius norm of the last task's change of the weights."""
-        check_is_fitted(self)
-        return self._memory.increment_norm
-
-    def fit(self, X: Any, y: Any) -> Self:
-        """Forget everything and learn one task."""
-        with all_or_nothing(self):
-            return self._fit(X, y, first=True)
-
-    def partial_fit(self, X: Any, y: Any) -> Self:
-        """Learn a further task without disturbing the earlier ones."""
-        with all_or_nothing(self):
-            self._fit(X, y, first=not self.__sklearn_is_fitted__())
-            self._warn_if_full()
-        return self
-
     def predict(self, X: Any) -> Array:
         """W [x; 1] for rows `[n, d]`."""
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float64, reset=False)
         return np.asarray(X @ self.coef_.T + self.intercept_)
 
-    def _fit(self, X: Any, y: Any, first: bool) -> Self:
+    def _fit(self, X: Any, y: Any, first: bool) -> None:
         self._check_parameters()
         X, targets = self._checked(X, y, first)
-        inputs = input_rows(X, self.fit_intercept)
-        before, fixed = None, {"fit_intercept": self.fit_intercept}
+        b = np.hstack([X, np.ones((len(X), 1))]) if self.fit_intercept else X
+        inputs = without_overflow(torch.tensor(b, dtype=torch.float64), "X")
+        fixed = {"fit_intercept": self.fit_intercept}
         if not first:
             refuse_changes(self._fixed, fixed)
-            before = self._memory
         self._fixed = fixed
-        task = Task(inputs, targets, inputs.mT @ inputs / len(inputs))
-        self._memory = learned(
-            before,
-            task.correlation,
+        correlation = inputs.mT @ inputs / len(inputs)
+
+        def descend(previous: Tensor, free: Tensor) -> Tensor:
+            rate = self._rate(inputs, correlation)
+            return self._descend(inputs, targets, previous, free, rate)
+
+        self._memory = learned_in_turn(
+            None if first else self._memory,
+            correlation,
             targets.shape[1],
             self.aperture,
             self.regularization,
-            lambda previous, free: self._descend(task, previous, free),
+            descend,
         )
-        return self
 
     def _check_parameters(self) -> None:
-        checked_aperture(self.aperture)
-        checked_regularization(self.regularization)
-        checked_quota(self.warn_at_quota)
-        if self.gradient not in ("simplified", "exact"):
-            raise ValueError(f"gradient must be 'simplified' or 'exact', got {self.gradient!r}")
-        if isinstance(self.learning_rate, str):
-            if self.learning_rate != "auto":
-                raise ValueError(
-                    f"learning_rate must be a positive number or 'auto', got {self.learning_rate!r}"
-                )
-        else:
-            limit = float(np.finfo(np.float64).max)
-            checks.number(self.learning_rate, "learning_rate", 0.0, limit, open_low=True)
+        positive(self.aperture, "aperture")
+        positive(self.regularization, "regularization")
+        checks.number(self.warn_at_quota, "warn_at_quota", 0.0, 1.0)
+        one_of(self.gradient, "gradient", ("simplified", "exact"))
+        if not isinstance(self.learning_rate, str):
+            positive(self.learning_rate, "learning_rate")
+        elif self.learning_rate != "auto":
+            raise ValueError(
+                f"learning_rate must be a positive number or 'auto', got {self.learning_rate!r}"
+            )
         checks.whole(self.batch_size, "batch_size", 1)
         checks.whole(self.epochs, "epochs", 1)
 
-    def _descend(self, task: Task, previous: Tensor, free: Tensor) -> Tensor:
+    def _descend(
+        self, inputs: Tensor, targets: Tensor, previous: Tensor, free: Tensor, rate: float
+    ) -> Tensor:
         """The weights `[m, d]` after the task."""
-        size = min(self.batch_size, len(task.inputs))
-        rate = self._rate(task, size)
+        size = min(self.batch_size, len(inputs))
         random = check_random_state(self.random_state)
         weights, mean, averaged = previous.clone(), torch.zeros_like(previous), 0
         for epoch in range(self.epochs):
-            order = torch.from_numpy(random.permutation(len(task.inputs)))
+            order = torch.from_numpy(random.permutation(len(inputs)))
             for batch in order.split(size):
                 step = closed_form.gradient(
-                    task.inputs[batch],
-                    task.targets[batch],
+                    inputs[batch],
+                    targets[batch],
                     weights,
                     previous,
                     free,
                     self.regularization,
                     exact=self.gradient == "exact",
                 )
-                # A last, smaller batch makes a smaller step: every sample counts the same.
+                # A last, smaller batch takes a smaller step: every sample counts the same.
                 weights.sub_(step, alpha=rate * len(batch) / size)
                 if self.average and 2 * epoch >= self.epochs:
                     averaged += 1
@@ -184,11 +160,12 @@ class ConceptorSGDRegressor(ConceptorRegressor):
             )
         return mean if averaged else weights
 
-    def _rate(self, task: Task, size: int) -> float:
+    def _rate(self, inputs: Tensor, correlation: Tensor) -> float:
         if not isinstance(self.learning_rate, str):
             return float(self.learning_rate)
-        # Batches of n rows have E[R̂²] <= c R with c = λ_max(R) (n - 1) / n + max |x|² / n, so
-        # that the mean square error shrinks for steps below 1 / (c + λ⁻²).
-        top = float(torch.linalg.eigvalsh(task.correlation)[-1])
-        longest = float(task.inputs.square().sum(1).max())
+        # Batches of n rows have E[R̂²] <= c R with c = λ_max(R) (n - 1) / n + max |x|² / n, so the
+        # mean square error shrinks for steps below 1 / (c + λ⁻²).
+        size = min(self.batch_size, len(inputs))
+        top = float(torch.linalg.eigvalsh(correlation)[-1])
+        longest = float(inputs.square().sum(1).max())
         return 0.5 / (top * (size - 1) / size + longest / size + self.regularization)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-import torch
-
 from conceptors._internal.suggest import nearest
-from conceptors.experiments.machine import find_device
 from conceptors.experiments.methods import METHODS, Settings, parse_settings
-from conceptors.experiments.presets import Preset, current_name, preset
-from conceptors.experiments.scenarios import SCENARIOS, Scenario, build
-from conceptors.experiments.scenarios.data import Arrays
-from conceptors.experiments.scenarios.data.encoded import Encoded
+from conceptors.experiments.methods.settings import INEFFECTIVE
+from conceptors.experiments.presets import Preset, preset
+from conceptors.experiments.scenarios import SCENARIOS
 
 
 class ExperimentError(ValueError):
@@ -29,97 +26,74 @@ class Experiment:
     seeds: list[int]
     preset: str | None = None
     options: dict[str, Any] = field(default_factory=dict)  # of the scenario
-    settings: dict[str, dict[str, Any]] = field(default_factory=dict)  # method -> settings
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)  # by method, "*" for all
     device: str = "cpu"
-    stacked: int = 0  # seeds learned at once; 0: all on a GPU, one on a CPU
     command: str = ""
-    replay: bool = True  # on a GPU, steps are recorded once and replayed
-    shared: bool = False  # other work runs on the machine: times tell nothing
-    arrays: Arrays | Encoded | None = field(
-        default=None, compare=False, repr=False
-    )  # instead of its data
+    arrays: Any = field(default=None, compare=False, repr=False)  # instead of the scenario's data
 
     def chosen(self, method: str) -> Preset:
-        """What the preset holds for this scenario, with the network that a method is to train."""
-        asked = self.settings.get("*", {}) | self.settings.get(method, {})
-        return preset(self.preset, self.scenario, self.options, asked.get("hidden"))
+        """The preset for this scenario and for the network that a method is to train."""
+        hidden = self._asked(method).get("hidden")
+        return preset(self.preset, self.scenario, self.options, hidden)
 
     def config(self, method: str) -> dict[str, Any]:
         """All settings of a method, checked."""
-        if method not in METHODS:
-            raise ExperimentError(f"unknown method {method!r}{nearest(method, METHODS)}")
-        kind = METHODS[method].settings_type
-        chosen = self.chosen(method)
-        given = {**chosen.common} if issubclass(kind, Settings) else {}
-        given |= chosen.methods.get(method, {})
-        given |= self.settings.get("*", {}) | self.settings.get(method, {})
-        known = {name: value for name, value in given.items() if name in kind.__dataclass_fields__}
-        if unknown := set(self.settings.get(method, {})) - set(known):
-            name = sorted(unknown)[0]
+        kind, chosen = METHODS[method].settings_type, self.chosen(method)
+        given = dict(chosen.common) if issubclass(kind, Settings) else {}
+        given |= chosen.methods.get(method, {}) | self._asked(method)
+        names = {entry.name for entry in fields(kind)}
+        if unknown := sorted(set(self.settings.get(method, {})) - names):
             raise ExperimentError(
-                f"method {method!r} has no setting {name!r}"
-                f"{nearest(name, kind.__dataclass_fields__)}"
+                f"method {method!r} has no setting {unknown[0]!r}{nearest(unknown[0], names)}"
             )
+        known = {name: value for name, value in given.items() if name in names}
         return asdict(parse_settings(kind, known))
 
     def identity(self) -> dict[str, Any]:
         """What must be the same for results to belong together."""
+        configs = {method: self.config(method) for method in self.methods}
         return {
             "scenario": self.scenario,
-            "preset": current_name(self.preset),
+            "preset": self.preset,
             "options": self.options,
-            "configs": {method: self.config(method) for method in self.methods},
+            "configs": configs,
         }
 
-    def check(self) -> torch.device:
-        """The device; ExperimentError for an impossible request."""
-        self.check_request()
-        try:
-            return find_device(self.device)
-        except ValueError as error:
-            raise ExperimentError(str(error)) from error
-
-    def check_request(self) -> None:
-        """ExperimentError for an impossible request, whatever the machine."""
+    def check(self, varied: Collection[str] = ()) -> None:
+        """ExperimentError for an impossible request; `varied` are settings that a search varies."""
         if self.scenario not in SCENARIOS:
-            raise ExperimentError(
-                f"unknown scenario {self.scenario!r}{nearest(self.scenario, SCENARIOS)}"
-            )
+            known = nearest(self.scenario, SCENARIOS)
+            raise ExperimentError(f"unknown scenario {self.scenario!r}{known}")
         if not self.methods:
             raise ExperimentError(f"no method given{nearest('', METHODS)}")
-        if self.stacked < 0:
-            raise ExperimentError(f"stacked must be at least 0, got {self.stacked}")
+        for method in [*self.methods, *self.settings]:
+            if method not in METHODS and (method != "*" or method in self.methods):
+                raise ExperimentError(f"unknown method {method!r}{nearest(method, METHODS)}")
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
             raise ExperimentError(f"seeds must be different numbers, got {self.seeds}")
+        kinds = [METHODS[method].settings_type for method in self.methods]
+        names = {entry.name for kind in kinds for entry in fields(kind)}
+        if unknown := sorted({*self.settings.get("*", {}), *varied} - names):
+            raise ExperimentError(
+                f"no method here has a setting {unknown[0]!r}{nearest(unknown[0], names)}"
+            )
         try:
             for method in self.methods:
-                self.config(method)
-            self._check_names()
+                self._refuse_ineffective(method, varied)
         except ValueError as error:
             raise ExperimentError(str(error)) from error
 
-    def _check_names(self) -> None:
-        """Settings that no method here would take."""
-        for method in self.settings:
-            if method != "*" and method not in METHODS:
-                raise ExperimentError(
-                    f"settings for an unknown method {method!r}{nearest(method, METHODS)}"
+    def _asked(self, method: str) -> dict[str, Any]:
+        return self.settings.get("*", {}) | self.settings.get(method, {})
+
+    def _refuse_ineffective(self, method: str, varied: Collection[str]) -> None:
+        """ValueError for a setting that is given or varied, but that another one overrides."""
+        config = self.config(method)
+        for name in sorted({*self._asked(method), *varied} & set(config)):
+            other, overrides_when_on = INEFFECTIVE.get(name, ("", True))
+            if other in set(config) - set(varied) and bool(config[other]) == overrides_when_on:
+                raise ValueError(
+                    f"{name} has no effect on method {method!r} because {other} is "
+                    f"{config[other]}. Results would not reflect the value that you asked for. "
+                    f"Leave {name} out, or add --set {other}={0 if overrides_when_on else 'VALUE'}."
                 )
-        kinds = [METHODS[method].settings_type for method in self.methods]
-        known = {name for kind in kinds for name in kind.__dataclass_fields__}
-        if unknown := sorted(set(self.settings.get("*", {})) - known):
-            raise ExperimentError(
-                f"no method here has a setting {unknown[0]!r}{nearest(unknown[0], known)}"
-            )
-
-    def groups(self, method: str, seeds: list[int], device: torch.device) -> list[list[int]]:
-        """Seeds that learn together: they share a device and a stacked network."""
-        at_once = self.stacked or (len(seeds) if device.type == "cuda" else 1)
-        order = self.options.get("class_order", "fixed")
-        if not (METHODS[method].stackable and SCENARIOS[self.scenario].stackable(order)):
-            at_once = 1
-        return [seeds[i : i + at_once] for i in range(0, len(seeds), max(1, at_once))]
-
-    def build(self, seeds: list[int], device: torch.device) -> Scenario:
-        """The scenario for some seeds, on the device."""
-        return build(self.scenario, seeds, arrays=self.arrays, **self.options).to(device)

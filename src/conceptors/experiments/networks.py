@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +19,10 @@ Image = tuple[int, int, int]  # channels, height, width
 
 
 class MLP(nn.Module):
-    """A fully connected network.
+    """A fully connected network; `sizes` are neurons of every layer, inputs and outputs included.
 
-    Args:
-        sizes: neurons of every layer, inputs and outputs included.
-        init: "truncated" (normal of sd `scale`, cut at two sd, biases too) or "uniform"
-            (± scale / √fan-in, biases zero).
+    `init` is "truncated" (normal of sd `scale`, cut at two sd, biases too) or "uniform"
+    (± scale / √fan-in, biases zero).
     """
 
     def __init__(
@@ -32,11 +31,11 @@ class MLP(nn.Module):
         super().__init__()
         self.activation = ACTIVATIONS[activation]
         self.layers = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(sizes))
-        generator = torch.Generator().manual_seed(7_919 + seed)
         draw = {"truncated": _truncated_normal, "uniform": _uniform}[init]
+        generator = torch.Generator().manual_seed(7_919 + seed)
         with torch.no_grad():
-            for (inputs, outputs), layer in zip(pairwise(sizes), self.layers):
-                block = draw(outputs, inputs, scale, generator)
+            for layer in self.layers:
+                block = draw(layer.out_features, layer.in_features, scale, generator)
                 layer.weight.copy_(block[:, :-1])
                 layer.bias.copy_(block[:, -1])
 
@@ -49,14 +48,13 @@ class MLP(nn.Module):
 
 
 class AlexNet(nn.Module):
-    """The five-layer network of the GPM paper for 32 x 32 images.
+    """The five-layer network of the GPM paper for 32 x 32 images; `width` scales all its layers.
 
-    Norms use the statistics of each batch, in tests too, as that paper's code does. With
-    `fix_statistics` they use fixed ones from then on.
+    Norms use the statistics of each batch, in tests too, as that paper's code does, until
+    `fix_norms`.
     """
 
     def __init__(self, classes: int, seed: int, dropout: float = 0.0, width: int = 64) -> None:
-        """`width`: channels of the first layer; all others scale with it."""
         super().__init__()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(7_919 + seed)
@@ -86,44 +84,51 @@ class AlexNet(nn.Module):
         return out
 
     def train(self, mode: bool = True) -> AlexNet:
-        """Norms with fixed statistics stay in evaluation mode, where torch uses these."""
+        """Fixed norms stay in evaluation mode, in which torch uses their statistics."""
         super().train(mode)
         for norm in self.norms:
-            norm.train(mode and norm.running_mean is None)
+            norm.train(mode and not norm.track_running_stats)
         return self
 
-    @staticmethod
-    def fix_statistics(norm: nn.Module, mean: Tensor, variance: Tensor) -> None:
-        """Let a norm use this mean and variance `[channels]` instead of the batch's."""
-        norm.running_mean, norm.running_var = mean, variance
-        norm.eval()
+    @torch.no_grad()
+    def fix_norms(self, batches: Iterable[Tensor]) -> None:
+        """Measure mean and variance on batches of images, and use these from then on."""
+        self.eval()
+        for norm in self.norms:
+            norm.momentum, norm.track_running_stats = None, True  # None: the mean over batches
+            norm.running_mean = torch.zeros_like(norm.weight)
+            norm.running_var = torch.ones_like(norm.weight)
+            norm.num_batches_tracked = torch.tensor(0, device=norm.weight.device)
+            norm.train()
+        for x in batches:
+            self(x)
+        self.train()
 
 
 def build_network(scenario: Scenario, settings: Any) -> nn.Module:
     """The network that settings ask for: fully connected, or AlexNet for images in colour.
 
     Raises:
-        ValueError: a setting that this scenario's inputs do not allow.
+        ValueError: a setting that does not apply to this scenario's inputs.
     """
     s, image = settings, scenario.image
     if len(scenario.inputs) == 3:
         if s.shift >= min(scenario.inputs[1:]):
             raise ValueError(f"shift={s.shift} moves whole images away; use a few pixels")
         return AlexNet(scenario.classes, scenario.seed, s.dropout)
-    for name in ("mirror", "shift"):
+    for name in ("mirror", "shift", *(("smooth", "local") if image is None else ())):
         if getattr(s, name):
-            raise ValueError(f"{name} is for images in colour; {scenario.name} has none")
-    for name in ("smooth", "local"):
-        if getattr(s, name) and image is None:
-            raise ValueError(f"{name} needs images; inputs of {scenario.name} are none")
+            raise ValueError(
+                f"{name} does not apply to the inputs of {scenario.name}; leave it out"
+            )
     sizes = [math.prod(scenario.inputs), *s.sizes, scenario.classes]
     network = MLP(sizes, s.activation, s.init, s.scale, scenario.seed)
-    if image is not None:
-        weight = network.layers[0].weight
-        if s.smooth:
-            _smooth(weight, image, s.smooth)
-        if s.local:
-            _localise(weight, image, s.local, scenario.seed)
+    weight = network.layers[0].weight
+    with torch.no_grad():
+        if image is not None and s.smooth:
+            weight.copy_(_blurred(weight, image, s.smooth))
+        if image is not None and s.local:
+            weight.copy_(_windowed(weight, image, s.local, scenario.seed))
     return network
 
 
@@ -131,37 +136,34 @@ def _truncated_normal(
     outputs: int, inputs: int, scale: float, generator: torch.Generator
 ) -> Tensor:
     """[W | b] `[outputs, inputs + 1]`."""
-    block = torch.randn(outputs, inputs + 1, generator=generator)
+    block = torch.empty(outputs, inputs + 1).normal_(generator=generator)
     while bool((wrong := block.abs() > 2).any()):
         block[wrong] = torch.randn(int(wrong.sum()), generator=generator)
     return block * scale
 
 
 def _uniform(outputs: int, inputs: int, scale: float, generator: torch.Generator) -> Tensor:
-    """[W | b] `[outputs, inputs + 1]`, b is zero."""
+    """[W | b] `[outputs, inputs + 1]` with b = 0."""
     block = torch.empty(outputs, inputs + 1).uniform_(-1, 1, generator=generator)
     block[:, -1] = 0
     return block * (scale / math.sqrt(inputs))
 
 
-@torch.no_grad()
-def _smooth(weight: Tensor, image: Image, sigma: float) -> None:
-    """Blur each neuron's weights as an image, at the same expected mean square."""
+def _blurred(weight: Tensor, image: Image, sigma: float) -> Tensor:
+    """Each neuron's weights as an image, blurred, at the same expected mean square."""
     reach = math.ceil(4 * sigma)
     bell = torch.exp(-(torch.arange(-reach, reach + 1.0) ** 2) / (2 * sigma**2))
     bell /= bell.norm()
     pictures = weight.reshape(-1, 1, *image[1:])
     across = functional.conv2d(pictures, bell.view(1, 1, 1, -1), padding=(0, reach))
-    blurred = functional.conv2d(across, bell.view(1, 1, -1, 1), padding=(reach, 0))
-    weight.copy_(blurred.reshape_as(weight))
+    return functional.conv2d(across, bell.view(1, 1, -1, 1), padding=(reach, 0)).reshape_as(weight)
 
 
-@torch.no_grad()
-def _localise(weight: Tensor, image: Image, width: float, seed: int) -> None:
-    """Multiply each neuron's weights by a Gaussian window, at the same mean square.
+def _windowed(weight: Tensor, image: Image, width: float, seed: int) -> Tensor:
+    """Each neuron's weights seen through a Gaussian window, at the same mean square.
 
-    Windows have an sd of `width` pixels. Their centres are drawn uniformly from the middle of the
-    image, a seventh of its size away from the borders.
+    Windows have an sd of `width` pixels and are centred at random, at least a seventh of the image
+    away from its borders.
     """
     generator = torch.Generator().manual_seed(32_452_843 + seed)
     profiles = []
@@ -171,4 +173,4 @@ def _localise(weight: Tensor, image: Image, width: float, seed: int) -> None:
     window = profiles[0][:, None, :, None] * profiles[1][:, None, None, :]
     seen = weight * window.expand(-1, image[0], -1, -1).flatten(1)
     size, new_size = (w.square().mean(1, keepdim=True) for w in (weight, seen))
-    weight.copy_(seen * (size / new_size).sqrt())
+    return seen * (size / new_size).sqrt()

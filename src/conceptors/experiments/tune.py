@@ -1,7 +1,6 @@
-"""Choosing settings on validation data: never on test data.
+"""Choosing settings on validation data, never on test data.
 
-Trials go into an optuna study in the folder, so that a search can be stopped and resumed, and
-several processes can work on it at once.
+Trials go into an optuna study in the folder, a journal file: a search can be stopped and resumed.
 """
 
 from __future__ import annotations
@@ -9,76 +8,97 @@ from __future__ import annotations
 import json
 import math
 import statistics
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from conceptors._internal.files import alive, is_alive
 from conceptors._internal.suggest import nearest
 from conceptors.experiments.engines import Engine, Local
-from conceptors.experiments.events import Progress
+from conceptors.experiments.events import Event, Progress, quiet
 from conceptors.experiments.experiment import Experiment, ExperimentError
 from conceptors.experiments.methods import METHODS
-from conceptors.experiments.runner import placed
-from conceptors.experiments.trials import Trial, TrialsError
+from conceptors.experiments.runner import Piece, placed
 
 
 def tune(
     experiment: Experiment,
     folder: Path,
     *,
-    spaces: list[str],
+    spaces: Sequence[str],
     trials: int,
-    minutes: float | None,
-    progress: Progress,
+    minutes: float | None = None,
+    progress: Progress = quiet,
     engine: Engine | None = None,
-    at_once: int = 1,
 ) -> dict[str, Any]:
     """The best settings of one method: `{"value": accuracy, "params": {...}}`.
 
     The score is the accuracy on the validation samples of all tasks after the last one, mean over
-    seeds. Trials are given to the engine `at_once` at a time; what is asked next depends on them.
+    seeds; diverged seeds count as 0. The engine does the seeds of one trial.
 
     Raises:
         ExperimentError: impossible request, or the folder holds a search with other settings.
-        TrialsError: trials that failed on other machines; the rest is done and written.
     """
-    try:
-        import optuna
-    except ImportError:
-        raise ImportError(
-            "tuning needs optuna: pip install 'conceptors[tune]'; --grid does without it"
-        ) from None
+    if find_spec("optuna") is None:
+        raise ImportError("tuning needs optuna: pip install 'conceptors[tune]'")
     if len(experiment.methods) != 1:
         raise ExperimentError(f"tune takes one method at a time, got {experiment.methods}")
+    if experiment.methods[0] not in METHODS:
+        experiment.check()
+    (method,), engine = experiment.methods, engine or Local()
+    types = get_type_hints(METHODS[method].settings_type)
+    ranges = dict(parse_range(text, types) for text in spaces)
+    experiment = placed(experiment, engine, ranges)
     if minutes is not None and not (math.isfinite(minutes) and minutes > 0):
         raise ExperimentError(f"--minutes must be a finite number above 0, got {minutes:g}")
-    engine = engine or Local()
-    experiment = placed(experiment, engine)
-    (method,) = experiment.methods
-    types = get_type_hints(METHODS[method].settings_type)
-    ranges = [parse_range(text, types) for text in spaces]
-    until = time.monotonic() + 60 * minutes if minutes else None
-    study = _open(experiment, folder, at_once)
-    failures: dict[str, str] = {}
-    with alive(folder / "worker") as worker:
-        while (left := trials - _done(study)) > 0 and (until is None or time.monotonic() < until):
-            asked = [_ask(study, experiment, ranges, worker) for _ in range(min(left, at_once))]
-            failures |= _try(study, asked, engine, progress, trials)
-    done = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
-    best = {"value": study.best_value, "params": study.best_params} if done else None
-    if failures:
-        raise TrialsError(failures, best)
-    if best is None:
-        raise ExperimentError(f"no trial in {folder} has come to an end; give it more --minutes")
-    return best
+
+    def score(trial: Any) -> float:
+        chosen = {name: suggest(trial) for name, suggest in ranges.items()}
+        settings = experiment.settings.get(method, {}) | chosen
+        tried = replace(experiment, settings={**experiment.settings, method: settings})
+        jobs = [_Trial(Piece(tried, method, seed)) for seed in tried.seeds]
+        outcomes = list(engine.work(jobs, quiet))
+        for outcome in outcomes:
+            if outcome.failure:
+                raise RuntimeError(f"a trial failed with {chosen}:\n{outcome.failure}")
+        return statistics.mean(outcome.value for outcome in outcomes)
+
+    def tell(study: Any, trial: Any) -> None:
+        if trial.value is not None:
+            words = ", ".join(f"{name}={value}" for name, value in trial.params.items())
+            number = trial.number + 1
+            event = Event("trial", method, 0, step=number, steps=trials, validation=trial.value)
+            progress(replace(event, share=min(1.0, number / trials), settings=words))
+
+    study = _open(experiment, folder)
+    ended = sum(trial.state.is_finished() for trial in study.trials)
+    if ended < trials:
+        seconds = None if minutes is None else 60 * minutes
+        study.optimize(score, n_trials=trials - ended, timeout=seconds, callbacks=[tell])
+    return {"value": study.best_value, "params": study.best_params}
 
 
-Ranges = list[tuple[str, Callable[[Any, str], Any]]]
+@dataclass(frozen=True)
+class _Trial:
+    """One seed of a trial: its accuracy on all tasks' validation samples."""
+
+    piece: Piece
+
+    def __call__(self, progress: Progress) -> float:
+        learner = self.piece.learner(progress)
+        tasks = learner.scenario.tasks
+        for number in range(len(tasks)):
+            learner.learn(number)
+            if learner.diverged:
+                return 0.0
+        with learner.weights_for_test():
+            rows = [learner.accuracy(task.validation, k) for k, task in enumerate(tasks)]
+        sizes = [len(task.validation) for task in tasks]
+        return sum(a * n for a, n in zip(rows, sizes)) / sum(sizes)
 
 
-def _open(experiment: Experiment, folder: Path, at_once: int) -> Any:
+def _open(experiment: Experiment, folder: Path) -> Any:
     """The study in a folder; ExperimentError if it is damaged, or of another experiment."""
     import optuna
     from optuna.storages.journal import JournalFileBackend
@@ -86,17 +106,15 @@ def _open(experiment: Experiment, folder: Path, at_once: int) -> Any:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     folder.mkdir(parents=True, exist_ok=True)
     journal = folder / "study.log"
-    check_journal(journal)
+    _check_journal(journal)
     try:
         study = optuna.create_study(
             study_name=f"{experiment.scenario}/{experiment.methods[0]}",
             storage=optuna.storages.JournalStorage(JournalFileBackend(str(journal))),
-            # a seed would make processes repeat each other; trials at once keep their distance
-            sampler=optuna.samplers.TPESampler(constant_liar=at_once > 1),
+            sampler=optuna.samplers.TPESampler(),  # a seed would make processes repeat each other
             direction="maximize",
             load_if_exists=True,
         )
-        fail_dead(study, journal)
     except OSError:
         raise
     except Exception as error:  # optuna replays the journal, and trusts it
@@ -108,63 +126,13 @@ def _open(experiment: Experiment, folder: Path, at_once: int) -> Any:
     return study
 
 
-def _ask(study: Any, experiment: Experiment, ranges: Ranges, worker: str) -> tuple[Any, Trial]:
-    """optuna's trial, and the same as a job."""
-    from optuna.exceptions import UpdateFinishedTrialError
-
-    trial = None
-    while trial is None:
-        trial = study.ask()
-        try:
-            trial.set_user_attr("worker", worker)
-        except UpdateFinishedTrialError:  # another process, just started, took it for a dead one's
-            trial = None
-    chosen = {name: suggest(trial, name) for name, suggest in ranges}
-    return trial, Trial(experiment, chosen, experiment.seeds)
-
-
-def _try(
-    study: Any,
-    asked: list[tuple[Any, Trial]],
-    engine: Engine,
-    progress: Progress,
-    trials: int,
-) -> dict[str, str]:
-    """Do some trials side by side, and tell optuna; what failed."""
-    from optuna.trial import TrialState
-
-    failures: dict[str, str] = {}
-    waiting = dict(enumerate(asked))
-    try:
-        for finished in engine.work([job for _, job in asked], progress):
-            trial, job = waiting.pop(finished.number)
-            if finished.failure:
-                failures[str(job)] = finished.failure
-                study.tell(trial, state=TrialState.FAIL)
-                continue
-            score = statistics.mean(finished.value)
-            study.tell(trial, score)
-            progress(job.done(trial.number + 1, trials, score))
-    except (Exception, KeyboardInterrupt):
-        for trial, _ in waiting.values():
-            study.tell(trial, state=TrialState.FAIL)
-        raise
-    return failures
-
-
-def check_journal(path: Path) -> None:
+def _check_journal(path: Path) -> None:
     """ExperimentError for a journal that is not one line of JSON after the other.
 
-    What a killed process has left half-written counts too: the next entry would go onto that line.
+    A line that a killed process has left half-written counts too: the next entry would go onto it.
     """
-    if not path.exists():
-        return
-    for _ in range(5):
-        content = path.read_bytes()
-        if not content or content.endswith(b"\n"):
-            break
-        time.sleep(0.2)  # another process may be writing this very line
-    else:
+    content = path.read_bytes() if path.exists() else b""
+    if content and not content.endswith(b"\n"):
         raise _damaged(path, f"its last line is cut short, {len(content)} bytes")
     for number, line in enumerate(content.splitlines(), 1):
         try:
@@ -180,24 +148,7 @@ def _damaged(path: Path, why: str) -> ExperimentError:
     return ExperimentError(f"{path} is damaged ({words}); move it away, or choose another --out")
 
 
-def fail_dead(study: Any, journal: Path) -> None:
-    """Trials whose process is gone are told so; they do not count, and nobody waits for them."""
-    import optuna
-
-    for trial in study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
-        worker = trial.user_attrs.get("worker")
-        if isinstance(worker, str) and is_alive(journal.with_name(Path(worker).name)):
-            continue
-        optuna.trial.Trial(study, trial._trial_id).set_user_attr("died", True)
-        study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
-
-
-def _done(study: Any) -> int:
-    """Trials that came to an end of their own."""
-    return sum(t.state.is_finished() and not t.user_attrs.get("died") for t in study.trials)
-
-
-def parse_range(text: str, types: Mapping[str, type]) -> tuple[str, Callable[[Any, str], Any]]:
+def parse_range(text: str, types: Mapping[str, type]) -> tuple[str, Callable[[Any], Any]]:
     """`rate=0.01:1:log`, `aperture=1:30`, `labels=all,true` as a way to ask optuna for a value.
 
     `types` are the types of the settings that there are.
@@ -205,24 +156,23 @@ def parse_range(text: str, types: Mapping[str, type]) -> tuple[str, Callable[[An
     Raises:
         ExperimentError: not of that form, or no such setting.
     """
-    name, sign, rest = text.partition("=")
-    if not sign or not name or not rest:
+    name, _, values = text.partition("=")
+    if not name or not values:
         raise ExperimentError(f"--vary takes NAME=LOW:HIGH[:log] or NAME=a,b,c, got {text!r}")
     if name not in types:
         raise ExperimentError(f"--vary {text}: no setting {name!r}{nearest(name, types)}")
-    if ":" not in rest:
-        choices = rest.split(",")
-        return name, lambda trial, key: trial.suggest_categorical(key, choices)
-    low, high, *scale = rest.split(":")
-    try:
-        bounds = types[name](low), types[name](high)
-    except ValueError:
-        raise ExperimentError(
-            f"{text!r}: {low!r} and {high!r} must be {types[name].__name__}s"
-        ) from None
-    if scale not in ([], ["log"]) or bounds[0] >= bounds[1] or (scale and bounds[0] <= 0):
-        raise ExperimentError(f"{text!r}: needs LOW < HIGH, and LOW > 0 with :log")
-    if types[name] not in (int, float):
+    if ":" not in values:
+        choices = values.split(",")
+        return name, lambda trial: trial.suggest_categorical(name, choices)
+    low, high, *scale = values.split(":")
+    kind = types[name]
+    if kind not in (int, float):
         raise ExperimentError(f"{text!r}: {name} is no number; give choices as {name}=a,b,c")
-    ask = "suggest_int" if types[name] is int else "suggest_float"
-    return name, lambda trial, key: getattr(trial, ask)(key, *bounds, log=bool(scale))
+    try:
+        bounds = kind(low), kind(high)
+    except ValueError:
+        raise ExperimentError(f"{text!r}: bounds must be of type {kind.__name__}") from None
+    if scale not in ([], ["log"]) or not bounds[0] < bounds[1] or (scale and bounds[0] <= 0):
+        raise ExperimentError(f"{text!r}: needs LOW < HIGH, and LOW > 0 with :log")
+    ask = "suggest_int" if kind is int else "suggest_float"
+    return name, lambda trial: getattr(trial, ask)(name, *bounds, log=bool(scale))

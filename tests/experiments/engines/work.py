@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from conceptors.experiments.experiment import Experiment
+from conceptors.experiments.methods import METHODS, import_methods
 from experiments.runs import FAST
 from experiments.tasks import blobs
 
-# A file that other processes load with --import. A note is a file of its own, in a folder beside
-# it: several processes take them at once.
+# A file that other processes load with --import. A note is a file in a folder beside it, as several
+# processes take them at once.
 OWN = """
 import os, time
 from pathlib import Path
@@ -26,16 +28,13 @@ def note(words):
 @add
 class Noting(Learner):
     name = "noting"
-    about = "notes when it begins and ends a seed; in between it waits as long as it is told"
+    about = "notes when it begins and ends a seed, and waits where it is held"
 
     def start_task(self, number):
-        seed = self.scenario.seeds[0]
-        if number == 0:
-            note(f"begin-{seed}")
-            while (NOTES / f"wait-{seed}").exists():
-                time.sleep(0.02)
-        else:
-            note(f"end-{seed}")
+        seed = self.scenario.seed
+        note(f"{'end' if number else 'begin'}-{seed}")
+        while not number and (NOTES / f"wait-{seed}").exists():
+            time.sleep(0.02)
 
 @add
 class Failing(Learner):
@@ -43,7 +42,7 @@ class Failing(Learner):
     about = "fails with seed 1"
 
     def start_task(self, number):
-        if self.scenario.seeds[0] == 1:
+        if self.scenario.seed == 1:
             note("failed-1")
             raise ArithmeticError("seed 1 is no good")
 """
@@ -53,19 +52,13 @@ class Own:
     """The file with methods, and its notes."""
 
     def __init__(self, folder: Path) -> None:
-        self.file = folder / "own.py"
+        self.file, self.notes = folder / "own.py", folder / "notes"
         self.file.write_text(OWN)
-        self.notes = folder / "notes"
         self.notes.mkdir()
-
-    def clear(self) -> None:
-        for path in self.notes.iterdir():
-            path.unlink()
 
     def counts(self, what: str) -> dict[int, int]:
         """How often each seed did something."""
-        found = Counter(int(path.name.split("-")[1]) for path in self.notes.glob(f"{what}-*"))
-        return dict(sorted(found.items()))
+        return dict(Counter(int(path.name.split("-")[1]) for path in self.notes.glob(f"{what}-*")))
 
     def process(self, what: str) -> int:
         """The process that noted something, the only one."""
@@ -79,8 +72,18 @@ class Own:
         return path
 
 
+@contextmanager
+def own_methods(folder: Path) -> Iterator[Own]:
+    """Methods that are known inside only."""
+    own, before = Own(folder), dict(METHODS)
+    import_methods(own.file)
+    yield own
+    METHODS.clear()
+    METHODS.update(before)
+
+
 def wanted(methods: list[str], seeds: list[int]) -> Experiment:
-    """An experiment on data of its own, which goes along to other processes."""
+    """An experiment whose data goes along to other processes."""
     settings = {"*": {**FAST, "steps": 4, "check_every": 4}}
     return Experiment("disjoint-mnist", methods, seeds, settings=settings, arrays=blobs())
 

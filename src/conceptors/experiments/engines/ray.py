@@ -5,134 +5,131 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import warnings
+import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
-from conceptors.experiments.engines.base import Finished, Job
-from conceptors.experiments.engines.remote import ATTEMPTS, Resources, perform, replay
-from conceptors.experiments.events import Progress
-from conceptors.experiments.experiment import ExperimentError
+import torch
 
+from conceptors import __version__
+from conceptors.experiments.engines.base import Job, Outcome
+from conceptors.experiments.events import Event, Progress
+from conceptors.experiments.methods import import_methods
+
+_ATTEMPTS = 3  # after so many failures a job is given up; the same command tries it again
 _PATIENCE = 5.0  # seconds for an address to answer; Ray itself would try for minutes
 
 
 class Ray:
-    """Tasks with resources; those of workers that were lost are done again.
+    """Tasks that may use so many CPUs and GPUs each; a job whose worker is lost is done again.
 
-    Args:
-        resources: what each job may use.
-        address: of a cluster ("host:6379", "ray://host:10001", "auto"); by default that in
-            RAY_ADDRESS, or a Ray that is started here and ends with the command. A Ray that this
-            process is connected to already is used as it is.
+    `address` is that of a cluster ("host:6379", "auto"), by default RAY_ADDRESS, or else a Ray is
+    started here and ends with the command. Every machine loads the files `imports`.
     """
 
-    def __init__(self, resources: Resources | None = None, address: str | None = None) -> None:
+    def __init__(
+        self, cpus: int = 1, gpus: float = 0, address: str = "", imports: Sequence[str] = ()
+    ) -> None:
         if find_spec("ray") is None:
             raise ImportError("--engine ray needs Ray: pip install 'conceptors[ray]'")
-        self._resources = resources or Resources()
+        if not 0 <= gpus < float("inf"):
+            raise ValueError(f"--gpus-per-run must be a finite number >= 0, got {gpus:g}")
+        self._cpus, self._gpus, self._imports = cpus, gpus, tuple(imports)
         self._address = address or os.environ.get("RAY_ADDRESS") or "local"
 
     def device(self, name: str) -> str:
-        return self._resources.device(name)
+        """There may be a GPU where a job runs, and none here, or vice versa."""
+        if name == "auto":
+            return "cuda" if self._gpus else "cpu"
+        if name.startswith("cuda") and not self._gpus:
+            raise ValueError(f"--device {name} on another machine needs --gpus-per-run 1")
+        return name
 
-    def work(self, jobs: Sequence[Job], progress: Progress) -> Iterator[Finished]:
+    def work(self, jobs: Sequence[Job], progress: Progress) -> Iterator[Outcome]:
         if not jobs:
             return
         ray = self._connect()
         # Ray's own retries are off: attempts are counted here, whatever made them fail
-        task = ray.remote(perform).options(
-            num_cpus=self._resources.cpus, num_gpus=self._resources.gpus, max_retries=0
-        )
-        running = {task.remote(job, self._resources): n for n, job in enumerate(jobs)}
+        task = ray.remote(num_cpus=self._cpus, num_gpus=self._gpus, max_retries=0)(_perform)
+        words = (self._cpus, self._imports, __version__)
+        running = {task.remote(job, *words): number for number, job in enumerate(jobs)}
         failures: Counter[int] = Counter()
         try:
             while running:
-                ready = self._next(ray, list(running))
+                ready = ray.wait(list(running), num_returns=1)[0][0]
                 number = running.pop(ready)
                 try:
-                    report = ray.get(ready)
+                    value, events, failure = ray.get(ready)
                 except Exception as error:  # its worker was lost, or could not be started
-                    report = {"failure": str(error)}
-                if "failure" not in report:
-                    yield Finished(number, replay(report, progress))
-                    continue
-                failures[number] += 1
-                if failures[number] < ATTEMPTS:
-                    running[task.remote(jobs[number], self._resources)] = number
+                    value, events, failure = None, [], str(error)
+                for event in events:
+                    progress(event)
+                failures[number] += bool(failure)
+                if not failure or failures[number] == _ATTEMPTS:
+                    yield Outcome(number, value, failure)
                 else:
-                    yield Finished(number, failure=report["failure"])
+                    running[task.remote(jobs[number], *words)] = number
+        except (ray.exceptions.RayError, ConnectionError) as error:
+            raise ConnectionError(
+                f"lost the Ray at {self._address} ({_line(error)}); finished seeds are kept, the "
+                f"same command resumes"
+            ) from error
         finally:  # nobody waits for them any more
             with suppress(Exception):
                 for left in running:
                     ray.cancel(left, force=True)
 
-    def _next(self, ray: Any, running: list[Any]) -> Any:
-        """A task that is over."""
-        try:
-            return ray.wait(running, num_returns=1)[0][0]
-        except (ray.exceptions.RayError, ConnectionError) as error:
-            raise ConnectionError(
-                f"lost the Ray at {self._address} ({_line(error)}); what is finished is kept, the "
-                f"same command resumes"
-            ) from error
-
     def _connect(self) -> Any:
-        """Ray, connected; it stays so until the process ends, for a search comes back for more."""
+        """Ray, connected until the process ends: a search comes back for more."""
         import ray
 
-        if not ray.is_initialized():
-            own = self._address == "local"
-            if not own:
-                _knock(self._address)
-            try:
-                ray.init(
-                    address=self._address,
-                    log_to_driver=False,
-                    logging_level=logging.ERROR,
-                    **({"include_dashboard": False} if own else {}),
-                )
-            except (ConnectionError, ValueError, RuntimeError) as error:
-                raise _unreached(self._address, _line(error)) from error
-        self._check_room(ray)
+        try:
+            if not ray.is_initialized():
+                host, _, port = self._address.removeprefix("ray://").rpartition(":")
+                if host and port.isdigit():
+                    socket.create_connection((host.strip("[]"), int(port)), _PATIENCE).close()
+                ray.init(self._address, log_to_driver=False, logging_level=logging.ERROR)
+            nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        except (OSError, OverflowError, ValueError, RuntimeError) as error:
+            raise ConnectionError(
+                f"cannot reach a Ray at {self._address!r} ({_line(error)}); start one with `ray "
+                f"start --head`, or leave --address out for one on this machine"
+            ) from error
+        if not any(
+            node.get("CPU", 0) >= self._cpus and node.get("GPU", 0) >= self._gpus for node in nodes
+        ):
+            raise ValueError(  # it would wait for ever
+                f"a run asks for {self._cpus} CPUs and {self._gpus:g} GPUs, and no machine of this "
+                f"Ray has them; lower --cpus-per-run or --gpus-per-run"
+            )
         return ray
-
-    def _check_room(self, ray: Any) -> None:
-        """A job that no machine has room for would wait for ever."""
-        asked = {"CPU": self._resources.cpus, "GPU": self._resources.gpus}
-        machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        if any(all(m.get(kind, 0) >= n for kind, n in asked.items()) for m in machines):
-            return
-        there = "; ".join(f"{m.get('CPU', 0):g} and {m.get('GPU', 0):g}" for m in machines)
-        message = (
-            f"a run asks for {asked['CPU']} CPUs and {asked['GPU']:g} GPUs, and no machine of this "
-            f"Ray has them ({there}); lower --cpus-per-run or --gpus-per-run"
-        )
-        if self._address == "local":
-            raise ExperimentError(message)
-        warnings.warn(f"{message}, or wait for the cluster to grow", stacklevel=2)
-
-
-def _knock(address: str) -> None:
-    """ConnectionError for a host and port where nobody answers."""
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if not colon or not port.isdigit():
-        return  # "auto" and the like: Ray knows what to make of them
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE).close()
-    except (OSError, OverflowError) as error:
-        raise _unreached(address, _line(error)) from error
-
-
-def _unreached(address: str, why: str) -> ConnectionError:
-    return ConnectionError(
-        f"cannot reach a Ray at {address!r} ({why}); start one with `ray start --head`, or leave "
-        f"--address out for one on this machine"
-    )
 
 
 def _line(error: BaseException) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+def _perform(
+    job: Job, cpus: int, imports: tuple[str, ...], version: str
+) -> tuple[Any, list[Event], str]:
+    """Do a job in the process it was sent to: its value, finished tasks, and a traceback.
+
+    The exception itself may be of a kind that the other side does not know.
+    """
+    events: list[Event] = []
+    try:
+        if version != __version__:
+            raise RuntimeError(
+                f"this machine has conceptors {__version__}, the command came from {version}; "
+                f"install the same on both"
+            )
+        for file in imports:
+            import_methods(file)
+        torch.set_num_threads(cpus)
+        value = job(lambda event: events.append(event) if event.kind == "task" else None)
+    except Exception:
+        return None, [], traceback.format_exc()
+    return value, events, ""

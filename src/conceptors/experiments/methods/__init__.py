@@ -1,23 +1,17 @@
 """Methods by name; `add` makes one's own known."""
 
-from conceptors.experiments.checks import check_name
 from conceptors.experiments.methods.base import Learner
 from conceptors.experiments.methods.cab import Cab
-from conceptors.experiments.methods.closed.acil import Acil
-from conceptors.experiments.methods.closed.conceptor_ridge import ConceptorRidgeMethod
-from conceptors.experiments.methods.closed.klda import Klda
-from conceptors.experiments.methods.closed.ncm import Ncm
-from conceptors.experiments.methods.closed.ranpac import Ranpac
+from conceptors.experiments.methods.closed.lda import Klda, Ncm, Slda
 from conceptors.experiments.methods.closed.readout import ReadoutMethod
-from conceptors.experiments.methods.closed.slda import Slda
+from conceptors.experiments.methods.closed.ridge import Acil, Ranpac
 from conceptors.experiments.methods.ewc import Ewc
 from conceptors.experiments.methods.imm import Imm
 from conceptors.experiments.methods.joint import Joint
 from conceptors.experiments.methods.own import import_methods
 from conceptors.experiments.methods.relatives.codecl import CodeCl
-from conceptors.experiments.methods.relatives.gpm import Gpm
+from conceptors.experiments.methods.relatives.gpm import Gpm, Sgp
 from conceptors.experiments.methods.relatives.owm import Owm
-from conceptors.experiments.methods.relatives.sgp import Sgp
 from conceptors.experiments.methods.relatives.trgp import Trgp
 from conceptors.experiments.methods.separate import Separate
 from conceptors.experiments.methods.settings import (
@@ -29,6 +23,7 @@ from conceptors.experiments.methods.settings import (
 )
 from conceptors.experiments.methods.shielded import Shielded
 from conceptors.experiments.methods.with_readout import CabReadout, ShieldReadout
+from conceptors.experiments.results import check_name
 
 METHODS: dict[str, type[Learner]] = {}
 
@@ -44,7 +39,7 @@ def add(method: type[Learner]) -> type[Learner]:
 
 _SHIELDED = (Cab, CabReadout, Shielded, ShieldReadout)
 _TRAINED = (Learner, Joint, Separate, *_SHIELDED, Ewc, Imm, Owm, Gpm, Sgp, Trgp, CodeCl)
-_CLOSED = (ReadoutMethod, ConceptorRidgeMethod, Ncm, Slda, Klda, Ranpac, Acil)
+_CLOSED = (ReadoutMethod, Ncm, Slda, Klda, Ranpac, Acil)
 for _method in (*_TRAINED, *_CLOSED):
     add(_method)
 

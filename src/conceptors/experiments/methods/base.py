@@ -18,13 +18,13 @@ from torch.nn import functional
 from conceptors._internal.precision import passes_in
 from conceptors.experiments.events import Event, Progress
 from conceptors.experiments.methods.lesson import Lesson
-from conceptors.experiments.methods.norms import fix_norms
 from conceptors.experiments.methods.settings import OwnSettings, Settings
 from conceptors.experiments.networks import MLP, AlexNet, build_network
 from conceptors.experiments.scenarios import Scenario, Split
 
 _AT_ONCE = 5000  # samples that are tested together
 _WITH_NORMS = 1000  # the same where norms use statistics of the batch
+_FOR_NORMS = 4000  # samples that fixed norms are measured on
 
 
 class Learner:
@@ -166,12 +166,15 @@ class Learner:
                 break
         lesson.finish()
         _, loss = self.evaluate(task.validation, number, s.validation)
-        if lesson.diverged() or not math.isfinite(loss**2):
+        if lesson.diverged() or not abs(loss) < 1e19:
             self.diverged = f"task {number + 1} of {len(self.scenario.tasks)}"
             return history
         del lesson  # a shield would prepare its optimizer for steps that never come
         if s.norms == "first" and number == 0 and isinstance(self.model, AlexNet):
-            fix_norms(self.model, task.train, self.scenario.seed)
+            generator = torch.Generator().manual_seed(179_424_673 + self.scenario.seed)
+            places = torch.randperm(len(task.train), generator=generator)[:_FOR_NORMS]
+            parts = places.to(self.device).chunk(-(-len(places) // _WITH_NORMS))
+            self.model.fix_norms(task.train.take(part)[0] for part in parts)
         self.end_task(number)
         if (count := self.stored_numbers()) is not None:
             self.extras["stored_numbers"] = count

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
@@ -14,20 +12,20 @@ from conceptors.experiments.scenarios import Split, union
 class Joint(Learner):
     """Trains on the union of all tasks so far; the last time for as many epochs as a task gets."""
 
-    name: ClassVar[str] = "joint"
-    about: ClassVar[str] = "training on all tasks so far at once, the ceiling"
+    name = "joint"
+    about = "training on all tasks so far at once, the ceiling"
 
     def training_split(self, number: int) -> Split:
         return union([task.train for task in self.scenario.tasks[: number + 1]])
 
     def own_head(self, outputs: Tensor, y: Tensor, number: int) -> Tensor:
-        """Every sample has the head of the task it comes from."""
+        """Every sample uses the head of the task it comes from."""
         if not self.scenario.heads:
             return outputs
         shown = torch.zeros_like(outputs, dtype=torch.bool)
         for task in self.scenario.tasks[: number + 1]:
             if task.classes is not None:
-                shown |= task.classes.gather(1, y)[..., None] & task.classes[:, None]
+                shown |= task.classes[y][:, None] & task.classes
         return outputs.masked_fill(~shown, -1e4)
 
     def steps(self, number: int) -> int:

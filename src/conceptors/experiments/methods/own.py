@@ -1,4 +1,4 @@
-"""Methods of one's own, from a Python file."""
+"""One's own methods, from a Python file."""
 
 from __future__ import annotations
 
@@ -18,20 +18,18 @@ def import_methods(file: str | Path) -> None:
     name = f"conceptors_import:{path}"
     if name in sys.modules:
         return
-    if path.suffix != ".py" or not path.is_file():
-        raise ValueError(f"--import takes a Python file, and there is no file {str(file)!r}")
-    spec = spec_from_file_location(name, path)
+    spec = spec_from_file_location(name, path) if path.suffix == ".py" and path.is_file() else None
     if spec is None or spec.loader is None:
-        raise ValueError(f"--import {file}: Python cannot import it")
+        raise ValueError(f"--import takes a Python file, and there is no file {str(file)!r}")
     module = module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up while they are made
+    sys.modules[name] = module  # dataclasses look their module up while they are created
     try:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        lines = [
-            f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)
-        ]
-        line = lines[-1] if lines else getattr(error, "lineno", None)
-        where = f", line {line}" if line else ""
-        raise ValueError(f"--import {file}{where}: {type(error).__name__}: {error}") from error
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+        line = lines[-1] if lines else getattr(error, "lineno", "?")
+        raise ValueError(
+            f"--import {file}, line {line}: {type(error).__name__}: {error}"
+        ) from error

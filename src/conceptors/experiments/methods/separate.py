@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
-import torch
 from torch import Tensor
 from torch.func import functional_call
 
@@ -12,46 +11,38 @@ from conceptors.experiments.methods.base import Learner
 
 
 class Separate(Learner):
-    """Every task begins with the same new network and keeps it; testing needs to know the task.
+    """Every task trains its own copy of the same new network; testing needs the task ID.
 
-    Methods with parts of their own for each task are to be held against it: these should take fewer
-    numbers than a network for each task, or do better. A task that was not learned yet is tested
-    with the network that was learned last.
+    Methods with per-task parameters should store fewer numbers than this, or do better. A task
+    that was not learned yet is tested with the network that was learned last.
     """
 
-    name: ClassVar[str] = "separate"
-    about: ClassVar[str] = "a network for each task, told which one when tested"
-    needs_task_label: ClassVar[bool] = True
+    name = "separate"
+    about = "a network for each task, told which one when tested"
+    needs_task_label = True
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         if self.settings.norms != "batch":
-            raise ValueError(
-                f"norms={self.settings.norms} holds statistics of one task for all, which networks "
-                f"that share nothing cannot have; use norms=batch"
-            )
+            raise ValueError("norms=first fixes one task's statistics for all; use norms=batch")
         self._new = self._weights()
         self._learned: dict[int, dict[str, Tensor]] = {}  # by task
 
     def start_task(self, number: int) -> None:
         self._learned.pop(number, None)  # it may be learned again
-        with torch.no_grad():
-            for name, parameter in self.model.named_parameters():
-                parameter.copy_(self._new[name])
+        for name, parameter in self.model.named_parameters():
+            parameter.data.copy_(self._new[name])
 
     def end_task(self, number: int) -> None:
         self._learned[number] = self._weights()
 
     def outputs(self, x: Tensor, number: int) -> Tensor:
-        if number not in self._learned:
-            return super().outputs(x, number)
-        out: Tensor = functional_call(self.model, self._learned[number], (x,))
+        out: Tensor = functional_call(self.model, self._learned.get(number, {}), (x,))
         return out
 
-    def stored_numbers(self) -> list[int]:
-        """All networks but one; how they begin can be drawn again."""
-        each = sum(p.numel() for p in self.model.parameters()) // len(self.seeds)
-        return [each * (len(self._learned) - 1)] * len(self.seeds)
+    def stored_numbers(self) -> int:
+        """All networks but one; the initial weights can be drawn again."""
+        return sum(p.numel() for p in self.model.parameters()) * (len(self._learned) - 1)
 
     def _weights(self) -> dict[str, Tensor]:
         return {name: p.detach().clone() for name, p in self.model.named_parameters()}

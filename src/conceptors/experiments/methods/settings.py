@@ -13,10 +13,7 @@ from conceptors.experiments.networks import ACTIVATIONS
 T = TypeVar("T")
 INEFFECTIVE = {  # a setting -> the one that overrides it, and whether it does when on or off
     "epochs": ("steps", True),
-    **dict.fromkeys(("aperture", "input_aperture", "norm_aperture"), ("energy", True)),
     "stop_above_later": ("stop_above", False),
-    "fade": ("online", False),
-    "mirrored": ("mirror", False),
 }
 
 
@@ -49,19 +46,11 @@ class Settings(OwnSettings):
     activation: str = setting("relu", "of the hidden neurons", ACTIVATIONS)
     loss: str = setting("bce", "bce and mse are on sigmoid outputs", ("bce", "mse", "softmax"))
     init: str = setting(
-        "uniform",
-        "initial weights: uniform in ± scale / √fan-in, or truncated normal of sd scale",
-        ("uniform", "truncated"),
+        "uniform", "± scale / √fan-in, or truncated normal of sd scale", ("uniform", "truncated")
     )
     scale: float = setting(1.7, "size of the initial weights, see init")
-    smooth: float = setting(
-        0.0, "blur of the first layer's initial weights on images, in pixels, 0 for none"
-    )
-    local: float = setting(
-        0.0,
-        "sd in pixels of a window on the initial weights of each first-layer neuron on images, 0 "
-        "for the whole image",
-    )
+    smooth: float = setting(0.0, "blur in pixels of the first layer's initial weights on images")
+    local: float = setting(0.0, "sd in pixels of a window on those weights, 0 for no window")
     epochs: float = setting(10.0, "passes over a task's share of the data")
     steps: int = setting(0, "steps per task instead of epochs, 0 for epochs")
     batch: int = setting(64, "samples per step")
@@ -75,22 +64,19 @@ class Settings(OwnSettings):
         "over the batch; unit: the sum, then each neuron's scaled to length 1",
         ("mean", "sum", "unit"),
     )
-    stop_above: float = setting(
-        0.0, "end a task early at this validation accuracy in percent, 0 for never"
-    )
+    stop_above: float = setting(0.0, "validation accuracy in percent that ends a task, 0 for none")
     stop_above_later: float = setting(0.0, "the same from the second task on, if lower")
     dropout: float = setting(0.0, "of convolutional networks; 0.4 of it on their first two layers")
     norms: str = setting(
         "batch",
-        "statistics of norms: of every batch, in tests too; first: of the first task's training "
-        "images, fixed from its end on",
+        "statistics of every batch, in tests too; first: of the first task, fixed at its end",
         ("batch", "first"),
     )
     mirror: bool = setting(False, "mirror colour images at random while training")
-    shift: int = setting(0, "and shift them by up to so many pixels both ways")
+    shift: int = setting(0, "shift them by up to so many pixels both ways")
     precision: str = setting(
         "auto",
-        "of passes on a GPU; auto: tf32 for convolutional networks, else exact",
+        "of a GPU; auto: tf32 for convolutional networks, else exact",
         ("auto", "exact", "tf32"),
     )
     check_every: int = setting(1000, "steps between checks on validation samples")
@@ -99,21 +85,20 @@ class Settings(OwnSettings):
     @property
     def sizes(self) -> list[int]:
         """Neurons of the hidden layers."""
-        return [int(part) for part in str(self.hidden).split(",") if part]
-
-    def check(self) -> None:
         try:
-            smallest = min(self.sizes, default=1)
+            return [int(part) for part in str(self.hidden).split(",") if part]
         except ValueError:
             raise ValueError(f"hidden={self.hidden!r} is not like 800 or 100,100") from None
+
+    def check(self) -> None:
+        super().check()
         numbers = {name: getattr(self, name) for name in ("batch", "check_every", "validation")}
-        for name, value in {"hidden": smallest, **numbers}.items():
+        for name, value in {"hidden": min(self.sizes, default=1), **numbers}.items():
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         for name in ("dropout", "average"):
             if getattr(self, name) >= 1:
                 raise ValueError(f"{name} must be below 1, got {getattr(self, name):g}")
-        super().check()
 
 
 def parse_settings(kind: type[OwnSettings], values: dict[str, Any]) -> OwnSettings:
@@ -122,7 +107,7 @@ def parse_settings(kind: type[OwnSettings], values: dict[str, Any]) -> OwnSettin
     Raises:
         ValueError: unknown name (nearest ones suggested) or a value of the wrong type.
     """
-    types = {entry.name: get_type_hints(kind)[entry.name] for entry in fields(kind)}
+    types = get_type_hints(kind)
     for name in values:
         if name not in types:
             raise ValueError(f"unknown setting {name!r}{nearest(name, types)}")
@@ -132,18 +117,14 @@ def parse_settings(kind: type[OwnSettings], values: dict[str, Any]) -> OwnSettin
 
 
 def explain_settings(kind: type[OwnSettings]) -> list[str]:
-    """One line per setting: its name, default, type or choices, and what it does."""
-    types = get_type_hints(kind)
-    common = {entry.name for entry in fields(Settings)} if issubclass(kind, Settings) else set()
+    """One line per setting, those of the method first: name, default, choices, what it does."""
+    types, common = get_type_hints(kind), get_type_hints(Settings)
     rows = [("NAME", "DEFAULT", "CHOICES", "WHAT IT DOES")]
     for entry in sorted(fields(kind), key=lambda entry: entry.name in common):
-        values = "|".join(entry.metadata.get("choices", ())) or types[entry.name].__name__
-        rows.append((entry.name, str(entry.default), values, entry.metadata.get("about", "")))
+        choices = "|".join(entry.metadata["choices"]) or types[entry.name].__name__
+        rows.append((entry.name, str(entry.default), choices, entry.metadata["about"]))
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
-    return [
-        "  ".join([*(text.ljust(width) for text, width in zip(row, widths)), row[3]]).rstrip()
-        for row in rows
-    ]
+    return ["  ".join([*map(str.ljust, row[:3], widths), row[3]]) for row in rows]
 
 
 def _parse(name: str, value: Any, wanted: type) -> Any:

@@ -1,47 +1,35 @@
-"""Training under a shield: with nothing chosen, and what conceptor-aided back-propagation needs."""
+"""Training under `Shield(model)` with default settings."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from conceptors.algebra.conceptor import similarity
-from conceptors.algebra.targets import CLAIMED, Auto
+from conceptors import Auto, Shield, similarity
 from conceptors.experiments.methods.base import Learner
-from conceptors.experiments.methods.relatives.layers import matrix_layers
 from conceptors.experiments.methods.settings import Settings, setting
-from conceptors.experiments.networks import StackedMLP
-from conceptors.experiments.scenarios import Split
-from conceptors.shield import Shield, ShieldFullWarning
+from conceptors.experiments.networks import MLP
+from conceptors.shield import ShieldFullWarning
 
-_COMPARED = 10  # at most so many tasks are compared with each other
-_DRAWN = 1024  # inputs up to which layers of an MLP have spectra, of one seed: they take long
+_COMPARED = 10  # tasks that are compared with each other at most
+_SPECTRA = 1024  # inputs of layers whose spectra are recorded at most
 
 
 @dataclass(frozen=True)
 class ShieldedSettings(Settings):
-    samples: int = setting(0, "images a task for the conceptors, 0 for all")
-    rows: int = setting(0, "rows of a layer of a thousand images for them, 0 for all")
+    samples: int = setting(0, "images per task for the conceptors, 0 for all")
 
 
 @dataclass(frozen=True)
 class AutoSettings(ShieldedSettings):
-    share: float = setting(CLAIMED, "of a task's energy that every layer claims, see Auto")
-    pull: float = setting(
-        Auto.pull, "how strongly layers are drawn back to what they did, see Auto"
-    )
-    room: float = setting(
-        Auto.room, "of every layer's inputs that is left to steps, see Auto", before=0.0
-    )
-
-    def check(self) -> None:
-        super().check()
-        Auto(self.share, self.pull, self.room)
+    share: float = setting(0.9, "of a task's energy that every layer claims, see Auto")
+    pull: float = setting(Auto.pull, "how strongly layers are drawn back, see Auto")
+    room: float = setting(Auto.room, "of every layer's inputs that stays free, see Auto")
 
 
 class Shielded(Learner):
@@ -50,89 +38,66 @@ class Shielded(Learner):
     With one head per task the head is not protected: other tasks' outputs get no gradient there.
     """
 
-    name: ClassVar[str] = "shield"
-    about: ClassVar[str] = "Shield(model) with nothing chosen: apertures from the tasks' own data"
+    name = "shield"
+    about = "Shield(model), default settings: apertures from the tasks' own data"
     settings_type: ClassVar[type[Settings]] = AutoSettings
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.shield = Shield(
-            self.model,
-            **self.protection(),
-            rows=self.settings.rows or None,
-            exclude=self.unprotected(),
-            warn_at_quota=1.0,
-            keep_tasks=len(self.scenario.tasks) <= _COMPARED,
+        kinds = (nn.Linear, nn.Conv2d)
+        self.layers = [n for n, m in self.model.named_modules() if isinstance(m, kinds)]
+        self.shield = self.make_shield(
+            exclude=self.unprotected(), keep_tasks=len(self.scenario.tasks) <= _COMPARED
         )
 
-    def protection(self) -> dict[str, Any]:
-        """What the shield is told."""
+    def make_shield(self, **options: Any) -> Shield:
         s = self.settings
-        return {"aperture": Auto(s.share, s.pull, s.room)}
+        return Shield(self.model, Auto(s.share, s.pull, s.room), **options)
 
     def unprotected(self) -> list[str]:
-        """Layers that the shield leaves alone."""
-        return [matrix_layers(self.model)[-1].name] if self.scenario.heads else []
+        """Layers that the shield ignores."""
+        return self.layers[-1:] if self.scenario.heads else []
 
     def guarded(self, optimizer: torch.optim.Optimizer, finish: Callable[[], None]) -> None:
         self.shield.guard(optimizer, between=finish)
 
-    def learn(self, number: int) -> list[dict[str, Any]]:
-        with warnings.catch_warnings():  # quotas are in the results; little room is the point here
+    def learn(self, number: int) -> dict[str, Any]:
+        with warnings.catch_warnings():  # full layers are expected here; the results record quotas
             warnings.simplefilter("ignore", ShieldFullWarning)
             return super().learn(number)
 
     def end_task(self, number: int) -> None:
-        self.remember(self.batches(self.scenario.tasks[number].train, number))
-        self._record_quotas()
+        self.shield.remember(self.batches(number))
+        self._record()
 
-    def remember(self, batches: Iterable[Any]) -> None:
-        self.shield.remember(batches)
+    def batches(self, number: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Random training samples of a task."""
+        split = self.scenario.tasks[number].train
+        generator = torch.Generator().manual_seed(224_737 * (number + 1) + self.scenario.seed)
+        places = torch.randperm(len(split), generator=generator)[: self.settings.samples or None]
+        for part in places.to(self.device).split(1000):
+            yield split.take(part)
 
-    def stored_numbers(self) -> list[int]:
-        """The conceptors of all tasks together; what else the shield keeps are weights."""
-        parts = [p for own in self.shield.state_dict()["claimed"].values() for p in own.values()]
-        held = sum(part.numel() for part in parts if isinstance(part, Tensor))
-        return [held // len(self.seeds)] * len(self.seeds)
+    def stored_numbers(self) -> int:
+        """The conceptors of all tasks together; anchors are weights."""
+        conceptors = self.shield.conceptors().values()
+        return sum(C.batch_shape.numel() * C.dim**2 for C in conceptors)
 
-    def batches(self, split: Split, number: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Samples for the conceptors, drawn by each seed for itself, as many for every seed."""
-        count = min(split.sizes())
-        if self.settings.samples:
-            count = min(count, self.settings.samples)
-        drawn = []
-        for size, seed in zip(split.sizes(), self.seeds):
-            generator = torch.Generator().manual_seed(224_737 * (number + 1) + seed)
-            drawn.append(torch.randperm(size, generator=generator)[:count])
-        for places in torch.stack(drawn).to(self.device).split(1000, dim=1):
-            yield split.take(places)
-
-    def label(self, name: str, number: int) -> str:
-        """What the layer of that number is called in results."""
-        if not isinstance(self.model, StackedMLP):
-            return name
-        return f"hidden {number}" if number else "input"
-
-    def _record_quotas(self) -> None:
-        """Quotas, spectra and the tasks' similarity at the input, for the results."""
+    def _record(self) -> None:
+        """Add quotas, spectra and the tasks' similarity at the input to the results."""
+        is_mlp = isinstance(self.model, MLP)
         for number, (name, conceptor) in enumerate(self.shield.conceptors().items()):
-            label = self.label(name, number)
-            seeds, quotas = len(self.extras), conceptor.quota  # [groups], as many for every seed
-            kinds = {"quota": quotas.reshape(seeds, -1).mean(1).tolist()}
-            if isinstance(self.model, StackedMLP) and conceptor.dim <= _DRAWN:
-                drawn = conceptor[:1].singular_values
-                kinds["spectra"] = (drawn * 1e5).round().div(1e5).tolist()
-            for kind, by_seed in kinds.items():
-                for extra, shown in zip(self.extras, by_seed):
-                    extra.setdefault(kind, {}).setdefault(label, []).append(shown)
-        shares = self.shield.tasks()
-        if not shares:
-            return
-        first = next(iter(shares[-1]))
-        groups = shares[-1][first].batch_shape
-        if len(shares) == len(self.scenario.tasks) <= _COMPARED and groups == (len(self.seeds),):
-            found = torch.stack(
-                [torch.stack([similarity(a[first], b[first]) for b in shares]) for a in shares], -1
-            )  # [tasks, seeds, tasks]
-            for i, extra in enumerate(self.extras):
-                extra["similarity"] = [[round(v, 4) for v in row] for row in found[:, i].tolist()]
+            label = (f"hidden {number}" if number else "input") if is_mlp else name
+            self._append("quota", label, float(conceptor.quota.mean()))
+            if is_mlp and conceptor.dim <= _SPECTRA:
+                values = conceptor.singular_values.flatten().tolist()
+                self._append("spectra", label, [round(value, 5) for value in values])
+        tasks = self.shield.tasks()
+        if len(tasks) == len(self.scenario.tasks) <= _COMPARED and tasks[0]:
+            inputs = [next(iter(task.values())) for task in tasks]
+            self.extras["similarity"] = [
+                [round(float(similarity(a, b).mean()), 4) for b in inputs] for a in inputs
+            ]
+
+    def _append(self, kind: str, label: str, value: Any) -> None:
+        self.extras.setdefault(kind, {}).setdefault(label, []).append(value)

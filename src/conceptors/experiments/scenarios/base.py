@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -32,18 +32,6 @@ class Split:
             x = x.gather(1, chosen.expand(len(x), -1))
         return x.float() / 255 if x.dtype == torch.uint8 else x, self.y[index]
 
-    def to(self, device: torch.device, moved: dict[int, Tensor]) -> Split:
-        """On a device; `moved` remembers tensors that splits share, which are moved once."""
-
-        def move(value: Any) -> Any:
-            if value is None:
-                return None
-            if id(value) not in moved:
-                moved[id(value)] = value.to(device)
-            return moved[id(value)]
-
-        return Split(*map(move, (self.x, self.y, self.members, self.orders, self.kinds)))
-
 
 @dataclass(frozen=True)
 class Task:
@@ -54,13 +42,6 @@ class Task:
     validation: Split
     test: Split
     classes: Tensor | None = None  # [all classes] bool, None if all
-
-    def to(self, device: torch.device, moved: dict[int, Tensor]) -> Task:
-        train, validation, test = (
-            split.to(device, moved) for split in (self.train, self.validation, self.test)
-        )
-        classes = None if self.classes is None else self.classes.to(device)
-        return Task(self.name, train, validation, test, classes)
 
 
 @dataclass(frozen=True)
@@ -77,8 +58,20 @@ class Scenario:
     image: tuple[int, int, int] | None = None  # channels, height, width, if samples are images
 
     def to(self, device: torch.device) -> Scenario:
+        """On a device; tensors that tasks share are moved once."""
         moved: dict[int, Tensor] = {}
-        return replace(self, tasks=[task.to(device, moved) for task in self.tasks])
+
+        def move(value: Any) -> Any:
+            if isinstance(value, (Split, Task)):
+                names = [entry.name for entry in fields(value)]
+                return replace(value, **{name: move(getattr(value, name)) for name in names})
+            if not isinstance(value, Tensor):
+                return value
+            if id(value) not in moved:
+                moved[id(value)] = value.to(device)
+            return moved[id(value)]
+
+        return replace(self, tasks=[move(task) for task in self.tasks])
 
 
 def union(splits: list[Split]) -> Split:

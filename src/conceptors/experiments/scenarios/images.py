@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,32 +26,21 @@ class ScenarioKind:
     data: str
     tasks: int
     about: str
-    load: Callable[..., Any] = load  # (data, progress=...) returns what `make` takes
-    has_layers: bool = False  # whether inputs are features of several layers of an encoder
+    load: Callable[[str], Any] | None = None  # what `make` takes, by default `load(data)`
+    more: dict[str, Any] = field(default_factory=dict)  # defaults of options of its own
 
 
 def build(
-    name: str,
-    seed: int,
-    *,
-    tasks: int | None = None,
-    heads: bool | None = None,
-    class_order: str = "fixed",
-    limit: int | None = None,
-    layers: str = "all",
-    progress: bool = True,
-    arrays: Any = None,
+    name: str, seed: int, *, arrays: Any = None, limit: int | None = None, **options: Any
 ) -> Scenario:
     """A scenario for one seed.
 
     Args:
-        tasks: number of tasks, by default the scenario's own.
-        heads: one head per task (split-cifar100, by default yes; clinc150, by default no).
-        class_order: "fixed" (0, 1, 2, ...) or "seed" (shuffled by the seed).
+        arrays: data to use instead of the scenario's own.
         limit: use only so many samples of each set, for quick trials.
-        layers: features of "all" layers of the encoder, or the "last" (clinc150).
-        progress: show downloads.
-        arrays: data of the same form to use instead of the scenario's own.
+        options: `tasks` (how many), `heads` (one per task: split-cifar100, by default yes;
+            clinc150, by default no), `class_order` ("fixed": 0, 1, 2, ..., or "seed": shuffled by
+            the seed), `layers` (features of "all" layers of the encoder, or the "last": clinc150).
 
     Raises:
         ValueError: unknown name or impossible options.
@@ -59,18 +48,19 @@ def build(
     if name not in SCENARIOS:
         raise ValueError(f"unknown scenario {name!r}{nearest(name, SCENARIOS)}")
     kind = SCENARIOS[name]
-    count = kind.tasks if tasks is None else tasks
-    if count < 1:
-        raise ValueError(f"tasks must be at least 1, got {count}")
-    if class_order not in ("fixed", "seed"):
-        raise ValueError(f"class_order must be 'fixed' or 'seed', got {class_order!r}")
-    if layers not in ("all", "last") or (layers != "all" and not kind.has_layers):
-        known = "'all' or 'last'" if kind.has_layers else "'all' for inputs that are no features"
-        raise ValueError(f"layers must be {known}, got {layers!r}")
-    data = kind.load(kind.data, progress=progress) if arrays is None else arrays
-    options = {"name": name, "tasks": count, "heads": heads, "class_order": class_order}
-    options |= {"limit": limit} | ({"layers": layers} if kind.has_layers else {})
-    scenario = kind.make(data if limit is None else data.first(limit), seed, options)
+    defaults = {"tasks": kind.tasks, "heads": None, "class_order": "fixed"} | kind.more
+    for option in options:
+        if option not in defaults:
+            raise ValueError(f"{name} has no option {option!r}{nearest(option, defaults)}")
+    chosen = defaults | options
+    if chosen["tasks"] < 1:
+        raise ValueError(f"tasks must be at least 1, got {chosen['tasks']}")
+    for option, words in {"class_order": ("fixed", "seed"), "layers": ("all", "last")}.items():
+        if chosen.get(option, words[0]) not in words:
+            raise ValueError(f"{option} must be one of {words}, got {chosen[option]!r}")
+    data = (kind.load or load)(kind.data) if arrays is None else arrays
+    data = data if limit is None else data.first(limit)
+    scenario = kind.make(data, seed, {"name": name, "limit": limit, **chosen})
     for task in scenario.tasks:
         if not min(map(len, (task.train, task.validation, task.test))):
             raise ValueError(
@@ -123,7 +113,8 @@ def _generator(seed: int, purpose: int) -> torch.Generator:
 
 def _disjoint(arrays: Arrays, seed: int, options: dict[str, Any]) -> Scenario:
     flat = arrays._replace(train_x=arrays.train_x.flatten(1), test_x=arrays.test_x.flatten(1))
-    return _in_groups(flat, seed, options, 10, "digits", (1, 28, 28), heads=False)
+    tasks = _in_groups(flat, class_order(10, seed, options), options["tasks"], "digits")
+    return Scenario(options["name"], tasks, seed, 10, (784,), False, options, (1, 28, 28))
 
 
 def _split_cifar(arrays: Arrays, seed: int, options: dict[str, Any]) -> Scenario:
@@ -132,33 +123,22 @@ def _split_cifar(arrays: Arrays, seed: int, options: dict[str, Any]) -> Scenario
     scaled = arrays._replace(
         train_x=(arrays.train_x / 255 - mean) / std, test_x=(arrays.test_x / 255 - mean) / std
     )
-    heads = options["heads"] is not False
-    return _in_groups(scaled, seed, options, 100, "classes", (3, 32, 32), heads=heads)
+    tasks = _in_groups(scaled, class_order(100, seed, options), options["tasks"], "classes")
+    heads, image = options["heads"] is not False, (3, 32, 32)
+    return Scenario(options["name"], tasks, seed, 100, image, heads, options, image)
 
 
-def _in_groups(
-    arrays: Arrays,
-    seed: int,
-    options: dict[str, Any],
-    classes: int,
-    word: str,
-    image: tuple[int, int, int],
-    *,
-    heads: bool,
-) -> Scenario:
-    """Tasks of as many classes each; `word` names classes in the names of tasks."""
-    count = options["tasks"]
-    if classes % count:
-        divisors = ", ".join(str(n) for n in range(1, classes + 1) if classes % n == 0)
+def _in_groups(arrays: Arrays, order: Tensor, count: int, word: str) -> list[Task]:
+    """Tasks of as many classes each, which `word` calls by their kind."""
+    if len(order) % count:
         raise ValueError(
-            f"{classes} classes cannot be shared evenly by {count} tasks; use one of {divisors}"
+            f"{len(order)} classes cannot be shared evenly by {count} tasks; use a divisor of "
+            f"{len(order)}"
         )
-    groups = class_order(classes, seed, options).chunk(count)
+    groups = order.chunk(count)
     few = [", ".join(map(str, group.tolist())) for group in groups]
     names = [f"{word} {few[k] if len(groups[0]) <= 5 else k + 1}" for k in range(count)]
-    tasks = by_class(*_parted(arrays, groups), groups, names)
-    inputs = tuple(arrays.train_x.shape[1:])
-    return Scenario(options["name"], tasks, seed, classes, inputs, heads, options, image)
+    return by_class(*_parted(arrays, groups), groups, names)
 
 
 def _parted(arrays: Arrays, groups: tuple[Tensor, ...]) -> tuple[Samples, Samples, Samples]:
@@ -222,19 +202,16 @@ def _turned(images: Tensor, angle: float) -> Tensor:
     return torch.cat(parts)
 
 
+_SHUFFLED, _TURNED = "pixels shuffled per task", "turned further per task"
 SCENARIOS = {
-    "disjoint-mnist": ScenarioKind(
-        _disjoint, "mnist", 2, "ten digits in groups, one ten-way output"
+    "disjoint-mnist": ScenarioKind(_disjoint, "mnist", 2, "ten digits in groups, one head"),
+    "permuted-mnist": ScenarioKind(_permuted, "mnist", 10, f"all digits, {_SHUFFLED}"),
+    "rotated-mnist": ScenarioKind(_rotated, "mnist", 10, f"all digits, {_TURNED}"),
+    "disjoint-fashion": ScenarioKind(
+        _disjoint, "fashion-mnist", 2, "ten garments in groups, one head"
     ),
-    "permuted-mnist": ScenarioKind(_permuted, "mnist", 10, "all digits, pixels shuffled per task"),
-    "rotated-mnist": ScenarioKind(_rotated, "mnist", 10, "all digits, turned further per task"),
-    "disjoint-fashion": ScenarioKind(_disjoint, "fashion-mnist", 2, "ten garments in groups"),
-    "permuted-fashion": ScenarioKind(
-        _permuted, "fashion-mnist", 10, "all garments, pixels shuffled per task"
-    ),
-    "rotated-fashion": ScenarioKind(
-        _rotated, "fashion-mnist", 10, "all garments, turned further per task"
-    ),
+    "permuted-fashion": ScenarioKind(_permuted, "fashion-mnist", 10, f"all garments, {_SHUFFLED}"),
+    "rotated-fashion": ScenarioKind(_rotated, "fashion-mnist", 10, f"all garments, {_TURNED}"),
     "split-cifar100": ScenarioKind(
         _split_cifar, "cifar100", 10, "a hundred classes in groups, heads"
     ),

@@ -36,5 +36,7 @@ def _domains(data: Encoded, seed: int, options: dict[str, Any]) -> Scenario:
 
 ABOUT = "150 intents by domain, features of a frozen MiniLM"
 SENTENCES = {
-    "clinc150": ScenarioKind(_domains, "clinc150", 10, ABOUT, load=load_encoded, has_layers=True)
+    "clinc150": ScenarioKind(
+        _domains, "clinc150", 10, ABOUT, load=load_encoded, more={"layers": "all"}
+    )
 }

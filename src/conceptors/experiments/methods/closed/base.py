@@ -1,154 +1,126 @@
-"""What methods in closed form have in common: each subclass has a `Head`, and nothing else."""
+"""What methods in closed form have in common: features, sums over samples, tests."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from typing import Any, ClassVar
+import math
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from conceptors import PatchFeatures
 from conceptors._internal.precision import exactly
-from conceptors.estimators.lift import Lift
-from conceptors.experiments.methods.base import Learner
-from conceptors.experiments.methods.closed.features import looks
-from conceptors.experiments.methods.closed.settings import ClosedSettings
-from conceptors.experiments.methods.settings import OwnSettings
-from conceptors.experiments.scenarios import Scenario, Split
+from conceptors.experiments.methods.base import Learner, only
+from conceptors.experiments.methods.settings import OwnSettings, setting
+from conceptors.experiments.scenarios import Split
+from conceptors.readout import Sums
 
-_FIRST = 10_000  # samples of the first task at most, that features are fixed by
-_CHUNK = 4096  # samples that are looked at together
-_TESTED = 1000  # and when testing
-_MOST = 500_000_000  # numbers of test samples' features that are kept
+SEED = 15_485_863  # of the features of seed 0
+_CALIBRATION = 10_000  # samples of the first task that features are fixed by at most
+_AT_ONCE = 4096  # samples whose features are computed together
 
 
-class Head(nn.Module):
-    """What a method keeps of the features of one seed, and the scores that it makes of them.
+@dataclass(frozen=True)
+class ClosedSettings(OwnSettings):
+    features: str = setting("none", "inputs as they are, or patches of images", ("none", "patches"))
+    filters: int = setting(400, "of the patch features")
+    patch: int = setting(6, "size of a patch in pixels")
+    grid: int = setting(3, "cells in each direction that responses to patches are averaged over")
 
-    Buffers are weights of fixed features; what is learned is in `kept`.
+
+class ClosedForm(Learner):
+    """One pass over each task, without gradients; only sums over samples are stored.
+
+    `model` computes features that are the same for every method. A subclass says how to `add` a
+    part of a task, and which `scores` classes have.
     """
 
-    def __init__(self, scenario: Scenario, settings: Any, seed: int) -> None:
-        super().__init__()
-        self.looks, self.width = looks(scenario, settings, seed)
-        self.settings, self.scenario, self.seed = settings, scenario, seed
-        self.classes = scenario.classes
-        self.seen = torch.zeros(scenario.classes, dtype=torch.bool)
+    settings_type = ClosedSettings
 
-    # --- what methods say -----------------------------------------------------------------
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        patches = self.model if isinstance(self.model, PatchFeatures) else None
+        self.width = patches.out_features if patches else math.prod(self.scenario.inputs)
+        self.classes, self.seed = self.scenario.classes, SEED + self.scenario.seed
+        self.seen = torch.zeros(self.classes, dtype=torch.bool, device=self.device)
+
+    def network(self) -> nn.Module:
+        s, scenario = self.settings, self.scenario
+        if s.features == "none":
+            return nn.Flatten()
+        if scenario.image is None:
+            raise ValueError(f"features=patches needs images; inputs of {scenario.name} are none")
+        seed = SEED + scenario.seed
+        return PatchFeatures(scenario.image, s.filters, size=s.patch, grid=s.grid, seed=seed)
 
     def calibrate(self, rows: Tensor) -> None:
         """Fix a lift by features `[n, width]` of the first task."""
 
-    @abstractmethod
     def add(self, rows: Tensor, labels: Tensor) -> None:
         """Learn features `[n, width]` with labels `[n]`: a part of a task."""
+        raise NotImplementedError
 
-    def finish(self) -> None:
-        """A task has come to its end."""
-
-    @abstractmethod
     def scores(self, rows: Tensor) -> Tensor:
-        """Of all classes `[n, classes]`."""
-
-    @abstractmethod
-    def kept(self) -> list[Tensor]:
-        """All that is needed to go on with the next task."""
-
-    # --- what all do ----------------------------------------------------------------------
-
-    def fix(self, x: Tensor) -> None:
-        """Fix all features by inputs `[n, ...]` of the first task."""
-        if isinstance(self.looks, Lift):
-            self.looks.calibrate(x.flatten(1))
-        self.calibrate(self.looks(x))
-
-    def learn(self, x: Tensor, y: Tensor) -> None:
-        """Learn inputs `[n, ...]` with labels `[n]`."""
-        self.seen = self.seen.to(y.device)
-        self.seen[y] = True
-        self.add(self.looks(x), y)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Scores `[n, classes]` of inputs, -∞ for classes that were never seen."""
-        return self.answers(self.looks(x))
-
-    def answers(self, rows: Tensor) -> Tensor:
-        """The same of features."""
-        return self.scores(rows).masked_fill(~self.seen.to(rows.device), -torch.inf)
-
-
-class ClosedForm(Learner):
-    """Learns a task in one pass, each seed for itself."""
-
-    settings_type: ClassVar[type[OwnSettings]] = ClosedSettings
-    head: ClassVar[type[Head]]
-
-    def network(self) -> nn.Module:
-        made = [self.head(self.scenario, self.settings, 15_485_863 + s) for s in self.seeds]
-        self.heads = made
-        self._kept: dict[tuple[int, int, int | None], tuple[Split, Tensor, Tensor]] = {}
-        return _Heads(made)
+        """Scores `[n, classes]` of features `[n, width]`."""
+        raise NotImplementedError
 
     @exactly()
-    def learn(self, number: int) -> list[dict[str, Any]]:
-        for i, (seed, head) in enumerate(zip(self.seeds, self.heads)):
-            split = self.scenario.tasks[number].train.of_seed(i)
-            draw = torch.Generator().manual_seed(224_737 * (number + 1) + seed)
-            order = torch.randperm(split.counts[0], generator=draw).to(self.device)
-            if number == 0:
-                head.fix(split.take(order[None, :_FIRST])[0][0])
-            for places in order.split(_CHUNK):
-                x, y = split.take(places[None])
-                head.learn(x[0], y[0])
-            head.finish()
-            features = [b for b in head.buffers() if b.is_floating_point()]
-            self.extras[i]["stored_numbers"] = sum(kept.numel() for kept in head.kept())
-            self.extras[i]["lift_numbers"] = sum(b.numel() for b in features)
-        return [{"task": number, "step": [], "loss": [], "validation": []} for _ in self.seeds]
+    def learn(self, number: int) -> dict[str, Any]:
+        split = self.scenario.tasks[number].train
+        generator = torch.Generator().manual_seed(224_737 * (number + 1) + self.scenario.seed)
+        order = torch.randperm(len(split), generator=generator).to(self.device)
+        if number == 0:
+            x, _ = split.take(order[:_CALIBRATION])
+            if isinstance(self.model, PatchFeatures):
+                self.model.calibrate(x.flatten(1))
+            self.calibrate(self.model(x))
+        for places in order.split(_AT_ONCE):
+            x, y = split.take(places)
+            self.seen[y] = True
+            self.add(self.model(x), y)
+        self.end_task(number)
+        self.extras["stored_numbers"] = self.stored_numbers()
+        return {"task": number, "step": [], "loss": [], "validation": []}
+
+    def outputs(self, x: Tensor, number: int) -> Tensor:
+        """Scores, -∞ for classes that were never seen."""
+        return only(self.scores(self.model(x)), self.seen, -torch.inf)
 
     @torch.no_grad()
     @exactly()
-    def accuracy(self, split: Split, number: int, limit: int | None = None) -> Tensor:
-        """Percent right of every seed `[seeds]`."""
-        found = []
-        for i, head in enumerate(self.heads):
-            rows, labels = self._looked_at(split, i, limit)
-            right = 0
-            for part, wanted in zip(rows.split(_TESTED), labels.split(_TESTED)):
-                scores = self._masked(head.answers(part), number, i)
-                right += int((scores.argmax(-1) == wanted).sum())
-            found.append(100 * right / len(labels))
-        return torch.tensor(found)
-
-    def _looked_at(self, split: Split, seed: int, limit: int | None) -> tuple[Tensor, Tensor]:
-        """What a seed sees of all samples, and their labels: the same after every task."""
-        key = (id(split), seed, limit)
-        if key not in self._kept:
-            own = split.of_seed(seed)
-            places = torch.arange(own.counts[0], device=self.device)[:limit]
-            parts = [own.take(some[None]) for some in places.split(_TESTED)]
-            rows = torch.cat([self.heads[seed].looks(x[0]) for x, _ in parts])
-            pair = rows, torch.cat([y[0] for _, y in parts])
-            if sum(kept.numel() for _, kept, _ in self._kept.values()) + rows.numel() > _MOST:
-                return pair
-            self._kept[key] = (split, *pair)  # the split too, so that its id stays its own
-        return self._kept[key][1:]
-
-    def _masked(self, scores: Tensor, number: int, seed: int) -> Tensor:
-        """With one head per task, only its own classes count."""
-        classes = self.scenario.tasks[number].classes
-        if not self.scenario.heads or classes is None:
-            return scores
-        return scores.masked_fill(~classes[seed], -torch.inf)
+    def accuracy(self, split: Split, number: int, limit: int | None = None) -> float:
+        right, places = 0, torch.arange(len(split), device=self.device)[:limit]
+        for part in places.split(_AT_ONCE):
+            x, y = split.take(part)
+            scores = only(self.outputs(x, number), self.head_classes(number), -torch.inf)
+            right += int((scores.argmax(1) == y).sum())
+        return 100 * right / len(places)
 
 
-class _Heads(nn.Module):
-    """All seeds' heads as one network: `[seeds, n, ...]` to `[seeds, n, classes]`."""
+class LinearScores(ClosedForm):
+    """Scores that are linear in features h, solved from their sums after each task."""
 
-    def __init__(self, heads: list[Head]) -> None:
-        super().__init__()
-        self.heads = nn.ModuleList(heads)
+    weights: Tensor  # [classes, d]
+    biases: Tensor | float = 0.0
 
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.stack([head(rows) for head, rows in zip(self.heads, x)])
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.sums = self.new_sums()
+
+    def new_sums(self) -> Sums:
+        width = getattr(self.settings, "lift", self.width)
+        return Sums(int(width), self.classes, self.device)
+
+    def lifted(self, rows: Tensor) -> Tensor:
+        """Features h `[n, d]` of rows `[n, width]`."""
+        return rows
+
+    def add(self, rows: Tensor, labels: Tensor) -> None:
+        self.sums.add(self.lifted(rows), labels)
+
+    def scores(self, rows: Tensor) -> Tensor:
+        return self.lifted(rows).double() @ self.weights.mT + self.biases
+
+    def stored_numbers(self) -> int:
+        return sum(t.numel() for t in (self.sums.gram, self.sums.cross, self.sums.squares))

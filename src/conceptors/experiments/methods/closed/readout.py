@@ -2,64 +2,50 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
-from torch.nn import functional
 
-from conceptors.estimators.readout import Readout
-from conceptors.experiments.methods.closed.base import ClosedForm, Head
-from conceptors.experiments.methods.closed.features import random_features
-from conceptors.experiments.methods.closed.settings import LiftSettings
+from conceptors import RandomFeatures, Readout
+from conceptors.experiments.methods.closed.base import ClosedForm, ClosedSettings
 from conceptors.experiments.methods.settings import OwnSettings, setting
+from conceptors.experiments.scenarios import Scenario
+from conceptors.readout import Lift, Scaling
 
 
 @dataclass(frozen=True)
 class RidgeSettings(OwnSettings):
-    """What a readout may be told, whatever it reads."""
-
-    regularization: str = setting(
-        "auto", "of the ridge regression: a number, or auto for generalised cross-validation"
-    )
-
+    regularization: str = setting("auto", "of the ridge regression; auto: cross-validated")
     scores: str = setting(
         "regression",
         "of classes: regressed, or log-likelihoods by discriminant analysis",
         ("regression", "likelihood"),
     )
 
-    @property
-    def amount(self) -> Any:
-        """A number, or "auto"."""
-        return "auto" if self.regularization == "auto" else float(self.regularization)
-
-    def check(self) -> None:
-        super().check()
-        try:
-            wrong = self.amount != "auto" and not 0 < self.amount < float("inf")
-        except ValueError:
-            wrong = True
-        if wrong:
-            raise ValueError(
-                f"regularization must be auto or a number above 0, got {self.regularization!r}"
-            )
-
 
 @dataclass(frozen=True)
-class ReadoutSettings(RidgeSettings, LiftSettings):
-    """Of a readout of inputs."""
+class ReadoutSettings(RidgeSettings, ClosedSettings):
+    lift: int = setting(2000, "random features, 0 for none")
+    activation: str = setting("fourier", "of the random features", ("relu", "tanh", "fourier"))
+    shape: float = setting(0.25, "power of the data's covariance that weights are drawn with")
 
 
-class ReadoutHead(Head):
-    """Sums over samples, from which the solution is made when it is asked for."""
+class ReadoutMethod(ClosedForm):
+    name = "readout"
+    about = "ridge regression on all samples so far from sums (Readout)"
+    settings_type = ReadoutSettings
 
-    def __init__(self, scenario: Any, settings: Any, seed: int) -> None:
-        super().__init__(scenario, settings, seed)
-        lift = random_features(self.width, scenario, settings, seed) if settings.lift else 0
-        self.readout = Readout(
-            self.width, lift, regularization=settings.amount, scores=settings.scores
-        )
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        s = self.settings
+        lift: Lift = Scaling(self.width)
+        if s.lift and s.features == "none":
+            lift = input_lift(self.scenario, s.lift, s.activation, s.shape, self.seed)
+        elif s.lift:
+            lift = RandomFeatures(self.width, s.lift, s.activation, shape=s.shape, seed=self.seed)
+        self.readout = AllClasses(lift, self.classes, s).to(self.device)
 
     def calibrate(self, rows: Tensor) -> None:
         self.readout.calibrate(rows)
@@ -68,16 +54,40 @@ class ReadoutHead(Head):
         self.readout.learn(rows, labels)
 
     def scores(self, rows: Tensor) -> Tensor:
-        found: Tensor = self.readout(rows)
-        return functional.pad(found, (0, self.classes - found.shape[1]))
+        return self.readout.scores_of(rows)
 
-    def kept(self) -> list[Tensor]:
-        state = self.readout.state_dict()
-        return [value for name, value in state.items() if name.startswith("sums.")]
+    def stored_numbers(self) -> int:
+        return self.readout.stored_numbers()
 
 
-class ReadoutMethod(ClosedForm):
-    name: ClassVar[str] = "readout"
-    about: ClassVar[str] = "ridge regression on all samples so far from sums (Readout)"
-    settings_type: ClassVar[type[OwnSettings]] = ReadoutSettings
-    head: ClassVar[type[Head]] = ReadoutHead
+class AllClasses(Readout):
+    """A readout that has scores for classes it has not seen yet, too."""
+
+    def __init__(self, lift: Lift, classes: int, settings: Any) -> None:
+        given = settings.regularization
+        amount = given if given == "auto" else float(given)
+        super().__init__(
+            lift.in_features, lift, classes=classes, regularization=amount, scores=settings.scores
+        )
+        self.classes, self.width = classes, lift.out_features
+
+    def scores_of(self, rows: Tensor) -> Tensor:
+        """Scores `[n, classes]`, -∞ for classes that were never seen."""
+        scores = rows.new_full((len(rows), self.classes), -math.inf)
+        if self.n_samples:
+            seen = self.counts.nonzero().flatten()
+            scores[:, seen] = self(rows)[:, seen]
+        return scores
+
+    def stored_numbers(self) -> int:
+        """Numbers in the sums of products, of each class, and of samples."""
+        width = self.width + 1
+        return width**2 + self.classes * (width + 1)
+
+
+def input_lift(scenario: Scenario, count: int, activation: Any, shape: float, seed: int) -> Lift:
+    """Random features of a scenario's inputs: smooth ones of images."""
+    image = {"image": scenario.image, "unit": True, "spread": 1.0}
+    options: dict[str, Any] = image if scenario.image is not None else {}
+    width = math.prod(scenario.inputs)
+    return RandomFeatures(width, count, activation, shape=shape, seed=seed, **options)

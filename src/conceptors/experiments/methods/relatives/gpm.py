@@ -1,119 +1,124 @@
-"""Gradient projection memory (Saha, Garg & Roy 2021)."""
+"""Gradient projection memory (Saha, Garg & Roy 2021), and its scaled form (Saha & Roy 2023)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from conceptors.experiments.methods.base import Learner
-from conceptors.experiments.methods.relatives.layers import (
-    drawn_inputs,
-    matrix_layers,
-    other_parameters,
-    rows,
-)
-from conceptors.experiments.methods.relatives.subspace import Subspace
+from conceptors.experiments.methods.relatives.layers import MatrixLayer, ProjectedLearner
 from conceptors.experiments.methods.settings import Settings, setting
+
+_ROUNDING = 1e-12  # share of the energy
 
 
 @dataclass(frozen=True)
 class GpmSettings(Settings):
-    threshold: float = setting(0.97, "share ε of the rows' energy that is protected", each=True)
-    input_threshold: float = setting(0.0, "the same for the first layer, 0 for no other", each=True)
-    increase: float = setting(0.0, "added to the threshold with every task", each=True)
-    samples: int = setting(300, "images a task that directions are taken from, 0 for all")
-    rows: int = setting(0, "rows (patches) of these that a layer uses at most, 0 for all")
-
-    def check(self) -> None:
-        super().check()
-        for name in ("threshold", "input_threshold"):
-            if getattr(self, name) > 1:
-                raise ValueError(f"{name} must be a share up to 1, got {getattr(self, name)}")
+    threshold: float = setting(0.97, "share ε of the rows' energy that is protected, up to 1")
+    input_threshold: float = setting(0.0, "the same for the first layer, 0 for no other")
+    increase: float = setting(0.0, "added to the threshold with every task")
+    samples: int = setting(300, "images per task that directions are computed from, 0 for all")
 
 
-class Gpm(Learner):
-    """g ← g - g M Mᵀ from the second task on, M the directions that inputs of each layer had.
+class Gpm(ProjectedLearner):
+    """g ← g - g M Mᵀ from the second task on, M the directions that each layer's inputs had.
 
-    After a task, each layer's M gets the leading directions of what M does not cover of this
-    task's rows, as many as make it cover ε of their energy (`Subspace.extended`). This is the
-    paper's rule; its code keeps one direction less after the first task. Biases are protected as
-    one more column of weights. With one head per task the last layer is left alone, as other
-    tasks' outputs get no gradient; parameters that are not matrices (of normalisation) stay as the
-    first task left them.
+    After a task, each layer's M gets the leading directions of the part of this task's rows that
+    M does not cover, as many as make it cover ε of their energy. This is the paper's rule; its
+    code uses one direction fewer after the first task.
     """
 
-    name: ClassVar[str] = "gpm"
-    about: ClassVar[str] = "gradient projection memory (Saha, Garg & Roy 2021)"
-    settings_type: ClassVar[type[Settings]] = GpmSettings
+    name = "gpm"
+    about = "gradient projection memory (Saha, Garg & Roy 2021)"
+    settings_type = GpmSettings
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.layers = matrix_layers(self.model, head=not self.scenario.heads)
-        self.fixed = other_parameters(self.model, matrix_layers(self.model))
-        self.memory: dict[str, Subspace] = {}
-        for layer in self.layers:
-            groups, _, dim = layer.shape
-            self.memory[layer.name] = Subspace.empty(groups, dim, self.device)
-        self.factors: dict[str, tuple[Tensor, ...]] = {}
+        empty = torch.zeros(0, dtype=torch.float64, device=self.device)
+        self.bases = {layer.name: empty.new_zeros(layer.dim, 0) for layer in self.layers}  # M
+        self.importances = {layer.name: empty for layer in self.layers}  # λ
 
-    def gradients(self, number: int) -> None:
-        if not number:
-            return
+    def start_task(self, number: int) -> None:
+        """Prepare M Λ and Mᵀ of each layer."""
+        self.factors = {}
         for layer in self.layers:
-            gradient = layer.gradient()
-            if gradient is None:
-                continue
-            protected = gradient
-            for factor in self.factors[layer.name]:
-                protected = protected @ factor
-            layer.set_gradient(gradient - protected)
-        for parameter in self.fixed:
-            if parameter.grad is not None:
-                parameter.grad.zero_()
+            basis = self.bases[layer.name]
+            scaled = basis * self.importances[layer.name]
+            self.factors[layer.name] = scaled.to(layer.weight), basis.mT.to(layer.weight)
+
+    def projected(self, gradient: Tensor, layer: MatrixLayer) -> Tensor:
+        scaled, transposed = self.factors[layer.name]
+        return gradient - gradient @ scaled @ transposed
 
     def end_task(self, number: int) -> None:
+        for name, rows in self.drawn_rows(number).items():
+            basis, strengths = extended(self.bases[name], rows, self.share(name, number))
+            missing = basis.shape[1] - len(self.importances[name])
+            before = torch.cat([self.importances[name], strengths.new_zeros(missing)])
+            self.bases[name], self.importances[name] = basis, self.weigh(before, strengths)
+            self.extras.setdefault("directions", {}).setdefault(name, []).append(basis.shape[1])
+
+    def share(self, name: str, number: int) -> float:
+        """ε of a layer after a task."""
         s = self.settings
-        found = rows(
-            self.model, self.layers, [drawn_inputs(self, number, s.samples)], s.rows, number
-        )
-        for place, layer in enumerate(self.layers):
-            old = self.memory[layer.name]
-            new = old.extended(found[layer.name], self.share(place, number), self.weigh)
-            self.memory[layer.name] = new
-            self.factors[layer.name] = new.factors(layer.weight.detach())
-        self._record_ranks()
+        is_first = name == self.layers[0].name
+        share = s.input_threshold if is_first and s.input_threshold else s.threshold
+        return float(min(share + s.increase * number, 1.0))
 
-    def share(self, place: int, number: int) -> Tensor:
-        """ε of a layer, by its place, after a task `[g]`."""
-        groups = self.layers[place].shape[0]
-        first, own = self.each("threshold", groups), self.each("input_threshold", groups)
-        if place == 0:
-            first = torch.where(own > 0, own, first)
-        return (first + self.each("increase", groups) * number).clamp_max(1)
-
-    def weigh(self, so_far: Tensor, strengths: Tensor) -> Tensor:
-        """Importances `[g, r]` of directions after a task: all of them count fully."""
+    def weigh(self, before: Tensor, strengths: Tensor) -> Tensor:
+        """Importances λ `[r]` of directions after a task: all of them count fully."""
         return torch.ones_like(strengths)
 
-    def stored_numbers(self) -> list[int]:
-        """Numbers of the directions of each seed."""
-        totals = [0] * len(self.seeds)
-        for subspace in self.memory.values():
-            for i, rank in enumerate(subspace.ranks):  # groups of a seed are side by side
-                seed = i * len(totals) // len(subspace.ranks)
-                totals[seed] += rank * self.numbers_a_direction(subspace)
-        return totals
+    def stored_numbers(self) -> int:
+        return sum(basis.numel() for basis in self.bases.values())
 
-    def numbers_a_direction(self, subspace: Subspace) -> int:
-        return subspace.basis.shape[1]
 
-    def _record_ranks(self) -> None:
-        """How many directions each layer has, for the results."""
-        for name, subspace in self.memory.items():
-            each = len(subspace.ranks) // len(self.extras)
-            for i, extra in enumerate(self.extras):
-                own = sum(subspace.ranks[i * each : (i + 1) * each])
-                extra.setdefault("directions", {}).setdefault(name, []).append(own)
+@dataclass(frozen=True)
+class SgpSettings(GpmSettings):
+    coefficient: float = setting(10.0, "α of the importances: larger is nearer to GPM")
+
+
+class Sgp(Gpm):
+    """g ← g - g M Λ Mᵀ: GPM with a smaller projection along less important directions.
+
+    With σ the strength of each direction under the task just learned,
+    λ = (α + 1) σ / (α σ + max σ), added to the direction's importance so far, up to 1. As in the
+    authors' code, max σ is over old and new directions together.
+    """
+
+    name = "sgp"
+    about = "scaled gradient projection (Saha & Roy 2023)"
+    settings_type = SgpSettings
+
+    def weigh(self, before: Tensor, strengths: Tensor) -> Tensor:
+        alpha = self.settings.coefficient
+        largest = strengths.amax().clamp_min(torch.finfo(strengths.dtype).tiny)
+        new: Tensor = (alpha + 1) * strengths / (alpha * strengths + largest)
+        return (before + new).clamp_max(1)
+
+    def stored_numbers(self) -> int:
+        return super().stored_numbers() + sum(len(each) for each in self.importances.values())
+
+
+def extended(basis: Tensor, rows: Tensor, share: float) -> tuple[Tensor, Tensor]:
+    """M `[d, r]` with as many new directions as cover a share of the energy of R `[n, d]`.
+
+    The leading right singular vectors of R̂ = R - R M Mᵀ are added until
+    ‖R‖² - ‖R̂‖² + Σ σ² ≥ share ‖R‖². The second result is the strength of each direction: ‖R m‖
+    of an old one m, the singular value σ of a new one.
+    """
+    onto = rows @ basis
+    uncovered = rows - onto @ basis.mT
+    if len(rows) > rows.shape[1]:  # the second moment is the smaller matrix
+        ascending, vectors = torch.linalg.eigh(uncovered.mT @ uncovered)
+        energies, directions = ascending.flip(0).clamp_min(0), vectors.flip(1)
+    else:
+        _, strengths, transposed = torch.linalg.svd(uncovered, full_matrices=False)
+        energies, directions = strengths.square(), transposed.mT
+    total = rows.square().sum()
+    covered = total - uncovered.square().sum() + energies.cumsum(0) - energies  # without each
+    count = int(((covered < share * total) & (energies > _ROUNDING * total)).sum())
+    strengths = torch.cat([onto.square().sum(0), energies[:count]]).sqrt()
+    return torch.cat([basis, directions[:, :count]], 1), strengths

@@ -1,228 +1,122 @@
-"""Layers as matrices `[g, out, d]`, their gradients in the same form, and the rows that enter them.
-
-g is the number of seeds in a stacked network, and 1 in one that is not (the groups of a grouped
-convolution count like seeds). A bias is one more column: [W | b], whose rows are [x, 1].
-"""
+"""Layers as matrices `[W | b]`, and training with projected gradients of these."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from conceptors.experiments.methods.base import Learner
-from conceptors.layers import Block, Call, Draws, Rule, Sample, SecondMoment, find_rule
-from conceptors.shield.blocks import parameter_at
 
 
-@dataclass(frozen=True, eq=False)
 class MatrixLayer:
-    """One matrix of a model, and the layer that multiplies rows with it."""
+    """A linear layer or a convolution without padding as the matrix `[W | b]` of shape `[out, d]`.
 
-    name: str
-    layer: nn.Module
-    rule: Rule
-    block: Block
+    A bias is one more column, and its row entry is 1. The rows of a convolution are its patches.
+    """
 
-    @property
-    def weight(self) -> nn.Parameter:
-        found = parameter_at(self.layer, self.block.weight)
-        if found is None:
-            raise ValueError(f"{self.name} has no weight any more: do not remove it while training")
-        return found
-
-    @property
-    def bias(self) -> nn.Parameter | None:
-        return parameter_at(self.layer, self.block.bias)
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """Weight and bias, as far as there are both."""
-        return [self.weight] if self.bias is None else [self.weight, self.bias]
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """(g, out, d), the column of a bias included in d."""
-        groups, out, *inner = self.block.view(self.weight.detach()).shape
-        return groups, out, torch.Size(inner).numel() + (self.bias is not None)
+    def __init__(self, name: str, module: nn.Linear | nn.Conv2d) -> None:
+        self.name, self.module, self.weight = name, module, module.weight
+        self.parameters = dict(module.named_parameters(prefix=name))
+        self.dim = self.weight[0].numel() + (module.bias is not None)
 
     def matrix(self) -> Tensor:
-        """[W | b] `[g, out, d]`; change it with `set_matrix`."""
-        return self._joined([p.detach() for p in self.parameters])
+        """`[W | b]`; gradients reach the parameters through it."""
+        return joined(self.parameters.values())
 
-    def set_matrix(self, value: Tensor) -> None:
-        """Write [W | b] into the parameters, in place."""
-        self._write([p.detach() for p in self.parameters], value)
+    def named(self, matrix: Tensor) -> dict[str, Tensor]:
+        """A matrix like `[W | b]` in the shapes and by the names of the parameters."""
+        weight = matrix[:, : self.weight[0].numel()].reshape(self.weight.shape)
+        parts = [weight.contiguous(), *matrix[:, weight[0].numel() :].unbind(1)]
+        return dict(zip(self.parameters, parts, strict=True))
 
-    def live_matrix(self) -> Tensor:
-        """[W | b] `[g, out, d]`, through which gradients reach the parameters."""
-        return self._joined(self.parameters)
-
-    def as_parameters(self, value: Tensor) -> list[Tensor]:
-        """[W | b] `[g, out, d]` in the shapes of the parameters, gradients passing through."""
-        made = [torch.empty_like(p, requires_grad=False) for p in self.parameters]
-        self._write(made, value)
-        return made
-
-    def gradient(self) -> Tensor | None:
-        """The gradient of [W | b] `[g, out, d]`, None if there is none; see `set_gradient`."""
-        found = self._gradients()
-        return None if found is None else self._joined(found)
-
-    def set_gradient(self, value: Tensor) -> None:
-        """Write the gradient of [W | b] into those of the parameters, in place."""
-        found = self._gradients()
-        if found is None:
-            raise ValueError(f"{self.name} has no gradients to write to: call backward first")
-        self._write(found, value)
-
-    def rows(self, call: Call, sample: Sample) -> Iterator[Tensor]:
-        """Rows `[g, n, d]` of one call of the layer, in parts, with the 1 of a bias."""
-        for name, found in self.rule.rows(self.layer, call, sample):
-            if name != self.block.name:
-                continue
-            if isinstance(found, SecondMoment):
-                raise ValueError(f"{self.name} tells sums of its rows, and single rows are needed")
-            x = found.values
-            yield x if self.bias is None else torch.cat([x, torch.ones_like(x[..., :1])], -1)
-
-    def _gradients(self) -> list[Tensor] | None:
-        found = [p.grad for p in self.parameters if p.grad is not None]
-        return found if len(found) == len(self.parameters) else None
-
-    def _views(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Views `[g, out, ...]` of tensors shaped like the parameters."""
-        return [
-            self.block.view(tensors[0]),
-            *(self.block.bias_view(b)[..., None] for b in tensors[1:]),
-        ]
-
-    def _joined(self, tensors: Sequence[Tensor]) -> Tensor:
-        parts = [view.flatten(2) for view in self._views(tensors)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-
-    def _write(self, tensors: Sequence[Tensor], value: Tensor) -> None:
-        done = 0
-        for view in self._views(tensors):
-            width = view.shape[2:].numel()
-            view.copy_(value[..., done : done + width].reshape(view.shape))
-            done += width
+    def rows(self, x: Tensor) -> Tensor:
+        """Rows `[n, d]` that a layer's input x amounts to."""
+        if isinstance(self.module, nn.Conv2d):
+            x = functional.unfold(x, self.module.kernel_size, stride=self.module.stride)
+            x = x.mT.flatten(0, 1)
+        return x if self.module.bias is None else functional.pad(x, (0, 1), value=1.0)
 
 
-def matrix_layers(model: nn.Module, *, head: bool = True) -> list[MatrixLayer]:
-    """All matrices of a model in order; without the last one, its head, if `head` is False.
+class ProjectedLearner(Learner):
+    """Training with projected gradients.
 
-    Layers that scale each channel (BatchNorm and the like) have no matrix.
-
-    Raises:
-        ValueError: no layer of the model has a rule with a matrix.
+    With one head per task the last layer is not projected, as other tasks' outputs get no
+    gradient. Parameters of normalisation layers stay as the first task left them.
     """
-    found = []
-    for path, layer in model.named_modules():
-        rule = find_rule(layer)
-        for block in [] if rule is None else rule.blocks(layer):
-            weight = parameter_at(layer, block.weight)
-            if rule is None or weight is None:
-                continue
-            if block.view(weight.detach()).shape[1:].numel() > 1:
-                name = ".".join(part for part in (path, block.name) if part)
-                found.append(MatrixLayer(name, layer, rule, block))
-    if not found:
-        raise ValueError(
-            f"{type(model).__name__} has no layer with a matrix that is known; register a rule for "
-            f"its layers with conceptors.layers.register"
-        )
-    return found if head else found[:-1]
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        layers = matrix_layers(self.model)
+        in_layers = {id(p) for layer in layers for p in layer.parameters.values()}
+        self.fixed = [p for p in self.model.parameters() if id(p) not in in_layers]
+        self.layers = layers[:-1] if self.scenario.heads else layers
+
+    def projected(self, gradient: Tensor, layer: MatrixLayer) -> Tensor:
+        """The gradient `[out, d]` that a layer uses from the second task on."""
+        raise NotImplementedError
+
+    def gradients(self, number: int) -> None:
+        super().gradients(number)
+        if number:
+            self.project(number)
+
+    @torch.no_grad()
+    def project(self, number: int) -> None:
+        """Project the gradients of all layers; after the first task drop all others."""
+        for layer in self.layers:
+            gradient = joined([p.grad for p in layer.parameters.values() if p.grad is not None])
+            for name, part in layer.named(self.projected(gradient, layer)).items():
+                layer.parameters[name].grad = part
+        for parameter in self.fixed if number else ():
+            parameter.grad = None
+
+    def drawn_samples(self, number: int) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of `samples` random training samples of a task, of all if 0."""
+        split = self.scenario.tasks[number].train
+        generator = torch.Generator().manual_seed(86_028_121 * (number + 1) + self.scenario.seed)
+        places = torch.randperm(len(split), generator=generator)[: self.settings.samples or None]
+        return split.take(places.to(self.device))
+
+    @torch.no_grad()
+    def drawn_rows(self, number: int) -> dict[str, Tensor]:
+        """Rows `[n, d]` in float64 that those samples send into each layer, by its name."""
+        x, _ = self.drawn_samples(number)
+        self.model.eval()
+        _, rows = self.with_rows(lambda: self.outputs(x, number))
+        self.model.train()
+        return {name: R.double() for name, R in rows.items()}
+
+    def with_rows(self, run: Callable[[], Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Result of `run`, and the rows that enter the layers meanwhile, by name."""
+        rows: dict[str, Tensor] = {}
+
+        def watch(layer: MatrixLayer) -> Any:
+            def note(_: Any, inputs: tuple[Tensor, ...], __: Any) -> None:
+                rows[layer.name] = layer.rows(inputs[0].detach())
+
+            return layer.module.register_forward_hook(note)
+
+        handles = [watch(layer) for layer in self.layers]
+        try:
+            return run(), rows
+        finally:
+            for handle in handles:
+                handle.remove()
 
 
-def other_parameters(model: nn.Module, layers: Iterable[MatrixLayer]) -> list[nn.Parameter]:
-    """Parameters of a model that belong to none of these layers."""
-    own = {id(p) for layer in layers for p in layer.parameters}
-    return [p for p in model.parameters() if id(p) not in own]
+def matrix_layers(model: nn.Module) -> list[MatrixLayer]:
+    """All linear layers and convolutions of a model, in order."""
+    return [
+        MatrixLayer(name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, (nn.Linear, nn.Conv2d))
+    ]
 
 
-@contextmanager
-def watching(
-    layers: Iterable[MatrixLayer], seen: Callable[[MatrixLayer, Call], None]
-) -> Iterator[None]:
-    """Inside, `seen` is told of every call of these layers."""
-
-    def hook(own: MatrixLayer) -> Any:
-        return lambda _, args, kwargs, out: seen(own, Call(args, kwargs, out))
-
-    handles = [own.layer.register_forward_hook(hook(own), with_kwargs=True) for own in layers]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def drawn_inputs(learner: Learner, number: int, count: int) -> Tensor:
-    """Training inputs `[seeds, n, ...]` of a task, as `drawn_samples` gives them."""
-    return drawn_samples(learner, number, count)[0]
-
-
-def drawn_samples(learner: Learner, number: int, count: int) -> tuple[Tensor, Tensor]:
-    """Training inputs `[seeds, n, ...]` and labels of a task, n at most `count` (0 for all).
-
-    Each seed draws for itself, as many as every other.
-    """
-    split = learner.scenario.tasks[number].train
-    n = min([*split.sizes(), *([count] if count else [])])
-    places = []
-    for size, seed in zip(split.sizes(), learner.seeds):
-        generator = torch.Generator().manual_seed(86_028_121 * (number + 1) + seed)
-        places.append(torch.randperm(size, generator=generator)[:n])
-    return split.take(torch.stack(places).to(learner.device))
-
-
-@torch.no_grad()
-def rows(
-    model: nn.Module,
-    layers: Sequence[MatrixLayer],
-    batches: Sequence[Tensor],
-    most: int = 0,
-    seed: int = 0,
-) -> dict[str, Tensor]:
-    """Rows `[g, n, d]` that enter each layer, by its name, in evaluation mode.
-
-    Args:
-        batches: inputs of the model, `[seeds, batch, ...]` each.
-        most: about so many rows of a layer at most, 0 for all; each batch gives an equal share,
-            the same rows for all seeds.
-        seed: of that choice.
-    """
-    share = -(-most // len(batches)) if most else None
-    draws = Draws(seed)
-    sample = Sample(lambda count, dim: share, draws)
-    found: dict[str, list[Tensor]] = {layer.name: [] for layer in layers}
-
-    def seen(layer: MatrixLayer, call: Call) -> None:
-        own = torch.cat(list(layer.rows(call, sample)), 1)  # a copy, also of a single part
-        if share is not None and own.shape[1] > share:  # its rule does not sample
-            own = own[:, draws.indices(own.shape[1], share, own.device)]
-        found[layer.name].append(own)
-
-    training = model.training
-    model.eval()
-    try:
-        with watching(layers, seen):
-            for batch in batches:
-                model(batch)
-                draws.renew()
-    finally:
-        model.train(training)
-    if missing := [name for name, parts in found.items() if not parts]:
-        raise ValueError(f"no rows came to {', '.join(missing)}: does the model call these layers?")
-    joined = {name: torch.cat(parts, 1) for name, parts in found.items()}
-    for name, values in joined.items():
-        if not bool(values.isfinite().all()):
-            raise ValueError(
-                f"NaN or infinite rows enter {name}: training diverged; lower the rate"
-            )
-    return joined
+def joined(tensors: Any) -> Tensor:
+    """Tensors shaped like weight and bias as one matrix."""
+    return torch.cat([tensor.reshape(len(tensor), -1) for tensor in tensors], 1)

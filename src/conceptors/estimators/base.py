@@ -1,0 +1,199 @@
+"""What the scikit-learn estimators share: a memory of all tasks, and what can be read from it."""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from conceptors._internal import checks
+from conceptors.estimators import closed_form
+from conceptors.estimators.tasks import Joint, Known, MemoryFullWarning
+
+try:
+    from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
+    from sklearn.utils.validation import check_is_fitted, validate_data
+except ImportError:
+    raise ImportError(
+        "the estimators need scikit-learn: pip install 'conceptors[sklearn]'"
+    ) from None
+
+Array = npt.NDArray[Any]
+_LARGEST = float(np.finfo(np.float64).max)
+
+
+@contextmanager
+def _all_or_nothing(estimator: BaseEstimator) -> Iterator[None]:
+    """Put every attribute back if anything raises. Fitted arrays are replaced, never written to."""
+    before = dict(vars(estimator))
+    try:
+        yield
+    except BaseException:
+        vars(estimator).clear()
+        vars(estimator).update(before)
+        raise
+
+
+def positive(value: Any, name: str) -> float:
+    """A finite number above 0."""
+    return checks.number(value, name, 0.0, _LARGEST, open_low=True)
+
+
+def one_of(value: Any, name: str, choices: tuple[str, ...]) -> str:
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{name} must be one of {[*choices]}, got {value!r}")
+    return value
+
+
+def without_overflow(rows: Tensor, name: str) -> Tensor:
+    """Refuse values whose squares overflow."""
+    if not bool(torch.isfinite(rows.square().sum())):
+        largest = float(rows.abs().max())
+        raise ValueError(f"{name} reaches {largest:.3g}: its squares overflow; scale it")
+    return rows
+
+
+def refuse_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raise if a parameter differs from the earlier tasks."""
+    for name, value in now.items():
+        if before[name] != value:
+            raise ValueError(
+                f"{name}={value!r} differs from the earlier tasks ({before[name]!r}); set it back, "
+                f"or forget them with fit"
+            )
+
+
+class ConceptorLinear(BaseEstimator):  # type: ignore[misc]
+    """A linear model in `_memory`, which exists once something was learned."""
+
+    aperture: Any
+    fit_intercept: bool
+    warn_at_quota: float
+    _memory: Joint | Known
+
+    @property
+    def coef_(self) -> Array:
+        """`[m, d]`, `[d]` for targets `[n]`; on the random features if there are any."""
+        weights = self._weights()
+        return weights[:, :-1] if self.fit_intercept else weights
+
+    @property
+    def intercept_(self) -> Any:
+        """`[m]`, a number for targets `[n]`."""
+        weights = self._weights()
+        return weights[:, -1] if self.fit_intercept else np.zeros(len(weights))
+
+    @property
+    def quota_(self) -> float:
+        """Share of the space that is claimed so far, in [0, 1]."""
+        return self._known().quota
+
+    @property
+    def correlation_(self) -> Array:
+        """Second moments of b that `aperture_` refers to."""
+        return np.asarray(self._known().correlation)
+
+    @property
+    def n_tasks_(self) -> int:
+        """Number of tasks learned."""
+        return self._known().n_tasks
+
+    @property
+    def increment_norm_(self) -> float:
+        """Frobenius norm of the last task's change of the weights, if tasks are learned in turn."""
+        norm = self._known().increment_norm
+        if norm is None:
+            raise AttributeError("solution='joint' solves all tasks together, without increments")
+        return norm
+
+    def free_space(self) -> Array:
+        """F = ¬A `[d, d]` (or d + 1 with an intercept): the space left for the next task."""
+        known = self._known()
+        aperture = known.aperture if isinstance(self.aperture, str) else self.aperture
+        return np.asarray(closed_form.free_space(known.correlation, aperture))
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Forget everything and learn one task."""
+        with _all_or_nothing(self):
+            self._fit(X, y, first=True)
+        return self
+
+    def partial_fit(self, X: Any, y: Any) -> Self:
+        """Learn a further task without disturbing the earlier ones."""
+        return self._learn_further(X, y)
+
+    def _learn_further(self, X: Any, y: Any, **options: Any) -> Self:
+        with _all_or_nothing(self):
+            self._fit(X, y, first=not self.__sklearn_is_fitted__(), **options)
+            self._warn_if_full()
+        return self
+
+    @abstractmethod
+    def _fit(self, X: Any, y: Any, first: bool) -> None:
+        """Learn a task, the first one or a further one."""
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "_memory")
+
+    def _known(self) -> Known:
+        check_is_fitted(self)
+        return self._memory.known() if isinstance(self._memory, Joint) else self._memory
+
+    def _weights(self) -> Array:
+        """W so far `[m, d]`, with an intercept `[m, d + 1]`."""
+        return np.asarray(self._known().weights)
+
+    def _warn_if_full(self) -> None:
+        """Warn after a task learned in turn; the joint solution goes on learning."""
+        memory = self._memory
+        if isinstance(memory, Joint) or memory.quota < self.warn_at_quota:
+            return
+        tasks = "1 task" if memory.n_tasks == 1 else f"{memory.n_tasks} tasks"
+        warnings.warn(
+            f"The memory is nearly full after {tasks}: they claim {memory.quota:.1%} of the input "
+            f"space (quota_ {memory.quota:.4f}, warning from {self.warn_at_quota:g}). Further "
+            f"tasks can change little. Lower the aperture ({memory.aperture:g}), or use more "
+            f"features.",
+            MemoryFullWarning,
+            stacklevel=4,
+        )
+
+
+class ConceptorRegressor(MultiOutputMixin, RegressorMixin, ConceptorLinear):  # type: ignore[misc]
+    """Targets `[n]` or `[n, m]`, and coefficients of the matching shape."""
+
+    _target_shape: tuple[int, ...]  # of one sample: () or (m,)
+
+    @property
+    def coef_(self) -> Array:
+        """`[m, d]`, `[d]` for targets `[n]`; on the random features if there are any."""
+        coefficients: Array = super().coef_
+        return coefficients if self._target_shape else coefficients[0]
+
+    @property
+    def intercept_(self) -> Any:
+        """`[m]`, a number for targets `[n]`."""
+        intercept = super().intercept_
+        return intercept if self._target_shape else float(intercept[0])
+
+    def _checked(self, X: Any, y: Any, first: bool) -> tuple[Any, Tensor]:
+        """X, and targets `[n, m]`."""
+        X, y = validate_data(
+            self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, reset=first
+        )
+        if not first and y.shape[1:] != self._target_shape:
+            earlier = ["n", *map(str, self._target_shape)]
+            raise ValueError(
+                f"y of shape {list(y.shape)} does not fit the earlier tasks, whose y had shape "
+                f"[{', '.join(earlier)}]; give y that shape, or forget them with fit"
+            )
+        self._target_shape = y.shape[1:]
+        targets = torch.tensor(y.reshape(len(y), -1), dtype=torch.float64)
+        return X, without_overflow(targets, "y")

@@ -1,0 +1,98 @@
+"""Classes told apart by their means: nearest class mean, and linear discriminant analysis.
+
+- NCM stores the mean of each class.
+- SLDA (Hayes & Kanan, CVPR workshops 2020) adds one covariance Σ around the means, which all
+  classes share. The paper adds samples one by one; sums give the same covariance in any order.
+- KLDA (Momeni, Mazumder & Liu, AAAI 2025) does the same on random Fourier features of a Gaussian
+  kernel. Its width is relative to the data here, and a small shrinkage replaces the pseudo-inverse.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from conceptors import RandomFeatures
+from conceptors.experiments.methods.closed.base import ClosedForm, ClosedSettings, LinearScores
+from conceptors.experiments.methods.settings import setting
+
+
+class Ncm(ClosedForm):
+    name = "ncm"
+    about = "nearest class mean"
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.sums = self.seen.new_zeros(self.classes, self.width, dtype=torch.float64)
+        self.counts = self.sums.new_zeros(self.classes)
+
+    def add(self, rows: Tensor, labels: Tensor) -> None:
+        members = functional.one_hot(labels, self.classes).double()
+        self.sums += members.mT @ rows.double()
+        self.counts += members.sum(0)
+
+    def scores(self, rows: Tensor) -> Tensor:
+        """-|x - μ|² without |x|², which is the same for all classes."""
+        means = self.sums / self.counts.clamp_min(1)[:, None]
+        return 2 * rows.double() @ means.mT - means.square().sum(1)
+
+    def stored_numbers(self) -> int:
+        return self.sums.numel() + len(self.counts)
+
+
+@dataclass(frozen=True)
+class SldaSettings(ClosedSettings):
+    shrinkage: float = setting(1e-4, "ε of (1 - ε) Σ + ε I, between 0 and 1")
+
+
+class Slda(LinearScores):
+    """Scores Λ μ · h - ½ μᵀ Λ μ with Λ = ((1 - ε) Σ + ε I)⁻¹: Gaussian classes, equally likely."""
+
+    name = "slda"
+    about = "streaming linear discriminant analysis (Hayes & Kanan 2020)"
+    settings_type = SldaSettings
+
+    def end_task(self, number: int) -> None:
+        sums, shrinkage = self.sums, self.settings.shrinkage
+        means = sums.cross / sums.squares.clamp_min(1)[:, None]  # squares of labels are counts
+        covariance = (sums.gram - means.mT @ sums.cross) * ((1 - shrinkage) / sums.count)
+        covariance.diagonal().add_(shrinkage)
+        factor, info = torch.linalg.cholesky_ex(covariance)
+        if int(info):
+            raise ValueError(
+                f"shrinkage {shrinkage:g} is too small to invert the covariance of "
+                f"{len(factor)} features; raise it"
+            )
+        self.weights = torch.cholesky_solve(means.mT, factor).mT
+        self.biases = -0.5 * (self.weights * means).sum(1)
+
+
+@dataclass(frozen=True)
+class KldaSettings(SldaSettings):
+    lift: int = setting(2000, "random Fourier features")
+    spread: float = setting(0.7, "of the frequencies, the inverse of the kernel's width")
+
+
+class Klda(Slda):
+    name = "klda"
+    about = "kernel linear discriminant analysis (Momeni et al. 2025)"
+    settings_type = KldaSettings
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        s = self.settings
+        lift = RandomFeatures(
+            self.width, s.lift, "fourier", shape=0.0, spread=s.spread, seed=self.seed
+        )
+        self.lift = lift.to(self.device)
+
+    def calibrate(self, rows: Tensor) -> None:
+        self.lift.calibrate(rows)
+
+    def lifted(self, rows: Tensor) -> Tensor:
+        h: Tensor = self.lift(rows)
+        return h

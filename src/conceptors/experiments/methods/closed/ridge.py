@@ -1,0 +1,100 @@
+"""Ridge regression on random ReLU features, which are drawn without any data.
+
+- ACIL (Zhuang et al., NeurIPS 2022) updates (Σ h hᵀ + γ I)⁻¹ and the weights recursively by
+  Woodbury's identity. Solving from the sums gives the same weights.
+- RanPAC (McDonnell et al., NeurIPS 2023) chooses the power of ten as its ridge that does best on a
+  fifth of the current task when the other four are learned alone.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from conceptors.experiments.methods.closed.base import ClosedSettings, LinearScores
+from conceptors.experiments.methods.settings import setting
+from conceptors.readout import Sums
+
+RIDGES = [10.0**k for k in range(-8, 9)]
+
+
+@dataclass(frozen=True)
+class ReluSettings(ClosedSettings):
+    lift: int = setting(2000, "random ReLU features")
+
+
+class RandomRelu(LinearScores):
+    """Features h = relu(x W) with normal random W."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        generator = torch.Generator().manual_seed(self.seed)
+        weight = torch.randn(self.width, self.settings.lift, generator=generator)
+        self.projection: Tensor = (weight / self.width**0.5).to(self.device)
+
+    def lifted(self, rows: Tensor) -> Tensor:
+        h: Tensor = rows @ self.projection
+        return h.relu()
+
+
+@dataclass(frozen=True)
+class AcilSettings(ReluSettings):
+    gamma: float = setting(0.1, "γ of the ridge regression")
+
+
+class Acil(RandomRelu):
+    name = "acil"
+    about = "analytic class-incremental learning (Zhuang et al. 2022)"
+    settings_type = AcilSettings
+
+    def end_task(self, number: int) -> None:
+        weights = ridge_weights(self.sums, self.settings.gamma)
+        if weights is None:
+            raise ValueError(f"gamma {self.settings.gamma:g} is too small to solve; raise it")
+        self.weights = weights
+
+
+class Ranpac(RandomRelu):
+    name = "ranpac"
+    about = "RanPAC's random projection and ridge regression (McDonnell et al. 2023)"
+    settings_type = ReluSettings
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.learned, self.held_out = self.new_sums(), self.new_sums()  # of the current task
+
+    def add(self, rows: Tensor, labels: Tensor) -> None:
+        h = self.lifted(rows)
+        fifth = max(1, len(h) // 5)  # of a part of the task: samples come in random order
+        self.held_out.add(h[:fifth], labels[:fifth])
+        self.learned.add(h[fifth:], labels[fifth:])
+
+    def end_task(self, number: int) -> None:
+        errors = [squared_error(ridge_weights(self.learned, r), self.held_out) for r in RIDGES]
+        self.ridge = RIDGES[errors.index(min(errors))]
+        for sums in (self.learned, self.held_out):
+            self.sums.include(sums)
+        self.learned, self.held_out = self.new_sums(), self.new_sums()
+        while (weights := ridge_weights(self.sums, self.ridge)) is None:
+            self.ridge *= 10
+        self.weights = weights
+
+
+def ridge_weights(sums: Sums, ridge: float) -> Tensor | None:
+    """Σ y hᵀ (Σ h hᵀ + ridge I)⁻¹ `[classes, d]`; None where rounding makes that impossible."""
+    gram = sums.gram.clone()
+    gram.diagonal().add_(ridge)
+    factor, info = torch.linalg.cholesky_ex(gram)
+    return None if int(info) else torch.cholesky_solve(sums.cross.mT, factor).mT
+
+
+def squared_error(weights: Tensor | None, sums: Sums) -> float:
+    """Σ |y - W h|² over the samples of these sums."""
+    if weights is None:
+        return math.inf
+    fitted = ((weights @ sums.gram) * weights).sum() - 2 * (weights * sums.cross).sum()
+    return float(sums.squares.sum() + fitted)

@@ -1,0 +1,356 @@
+"""Random features: many fixed, nonlinear functions of an input, on which a linear readout learns.
+
+h = f(z Wᵀ + b) with z = x - μ, where μ is the mean of the first data, and W is scaled so that
+z Wᵀ has mean square 1 over those data: no unit is always off or saturated, whatever the size of
+the inputs. Weights are drawn with the covariance of the first data to the power `shape`, so most
+units look along directions in which the data vary. For images the weights are drawn smooth.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from abc import abstractmethod
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from conceptors._internal import checks
+from conceptors._internal.outside import outside
+from conceptors._internal.precision import exactly
+
+Activation = Literal["relu", "tanh", "fourier"]
+_FOURIER_SPREAD = 0.7  # kernels a little wider than the data
+_CALIBRATION_ROWS = 10_000
+_LOST = 1e-4  # of the largest column's range: smaller columns hardly influence a solution
+_FEW = 0.02  # share of columns that may have a tiny range, as units that are nearly dead have
+_ROWS_AT_ONCE = 1024
+
+
+class Lift(nn.Module):
+    """Features of inputs `[n, in_features]`, fixed by `calibrate` from the first data.
+
+    Everything that calibration computes is a float32 buffer, whatever the dtype of the data, so a
+    saved state restores the features to the last bit.
+
+    Args:
+        in_features, out_features: widths of the inputs and of the features.
+        fitted: the buffers that `calibrate` sets, by name, with their shapes.
+    """
+
+    calibrated: Tensor  # the saved form of `is_calibrated`
+
+    def __init__(self, in_features: int, out_features: int, **fitted: tuple[int, ...]) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.is_calibrated = False
+        self.register_buffer("calibrated", torch.tensor(False))
+        for name, shape in fitted.items():
+            self.register_buffer(name, torch.zeros(shape))
+
+    @abstractmethod
+    def calibrate(self, rows: Tensor) -> None:
+        """Fix all features by the first data `[n, in_features]`."""
+
+    def check_calibrated(self) -> None:
+        """Raise RuntimeError before `calibrate`."""
+        if not self.is_calibrated:
+            raise RuntimeError(
+                f"{type(self).__name__} is not calibrated yet; call calibrate(rows) first"
+            )
+
+    def _fix(self, **values: Tensor) -> None:
+        """Set all fitted buffers, or none if one of them is out of range."""
+        rounded = {name: value.detach().float() for name, value in values.items()}
+        for name, value in rounded.items():
+            if not bool(value.isfinite().all()):
+                raise ValueError(
+                    f"the lift's {name} is beyond the range of float32 for features of this size; "
+                    f"scale the features"
+                )
+        for name, value in rounded.items():
+            setattr(self, name, value)
+        self.calibrated = torch.ones_like(self.calibrated)
+        self.is_calibrated = True
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        if not self.calibrated.is_meta:
+            self.is_calibrated = bool(self.calibrated)
+
+
+class Scaling(Lift):
+    """No new features: the inputs, shifted and scaled by one number to mean square 1."""
+
+    center: Tensor
+    scale: Tensor
+
+    def __init__(self, in_features: int) -> None:
+        super().__init__(in_features, in_features, center=(in_features,), scale=())
+
+    @exactly()
+    def calibrate(self, rows: Tensor) -> None:
+        center = rows.mean(0, dtype=torch.float64).float()
+        warn_of_scales(rows)
+        self._fix(center=center, scale=typical_size(rows - center, rows).reciprocal())
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.check_calibrated()
+        scaled: Tensor = (x - self.center) * self.scale
+        return scaled
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}"
+
+
+class RandomFeatures(Lift):
+    """h = f(z Wᵀ + b) `[n, out_features]`.
+
+    Args:
+        in_features, out_features: widths of the inputs and of the features.
+        activation: "relu", "tanh", or "fourier" for cosines with random phases, whose products
+            approximate a Gaussian kernel (Rahimi & Recht 2007).
+        shape: the power of the first data's covariance that the weights are drawn with: 0 draws
+            white weights, and with 1/2 the weights vary like the data themselves.
+        spread: the root mean square of z Wᵀ. Larger values make the features more nonlinear. None
+            is 1, and 0.7 for "fourier".
+        unit: scale each row z to the same length first, so only its direction counts.
+        image: (c, h, w) or (h, w) if the inputs are images. The weights are then smooth instead of
+            shaped, and each row is centred by its own mean instead of μ.
+        smooth: standard deviation of the blur, in pixels.
+        seed: seed of the draw.
+    """
+
+    center: Tensor
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        activation: Activation = "relu",
+        *,
+        shape: float = 0.25,
+        spread: float | None = None,
+        unit: bool = False,
+        image: tuple[int, ...] | None = None,
+        smooth: float = 1.5,
+        seed: int = 0,
+    ) -> None:
+        d = checks.whole(in_features, "in_features", 1)
+        count = checks.whole(out_features, "out_features", 1)
+        if image is not None and (len(image) not in (2, 3) or math.prod(image) != d):
+            raise ValueError(
+                f"image must be (h, w) or (c, h, w) with {d} numbers in all, got {image}"
+            )
+        if activation not in get_args(Activation):
+            raise ValueError(
+                f"activation must be one of {[*get_args(Activation)]}, got {activation!r}"
+            )
+        super().__init__(d, count, center=(d,), weight=(count, d), bias=(count,))
+        self.image = None if image is None else tuple(image)
+        self.smooth = checks.number(smooth, "smooth", 0.0, 1e3)
+        self.activation = activation
+        self.power = checks.number(shape, "shape", 0.0, 1.0)
+        usual = _FOURIER_SPREAD if activation == "fourier" else 1.0
+        self.spread = usual if spread is None else checks.number(spread, "spread", 0.0, 1e6)
+        self.unit, self.seed = bool(unit), checks.whole(seed, "seed", 0)
+
+    @exactly()
+    def calibrate(self, rows: Tensor) -> None:
+        rows = rows[:: max(1, len(rows) // _CALIBRATION_ROWS)]
+        center = rows.mean(0, dtype=torch.float64).float()
+        z = self._shifted(rows, center)
+        is_flat = is_constant(z, rows)
+        z = self._scaled(z)
+        draw = torch.Generator().manual_seed(self.seed)
+        weight = torch.randn(self.out_features, self.in_features, generator=draw).to(rows)
+        bias = torch.randn(self.out_features, generator=draw).to(rows) * self.spread
+        if self.activation == "fourier":
+            bias = 2 * math.pi * torch.rand(self.out_features, generator=draw).to(rows)
+        if self.image is not None:
+            weight = blurred(weight, self.image, self.smooth)
+        else:
+            warn_of_scales(rows)
+            if self.power and not is_flat:
+                weight = weight @ _covariance_root(z, self.power).to(weight)
+        if is_flat:  # nothing shows how much data vary: assume as much as their own size
+            length = 1.0 if self.unit else typical_size(z, rows)
+            size = length * weight.square().mean().sqrt() * self.in_features**0.5
+        else:
+            parts = (part @ weight.mT for part in z.split(_ROWS_AT_ONCE))
+            norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in parts]
+            size = torch.stack(norms).norm() / (len(z) * len(weight)) ** 0.5
+        self._fix(center=center, weight=weight * (self.spread / size), bias=bias)
+
+    def _shifted(self, x: Tensor, center: Tensor) -> Tensor:
+        return x - (center if self.image is None else x.mean(-1, keepdim=True))
+
+    def _scaled(self, z: Tensor) -> Tensor:
+        if not self.unit:
+            return z
+        scaled: Tensor = functional.normalize(z, dim=-1, eps=1e-30) * self.in_features**0.5
+        return scaled
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.check_calibrated()
+        z = self._scaled(self._shifted(x, self.center))
+        products = functional.linear(z, self.weight.to(z.dtype), self.bias.to(z.dtype))
+        if self.activation == "fourier":
+            return products.cos()
+        return products.relu() if self.activation == "relu" else products.tanh()
+
+    def extra_repr(self) -> str:
+        draw = f"image={self.image}, smooth={self.smooth:g}"
+        draw = draw if self.image else f"shape={self.power:g}"
+        return (
+            f"{self.in_features}, {self.out_features}, {self.activation!r}, {draw}, "
+            f"spread={self.spread:g}, unit={self.unit}, seed={self.seed}"
+        )
+
+
+class SideBySide(Lift):
+    """Features of the parts of `[x₁ | x₂ | …]`, side by side: `[f₁(x₁) | f₂(x₂) | …]`.
+
+    For inputs of different kinds, such as an image and what a network computes from it. Each
+    part's features are scaled by one number to a mean variance of 1 over the first data, so a part
+    counts by its number of features, whatever their size.
+
+    Args:
+        parts: lifts, in the order of their columns. Those that are calibrated already stay as
+            they are.
+
+    Raises:
+        TypeError: a part is no lift.
+        ValueError: there are no parts.
+
+    >>> from conceptors import RandomFeatures, Readout
+    >>> _ = torch.manual_seed(0)
+    >>> pixels, hidden, labels = torch.rand(200, 64), torch.randn(200, 20), torch.arange(200) % 3
+    >>> lift = SideBySide(RandomFeatures(64, 100, image=(8, 8)), RandomFeatures(20, 50))
+    >>> lift.in_features, lift.out_features
+    (84, 150)
+    >>> readout = Readout(84, lift).learn(torch.cat([pixels, hidden], 1), labels)
+    """
+
+    scale: Tensor
+
+    def __init__(self, *parts: Lift) -> None:
+        if not parts:
+            raise ValueError("SideBySide needs at least one lift")
+        for part in parts:
+            if not isinstance(part, Lift):
+                raise TypeError(
+                    f"SideBySide takes lifts, such as RandomFeatures(64, 1000), got "
+                    f"{type(part).__name__}"
+                )
+        self._widths = [part.in_features for part in parts]
+        super().__init__(
+            sum(self._widths), sum(part.out_features for part in parts), scale=(len(parts),)
+        )
+        self.parts = nn.ModuleList(parts)
+
+    @exactly()
+    def calibrate(self, rows: Tensor) -> None:
+        sizes = []
+        for part, columns in self._pairs(rows):
+            if not part.is_calibrated:
+                part.calibrate(columns)
+            features = part(columns[:: max(1, len(columns) // 2048)])
+            center = features.mean(0, dtype=torch.float64).to(features)
+            sizes.append(typical_size(features - center, features))
+        self._fix(scale=torch.stack(sizes).reciprocal())
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.check_calibrated()
+        pairs = zip(self._pairs(x), self.scale)
+        return torch.cat([part(columns) * scale for (part, columns), scale in pairs], -1)
+
+    def _pairs(self, x: Tensor) -> list[tuple[Any, Tensor]]:
+        """Each part with its columns."""
+        if x.shape[-1] != self.in_features:
+            raise ValueError(
+                f"these lifts take {self._widths} = {self.in_features} features side by side, got "
+                f"{x.shape[-1]}"
+            )
+        return list(zip(self.parts, x.split(self._widths, -1)))
+
+
+def lift_of(in_features: int, lift: Any, activation: Activation, seed: int) -> nn.Module:
+    """The lift meant by a number of random features, or by a module."""
+    if isinstance(lift, nn.Module):
+        width = getattr(lift, "in_features", in_features)
+        if width != in_features:
+            raise ValueError(f"lift takes {width} features, the readout {in_features}")
+        if not isinstance(getattr(lift, "out_features", None), int):
+            raise TypeError(f"lift {type(lift).__name__} needs an attribute out_features")
+        return lift
+    count = checks.whole(lift, "lift", 0)
+    if not count:
+        return Scaling(in_features)
+    return RandomFeatures(in_features, count, activation, seed=seed)
+
+
+def warn_of_scales(rows: Tensor) -> None:
+    """Warn of columns that are lost beside others of a much larger scale.
+
+    The range is the measure, not the mean square, which is small for a pixel that is rarely lit.
+    One or two rows do not show a range.
+    """
+    if len(rows) < 3:
+        return
+    low, high = (bound.double() for bound in rows.aminmax(dim=0))
+    ranges = high - low
+    rounding = 4 * torch.finfo(rows.dtype).eps * torch.maximum(low.abs(), high.abs())
+    ranges = ranges[ranges > rounding]  # without constant columns
+    if len(ranges) and float((ranges < _LOST * ranges.max()).double().mean()) >= _FEW:
+        warnings.warn(
+            f"The columns of the inputs differ in scale by a factor of "
+            f"{float(ranges.max() / ranges.min()):.0e}. Columns of a small scale hardly influence "
+            f"predictions. Standardize the columns first, for example with "
+            f"sklearn.preprocessing.StandardScaler.",
+            stacklevel=outside(),
+        )
+
+
+def blurred(weight: Tensor, image: tuple[int, ...], sigma: float) -> Tensor:
+    """Each row `[n, c · h · w]` as an image, smoothed by a Gaussian, at the same mean square."""
+    if not sigma:
+        return weight
+    pictures = weight.reshape(-1, 1, *image[-2:])
+    reach = math.ceil(4 * sigma)
+    at = torch.arange(-reach, reach + 1, dtype=weight.dtype, device=weight.device)
+    bell = torch.exp(-(at**2) / (2 * sigma**2))
+    bell = bell / bell.square().sum().sqrt()
+    across = functional.conv2d(pictures, bell.view(1, 1, 1, -1), padding=(0, reach))
+    return functional.conv2d(across, bell.view(1, 1, -1, 1), padding=(reach, 0)).reshape_as(weight)
+
+
+def is_constant(z: Tensor, rows: Tensor) -> bool:
+    """Whether rows differ from their mean, by z, no more than by rounding."""
+    sizes = [torch.linalg.vector_norm(x, dtype=torch.float64) for x in (z, rows)]
+    return bool(sizes[0] <= 4 * torch.finfo(rows.dtype).eps * sizes[1])
+
+
+def typical_size(z: Tensor, rows: Tensor) -> Tensor:
+    """The root mean square of z = rows - mean, of the rows if they do not vary, or else 1."""
+    values = rows if is_constant(z, rows) else z
+    norm = torch.linalg.vector_norm(values, dtype=torch.float64)
+    return torch.where(norm > 0, norm / values.numel() ** 0.5, 1.0)
+
+
+def _covariance_root(rows: Tensor, power: float) -> Tensor:
+    """Σ to a power `[d, d]`. The fewer the rows, the more Σ is shrunk to a multiple of I."""
+    rows = rows.double()
+    n, d = rows.shape
+    covariance = rows.mT @ rows / n
+    share = d / (d + n)
+    mean = covariance.diagonal().mean()
+    covariance = (1 - share) * covariance
+    covariance.diagonal().add_(share * mean)
+    values, vectors = torch.linalg.eigh(covariance)
+    root: Tensor = (vectors * values.clamp_min(0) ** power) @ vectors.mT
+    return root

@@ -1,0 +1,386 @@
+"""A linear readout in closed form: learns any classes in any order, and forgets none of them."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+from conceptors._internal import checks
+from conceptors._internal.batches import (
+    Feed,
+    check_batches,
+    iterate,
+    moved,
+    undisturbed,
+    with_progress,
+)
+from conceptors._internal.outside import outside
+from conceptors._internal.precision import exactly
+from conceptors._internal.storage import digest
+from conceptors.readout.features import Activation, Lift, Scaling, lift_of
+from conceptors.readout.samples import (
+    KINDS,
+    feature_rows,
+    feed_without_labels,
+    last_part,
+    learnable,
+    target_rows,
+)
+from conceptors.readout.solve import Solution, likelihoods, solve
+from conceptors.readout.state import SavedSums
+from conceptors.readout.sums import Sums
+
+_ROWS = 8192  # rows that are lifted at once
+_CALIBRATION_ROWS = 2048  # rows that `learn_from` collects to calibrate the lift
+_UNLIKE = (
+    "these readouts have different lifts, so their sums do not add up; create the others by "
+    "readout.fresh() after the first is calibrated, or load its state there"
+)
+
+
+class Readout(SavedSums):
+    """Features `[n, in_features]` to scores of all classes `[n, classes]`, or to numbers.
+
+    It stores sums over samples (`Sums`), and solves ridge regression on all samples so far when
+    an answer is needed. So neither the order of samples nor their batches and tasks matter.
+
+    Args:
+        in_features: width of the features.
+        lift: 0 to read the features as they are (shifted and scaled), a number of random features
+            of them (`RandomFeatures`), or a module with `out_features`, such as `PatchFeatures`.
+            The first data learned calibrate it: see `calibrate`.
+        activation: of the random features, "relu", "tanh" or "fourier".
+        classes: refuse labels from this number on; by default classes are added as they come.
+        regularization: λ of E|y - W h|² + λ |W|², for numbers less their mean; "auto" chooses it
+            by generalised cross-validation from the sums.
+        scores: of classes: "regression", about 1 for the right one, or "likelihood", by linear
+            discriminant analysis from the same sums, which is better on features that are read as
+            they are.
+        seed: seed of the random features.
+
+    >>> import torch
+    >>> X = torch.randn(300, 5, generator=torch.Generator().manual_seed(0))
+    >>> y = X.abs().argmax(1)                          # 0 to 4, not linear
+    >>> readout = Readout(5, lift=500)
+    >>> for label in range(5):                         # one class after the other
+    ...     _ = readout.learn(X[y == label], y[y == label])
+    >>> readout(X).shape, bool((readout.predict(X) == y).float().mean() > 0.9)
+    (torch.Size([300, 5]), True)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        lift: int | nn.Module = 0,
+        *,
+        activation: Activation = "relu",
+        classes: int | None = None,
+        regularization: float | Literal["auto"] = "auto",
+        scores: Literal["regression", "likelihood"] = "regression",
+        seed: int = 0,
+    ) -> None:
+        width = checks.whole(in_features, "in_features", 1)
+        checks.whole(seed, "seed", 0)
+        limit = None if classes is None else checks.whole(classes, "classes", 1)
+        super().__init__(lift_of(width, lift, activation, seed), limit)
+        self.in_features = width
+        if scores not in ("regression", "likelihood"):
+            raise ValueError(f"scores must be 'regression' or 'likelihood', got {scores!r}")
+        self.scores: Literal["regression", "likelihood"] = scores
+        self._given: float | None = None
+        if regularization != "auto":
+            self._given = checks.number(regularization, "regularization", 0, 1e300, open_low=True)
+        self._shield_mark: Any = None
+        self._earlier_drift: dict[str, float] = {}
+
+    # --- learning -------------------------------------------------------------------------
+
+    @torch.inference_mode(False)
+    def calibrate(self, features: Tensor) -> Self:
+        """Fix the lift by these features, once; otherwise the first `learn` does.
+
+        Readouts that are to be added up must have the same lift: see `fresh`.
+        """
+        if self._is_calibrated:
+            raise RuntimeError("the lift is calibrated already; create a new Readout for another")
+        rows = learnable(self._rows(features))
+        if isinstance(self.lift, Lift):
+            self.lift.calibrate(rows)
+        return self
+
+    def learn(self, features: Tensor, targets: Tensor) -> Self:
+        """Learn samples; any batches, any order of classes, any number of calls.
+
+        Args:
+            features: `[n, in_features]`.
+            targets: labels `[n]` (integers, from 0), or numbers `[n]` or `[n, m]` (floats).
+
+        Raises:
+            ValueError: not finite, no samples, another width or device, labels out of range;
+                nothing was learned.
+        """
+        return self._learn([(features, targets)])
+
+    def learn_from(
+        self,
+        backbone: nn.Module,
+        batches: Any,
+        *,
+        feed: Feed | None = None,
+        target: Callable[[Any], Tensor] | None = None,
+        shield: Any = None,
+        progress: bool = False,
+    ) -> Self:
+        """Learn from a network's outputs for batches, in one pass without gradients.
+
+        Args:
+            backbone: returns features `[n, in_features]`; it runs in evaluation mode.
+            batches: a DataLoader or other iterable of batches, usually (inputs, targets); or
+                mappings, whose "labels" are not passed to the backbone.
+            feed: calls the backbone with a batch; by default with its first part.
+            target: returns the targets of a batch; by default its last part, or "labels".
+            shield: the shield that protects the backbone; see `out_of_date`.
+            progress: show a progress bar.
+
+        Raises:
+            ValueError: as `learn`, or no samples; nothing was learned of any batch.
+        """
+        check_batches(batches, "learn_from")
+        feed, target = feed or feed_without_labels, target or last_part
+        here, before = self._here.device, self.n_samples
+        with undisturbed(backbone):
+            shown = with_progress(iterate(batches, None, "learn_from"), progress, "learn")
+            self._learn(
+                (moved(feed(backbone, batch), here), moved(target(batch), here)) for batch in shown
+            )
+        if self.n_samples == before:
+            raise ValueError("learn_from got no samples: the loader is empty or used up")
+        if shield is not None:
+            self._note_shield(shield)
+        return self
+
+    @torch.inference_mode(False)  # tensors created inside could not be changed outside
+    def _learn(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> Self:
+        """Learn all pairs of features and targets, or nothing if anything fails."""
+        kind, sums = self._kind, copy.deepcopy(self._sums)
+        lift = None if self._is_calibrated else copy.deepcopy(self.lift.state_dict())
+        waiting: list[tuple[Tensor, Tensor]] = []
+
+        def add_waiting() -> None:
+            nonlocal sums
+            if waiting and not self._is_calibrated:
+                self.calibrate(torch.cat([rows for rows, _ in waiting]))
+            for rows, y in waiting:
+                for part, part_y in zip(rows.split(_ROWS), y.split(_ROWS)):
+                    b = self._lifted(part)
+                    sums = sums or Sums(b.shape[1], 0, b.device)
+                    sums.grow(int(y.max()) + 1 if y.ndim == 1 else y.shape[1])
+                    sums.add(b, part_y)
+            waiting.clear()
+
+        try:
+            for features, targets in pairs:
+                rows = learnable(self._rows(features))
+                outputs = sums.outputs if sums else 0
+                kind, y = target_rows(targets, rows, kind, outputs, self._limit)
+                waiting.append((rows, y))
+                if self._is_calibrated or sum(len(y) for _, y in waiting) >= _CALIBRATION_ROWS:
+                    add_waiting()
+            add_waiting()
+        except BaseException:
+            if lift is not None:
+                self.lift.load_state_dict(lift)
+            raise
+        self._kind, self._sums, self._solved = kind, sums, None
+        return self
+
+    # --- a network that changes -----------------------------------------------------------
+
+    def _note_shield(self, shield: Any) -> None:
+        """New sums were computed with the shielded network as it is now."""
+        if not shield.is_settled:
+            warnings.warn(
+                "The shield has not remembered the latest training, so out_of_date will not count "
+                "how it moves the features. Call shield.remember first, then learn_from.",
+                stacklevel=outside(),
+            )
+        if self._shield_mark is not None:
+            self._earlier_drift = self.out_of_date(shield)
+        self._shield_mark = shield.mark()
+
+    def out_of_date(self, shield: Any) -> dict[str, float]:
+        """How far each layer's outputs for remembered inputs have moved since they were summed.
+
+        |ΔW z| / |W z| for each layer, over inputs z like those that the shield remembers, added up
+        from one `learn_from(..., shield=shield)` to the next. 0.1 means that old features changed
+        by up to a tenth, which the sums do not know. Call it after `shield.remember`. It is not
+        saved: a loaded readout starts again. With hard conceptors it is 0, because the directions
+        that they leave out are not measured.
+        """
+        if self._shield_mark is None:
+            raise RuntimeError(
+                "learn_from(..., shield=shield) was not called yet, or not since this readout was "
+                "loaded"
+            )
+        drift: dict[str, float] = shield.moved_since(self._shield_mark)
+        return {name: self._earlier_drift.get(name, 0.0) + drift[name] for name in drift}
+
+    # --- answers --------------------------------------------------------------------------
+
+    @property
+    def n_samples(self) -> int:
+        """Samples learned so far."""
+        return round(self._sums.count) if self._sums else 0
+
+    @property
+    def counts(self) -> Tensor:
+        """Samples of each class `[classes]`."""
+        if self._sums is None:
+            return torch.zeros(0, dtype=torch.long, device=self._here.device)
+        if KINDS[self._kind] != "labels":
+            raise RuntimeError("numbers were learned, not classes")
+        return self._sums.squares.round().long()
+
+    @property
+    def regularization(self) -> float:
+        """λ of the present solution."""
+        return self.solution.regularization
+
+    @property
+    def quota(self) -> float:
+        """Share of the features' space that the data claim at this λ, in [0, 1]."""
+        return self.solution.quota
+
+    @property
+    def solution(self) -> Solution:
+        """Ridge regression on all samples so far, solved when it is first needed."""
+        if self._solved is None:
+            with torch.inference_mode(False):  # otherwise gradients could not pass later
+                self._solved = self._solve()
+        return self._solved
+
+    def _solve(self) -> Solution:
+        if self._sums is None:
+            raise RuntimeError("nothing was learned yet; call learn(features, targets) first")
+        if KINDS[self._kind] != "labels":
+            return solve(self._sums, self._given, around_mean=True)
+        solution = solve(self._sums, self._given, largest=True)
+        if self.scores == "likelihood":
+            solution = solution._replace(weights=likelihoods(self._sums, solution))
+        return solution
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Scores of all classes `[n, classes]`, or numbers."""
+        solution = self.solution
+        h = self.lift(self._rows(features))
+        weights = solution.weights.to(h.dtype)
+        scores: Tensor = nn.functional.linear(h, weights[:, :-1], weights[:, -1])
+        return scores[:, 0] if KINDS[self._kind] == "number" else scores
+
+    @torch.no_grad()
+    def predict(self, features: Tensor) -> Tensor:
+        """Labels `[n]`, of classes that were seen; numbers in regression."""
+        scores: Tensor = self(features)
+        if KINDS[self._kind] != "labels":
+            return scores
+        return scores.masked_fill(self.counts.to(scores.device) == 0, -torch.inf).argmax(1)
+
+    def export(self) -> nn.Module:
+        """A plain `nn.Linear` with the same scores, after the lift if there is one; no sums inside.
+
+        One number per sample is returned as `[n, 1]`.
+        """
+        weight, bias = self.solution.weights[:, :-1], self.solution.weights[:, -1]
+        linear = nn.Linear(weight.shape[1], len(weight), device=weight.device)
+        if isinstance(self.lift, Scaling):
+            weight = weight * self.lift.scale
+            bias = bias - weight @ self.lift.center.double()
+        with torch.no_grad():
+            linear.weight.copy_(weight)
+            linear.bias.copy_(bias)
+        linear.requires_grad_(False)
+        if isinstance(self.lift, Scaling):
+            return linear.eval()
+        return nn.Sequential(copy.deepcopy(self.lift), linear).eval()
+
+    # --- many readouts --------------------------------------------------------------------
+
+    def fresh(self) -> Readout:
+        """A readout with the same lift that has learned nothing, to be added up later."""
+        return Readout(
+            self.in_features,
+            copy.deepcopy(self.lift),
+            classes=self._limit,
+            regularization="auto" if self._given is None else self._given,
+            scores=self.scores,
+        ).to(self._here.device)
+
+    def __add__(self, other: Readout) -> Readout:
+        """A readout that has learned the samples of both."""
+        if not isinstance(other, Readout):
+            return NotImplemented
+        learned = [readout for readout in (self, other) if readout._sums] or [self]
+        _check_alike([readout._identity() for readout in learned])
+        total = learned[0].fresh().to(self._here.device)
+        total._kind, total._sums = learned[0]._kind, copy.deepcopy(learned[0]._sums)
+        if total._sums:
+            total._sums.to(self._here.device)
+            for readout in learned[1:]:
+                total._sums.include(readout._sums)
+        return total
+
+    def merged(self, group: Any = None) -> Readout:
+        """A readout of what all processes of a `torch.distributed` group have learned.
+
+        Every process calls it and gets the same; its own sums stay as they are. All processes
+        must have the same, calibrated lift.
+        """
+        total = self + self.fresh()
+        mine = (*self._identity(), self._sums.outputs if self._sums else 0)
+        everyone: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(everyone, mine, group=group)
+        _check_alike([identity[:2] for identity in everyone])
+        total._kind = max(kind for _, kind, _ in everyone)
+        if total._kind:
+            width: Any = self.lift.out_features
+            total._sums = total._sums or Sums(width + 1, 0, self._here.device)
+            total._sums.grow(max(outputs for _, _, outputs in everyone))
+            total._sums.all_reduce(group)
+        return total
+
+    def _identity(self) -> tuple[str, int]:
+        """A fingerprint that lifts with the same features share, and the kind of targets."""
+        state = {name: value.cpu() for name, value in self.lift.state_dict().items()}
+        return digest(state, {"lift": repr(self.lift)}), self._kind
+
+    # --- checks ---------------------------------------------------------------------------
+
+    def _rows(self, features: Tensor) -> Tensor:
+        return feature_rows(features, self.in_features, self._here.device)
+
+    def _lifted(self, rows: Tensor) -> Tensor:
+        """[h; 1] `[n, out_features + 1]`."""
+        with exactly():
+            h = self.lift(rows)
+        shape = [len(rows), self.lift.out_features]
+        if not isinstance(h, Tensor) or list(h.shape) != shape:
+            got = list(h.shape) if isinstance(h, Tensor) else type(h).__name__
+            raise ValueError(f"the lift returned {got}, expected features {shape}")
+        return torch.cat([h, torch.ones_like(h[:, :1])], 1)
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.n_samples} samples"
+
+
+def _check_alike(identities: list[tuple[str, int]]) -> None:
+    if len({lift for lift, _ in identities}) > 1:
+        raise ValueError(_UNLIKE)
+    kinds = sorted({kind for _, kind in identities if kind})
+    if len(kinds) > 1:
+        raise ValueError(f"these have learned {' and '.join(KINDS[kind] for kind in kinds)}")

@@ -1,0 +1,226 @@
+"""Ridge regression from sums, and its regularization without tuning.
+
+With R = Σ b bᵀ / n and K = Σ y bᵀ / n over all n samples, W = K (R + λ I)⁻¹ minimises
+E|y - W b|² + λ |W|². With λ = α⁻², each direction is used as far as the conceptor
+C = R (R + α⁻² I)⁻¹ claims it.
+
+A chosen λ minimises generalised cross-validation (Golub, Heath & Wahba 1979),
+
+    GCV(λ) = E|y - W b|² / (1 - tr C / n)²,
+
+an estimate of the squared error on new samples that needs only the sums: no sample is held out.
+
+Where only the largest output counts, GCV shrinks too much: the noisier the data, the more the
+squared error asks to shrink all outputs alike, which changes no comparison. So λ is multiplied by
+the share M = E[y · ŷ] / E|y|² of the targets that predictions ŷ of new samples retain. The same
+leave-one-out formula estimates it: ŷ = W b - h / (1 - h) (y - W b) with h = tr C / n.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import RLock
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from conceptors._internal.precision import exactly
+from conceptors.readout.sums import Sums
+
+_START = -2  # the search begins at this power of ten, relative to the mean of R's diagonal;
+# always the same, so λ depends on the sums alone and not on earlier solutions
+_LARGEST = 4
+_PROBES = 32  # random vectors for a trace
+_EXACT = 512  # columns up to which a trace is exact
+_ROUNDING = 1e-13  # of an error, relative to the targets' squares
+_SHARE, _SHARE_OF_LABELS = 0.999, 0.8  # largest h at which GCV is trusted
+_LEAST_RETAINED = 0.01  # lower limit of M
+_SHRINKAGE = 0.3  # of a class covariance, relative to the mean variance of scores
+_NEVER = -1e4  # log-likelihood of a class that was never seen
+
+
+class Solution(NamedTuple):
+    """Weights W `[m, d]`, their λ, and the share tr C / d of the space that the data claim.
+
+    The share is an estimate where there are more than 512 columns.
+    """
+
+    weights: Tensor
+    regularization: float
+    quota: float
+
+
+@exactly()
+def solve(
+    sums: Sums,
+    regularization: float | None = None,
+    *,
+    around_mean: bool = False,
+    largest: bool = False,
+) -> Solution:
+    """Ridge regression on all samples of the sums.
+
+    Args:
+        regularization: λ, or None to choose it.
+        around_mean: subtract the mean of the targets first and add it to the last weight. Rows
+            must end in 1. Otherwise λ pulls targets that are far from 0 towards 0.
+        largest: only which output is the largest counts, as for classes.
+
+    Raises:
+        ValueError: λ is below the rounding error of the sums.
+    """
+    if around_mean:
+        mean = sums.cross[:, -1] / sums.count
+        cross = sums.cross - mean[:, None] * sums.gram[-1]
+        squares = (sums.squares - sums.count * mean.square()).clamp_min(0)
+        centred = solve(sums.with_targets(cross, squares), regularization, largest=largest)
+        centred.weights[:, -1] += mean
+        return centred
+    if regularization is None:
+        return _chosen(sums, largest)
+    trial = _try(sums, regularization)
+    if trial is None:
+        raise ValueError(
+            f"regularization {regularization:g} is too small for inputs whose mean square is "
+            f"{_mean_square(sums):.3g}; raise it, scale the inputs, or let it be chosen"
+        )
+    return trial.solution
+
+
+class _Trial(NamedTuple):
+    """A solution, and estimates of its predictions of new samples."""
+
+    solution: Solution
+    error: float  # E|y - ŷ|²
+    retained: float  # M
+    share: float  # h
+
+
+def _chosen(sums: Sums, largest: bool) -> Solution:
+    """Downhill to the next minimum of GCV in steps of ten, then one step of half that."""
+    size = _mean_square(sums)
+    if size <= 0:
+        raise ValueError("all inputs are zero; nothing can be learned from them")
+    least = math.ceil(math.log10(max(16 * sums.eps, 1e-12)))
+    most = _SHARE_OF_LABELS if largest else _SHARE
+    trials: dict[float, _Trial | None] = {}
+
+    def error(exponent: float) -> float:
+        if exponent not in trials:
+            trials[exponent] = _try(sums, size * 10.0**exponent)
+        trial = trials[exponent]
+        return math.inf if trial is None or trial.share > most else trial.error
+
+    best = float(min(max(_START, least), _LARGEST))
+    while math.isinf(error(best)) and best < _LARGEST:
+        best += 1
+    for step in (-1.0, 1.0):
+        while least <= best + step <= _LARGEST and error(best + step) < error(best):
+            best += step
+    best = min((e for e in (best, best - 0.5, best + 0.5) if e >= least), key=error)
+    trial = trials[best]
+    if trial is None:
+        raise ValueError(
+            f"sums of {sums.count:g} samples with mean square {size:.3g} cannot be solved; their "
+            f"inputs differ too much in size"
+        )
+    if largest:
+        less = trial.solution.regularization * min(max(trial.retained, _LEAST_RETAINED), 1.0)
+        trial = _try(sums, max(less, size * 10.0**least)) or trial
+    return trial.solution
+
+
+def _try(sums: Sums, regularization: float) -> _Trial | None:
+    """The solution; None if R + λ I is not positive definite in float64."""
+    n, dim = sums.count, sums.dim
+    with _raised(sums.gram, n * regularization) as raised:
+        factor, info = torch.linalg.cholesky_ex(raised)
+    if int(info):
+        return None
+    # Two triangular solves, because torch.cholesky_solve copies the factor.
+    halfway = torch.linalg.solve_triangular(factor, sums.cross.mT, upper=False)
+    weights = torch.linalg.solve_triangular(factor.mT, halfway, upper=True).mT.contiguous()
+    if not bool(weights.isfinite().all()):
+        return None
+    fitted = dim - n * regularization * _inverse_trace(factor)  # tr C
+    fitted = min(max(fitted, 0.0), dim)
+    targets, along = float(sums.squares.sum()), float((weights * sums.cross).sum())
+    error = targets - along - n * regularization * float(weights.square().sum())
+    # Smaller errors are rounding, which must not decide where the data are fitted exactly.
+    error = max(error, max(sums.eps, _ROUNDING) * targets)
+    share = fitted / n
+    left = max(1 - share, 1e-12)
+    retained = 1 - (1 - along / max(targets, 1e-300)) / left
+    solution = Solution(weights, regularization, fitted / dim)
+    return _Trial(solution, error / n / left**2, retained, share)
+
+
+_ONE_AT_A_TIME = RLock()  # threads that predict with the same readout may all solve it
+
+
+@contextmanager
+def _raised(gram: Tensor, amount: float) -> Iterator[Tensor]:
+    """The matrix with something added to its diagonal, in place: a copy may not fit in memory."""
+    with _ONE_AT_A_TIME:
+        diagonal = gram.diagonal()
+        before = diagonal.clone()
+        try:
+            diagonal.add_(amount)
+            yield gram
+        finally:
+            diagonal.copy_(before)
+
+
+def _inverse_trace(factor: Tensor) -> float:
+    """tr (L Lᵀ)⁻¹ = |L⁻¹|², from random vectors if there are many columns (Hutchinson 1989)."""
+    dim = len(factor)
+    if dim <= _EXACT:
+        probes = torch.eye(dim, dtype=factor.dtype, device=factor.device)
+    else:
+        draw = torch.Generator().manual_seed(dim)
+        signs = torch.randint(2, (dim, _PROBES), generator=draw).to(factor)
+        probes = (2 * signs - 1) / _PROBES**0.5
+    solved: Tensor = torch.linalg.solve_triangular(factor, probes, upper=False)
+    return float(solved.square().sum())
+
+
+def _mean_square(sums: Sums) -> float:
+    """The mean of R's diagonal."""
+    return float(sums.gram.diagonal().mean()) / max(sums.count, 1e-300)
+
+
+@exactly()
+def likelihoods(sums: Sums, solution: Solution, shrinkage: float = _SHRINKAGE) -> Tensor:
+    """Weights `[m, d]` of rows b that end in 1, to log-likelihoods of m classes.
+
+    Linear discriminant analysis of the scores f = W b, by optimal scoring (Hastie, Buja &
+    Tibshirani 1995). Over the samples of class k, f has mean M_k, and, pooled over classes,
+    covariance S. For new samples, with h = tr C / n, M' = (M - h I) / (1 - h) and
+    S' = S / (1 - h)². If scores were normal with these, the log-likelihood of class k would be
+
+        M'_kᵀ S'⁻¹ f - M'_kᵀ S'⁻¹ M'_k / 2 + log p_k,
+
+    up to what all classes share: again linear in b. S' is shrunk towards a multiple of I.
+    """
+    weights, n = solution.weights, sums.count
+    seen = sums.squares > 0
+    if int(seen.sum()) < 2:
+        return weights
+    W, counts = weights[seen], sums.squares[seen]
+    left = max(1 - solution.quota * sums.dim / n, 0.05)
+    means = (sums.cross[seen] / counts[:, None]) @ W.mT  # [class, score]
+    within = W @ (sums.gram @ W.mT) / n - (means.mT * (counts / n)) @ means
+    eye = torch.eye(len(W), dtype=W.dtype, device=W.device)
+    means = (means - (1 - left) * eye) / left
+    within = (within + within.mT) / (2 * left**2)
+    within += eye * within.diagonal().mean().clamp_min(1e-12) * shrinkage
+    directions = torch.linalg.solve(within, means.mT).mT  # M' S'⁻¹
+    discriminants = directions @ W
+    discriminants[:, -1] += (counts / n).log() - (directions * means).sum(1) / 2
+    likelihood_weights = torch.zeros_like(weights)
+    likelihood_weights[seen] = discriminants
+    likelihood_weights[~seen, -1] = _NEVER
+    return likelihood_weights
