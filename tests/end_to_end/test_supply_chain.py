@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -12,9 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-
-from conceptors.experiments.machine import environment
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -94,24 +90,3 @@ def test_system_packages_are_not_installed_unasked(
     quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
     subprocess.run(["make", "browser"], cwd=ROOT, env=env, check=True, timeout=60, **quiet)  # type: ignore[call-overload]
     assert (tmp_path / "asked").exists() == installed
-
-
-@pytest.mark.parametrize("name", ["conceptors", "mine"])
-@pytest.mark.skipif(not shutil.which("git"), reason="no git")
-def test_only_our_own_commit_is_recorded(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine = tmp_path / "src" / "conceptors" / "experiments" / "machine.py"
-    machine.parent.mkdir(parents=True)
-    machine.write_text("")
-    (tmp_path / "pyproject.toml").write_text(f'[project]\nname = "{name}"\n')
-    env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
-    for words in ("init -q", "add -A", "commit -q -m ours"):
-        who = ["-c", "user.name=a", "-c", "user.email=a@b.invalid", "-c", "commit.gpgsign=false"]
-        subprocess.run(["git", *who, *words.split()], cwd=tmp_path, env=env, check=True)
-    monkeypatch.setattr("conceptors.experiments.machine.__file__", str(machine))
-    commit = environment(torch.device("cpu"))["commit"]
-    assert bool(commit) == (name == "conceptors")
-    machine.write_text("# edited\n")
-    edited = environment(torch.device("cpu"))["commit"]
-    assert edited == (f"{commit} and changes" if commit else None)
