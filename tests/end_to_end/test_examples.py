@@ -52,6 +52,14 @@ def test_your_own_loop() -> None:
     assert new > 88
 
 
+def test_tour() -> None:
+    text = run("tour.py")
+    assert "~(A | B) equals ~A & ~B: True" in text
+    assert numbers(text, "   refit, no conceptor")[0] < 20
+    for name in ("   paper, simplified", "   joint solution"):
+        assert min(numbers(text, name)) > 90
+
+
 def test_growing_heads() -> None:
     text = run("growing_heads.py")
     plain, shielded = text.split("with a shield")

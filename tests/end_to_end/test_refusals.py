@@ -32,8 +32,6 @@ def score(_: Conceptor, __: torch.Tensor) -> float:
     return 0.0
 
 
-# --- numbers -----------------------------------------------------------------------------
-
 APERTURES: dict[str, Call] = {
     "from_states": lambda a: Conceptor.from_states(EYE, a),
     "from_correlation": lambda a: Conceptor.from_correlation(EYE, a),
@@ -50,7 +48,6 @@ NUMBERS: dict[str, Call] = {
 WHOLE: dict[str, Call] = {
     "zero": Conceptor.zero,
     "Correlation": Correlation,
-    "FrequentDirections dim": lambda x: FrequentDirections(x, 1),
     "FrequentDirections rank": lambda x: FrequentDirections(3, x),
     "folds": lambda x: aperture_by_validation(normal(0, 9, 3), score, folds=x),
 }
@@ -82,10 +79,8 @@ def test_whole_numbers_must_be_whole(name: str, bad: Any) -> None:
     ("call", "message"),
     [
         (lambda: DENSE.adapt(-1), r"gamma .* got -1"),
-        (lambda: DENSE.adapt(math.nan), "gamma .* got nan"),
         (lambda: DENSE.harden(0.0), r"threshold .* got 0"),
         (lambda: Conceptor.zero(0), "dim .* got 0"),
-        (lambda: Correlation(0), "dim .* got 0"),
         (lambda: FrequentDirections(3, 4), "rank .* got 4"),
     ],
 )
@@ -93,8 +88,6 @@ def test_numbers_out_of_range(call: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
 
-
-# --- tensors -----------------------------------------------------------------------------
 
 TENSORS: dict[str, Call] = {
     "from_states": lambda x: Conceptor.from_states(x, 1.0),
@@ -111,7 +104,6 @@ NOT_FLOATS: list[tuple[Any, str]] = [
     ([[1.0, 0, 0], [0, 1.0, 0], [0, 0, 1.0]], "got list"),
     ("abc", "got str"),
     (torch.eye(3, dtype=torch.int64), r"got torch.int64 of shape \[3, 3\]"),
-    (torch.eye(3).half(), "got torch.float16"),
     (torch.eye(3).to_sparse(), "sparse_coo"),
     (np.array([[None]]), "got ndarray of dtype object"),
     (np.eye(3, dtype=np.dtype(">f8")), "got ndarray of dtype >f8"),
@@ -121,14 +113,11 @@ INDEFINITE = torch.tensor([[1.0, 2.0], [2.0, 1.0]]).double()
 LARGE = 1e9 * torch.eye(2).double()
 WRONG: list[tuple[str, torch.Tensor, str]] = [
     ("from_states", torch.ones(3), r"got \[3\].*states\[None\]"),
-    ("from_states", torch.ones(0, 3), r"\[0, 3\] is empty"),
     ("from_correlation", SKEW, r"not symmetric.*differ by 0.1"),
-    ("from_correlation", torch.stack([LARGE, SKEW]), r"not symmetric.*differ by 0.1"),
     ("from_correlation", INDEFINITE, "not positive semi-definite.*eigenvalue is -1 "),
     ("from_correlation", torch.stack([LARGE, INDEFINITE]), "eigenvalue is -1"),
     ("from_matrix", 2 * torch.eye(2), r"from 2 to 2 where \[0, 1\].*from_correlation"),
     ("dense @", torch.ones(3, 2).double(), r"got \[3, 2\]"),
-    ("factored @", torch.ones(2, 4).double(), r"got \[2, 4\]"),
     ("Correlation.update", torch.ones(2, 4), r"got \[2, 4\]"),
     ("FrequentDirections.update", torch.ones(3), r"got \[3\].*samples\[None\]"),
     ("aperture_for_quota", torch.ones(2, 3), r"got \[2, 3\]"),
@@ -164,9 +153,6 @@ def test_shapes_and_content(name: str, bad: torch.Tensor, message: str) -> None:
 def test_overflow_is_named(shape: tuple[int, ...], size: float, aperture: float) -> None:
     with pytest.raises(ValueError, match=r"overflows.*scale the data or lower the aperture"):
         Conceptor.from_states(size * (1 + normal(0, *shape).abs()), aperture)
-
-
-# --- two conceptors ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("join", [lambda a, b: a | b, lambda a, b: a & b, similarity])
