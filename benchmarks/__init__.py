@@ -1,1 +1,0 @@
-"""Timings and memory against older ways of computing the same. Run them with `make bench`."""
