@@ -162,13 +162,16 @@ def numbers(values: Iterable[float]) -> str:
 def words(settings: dict[str, Any]) -> str:
     """Settings for one cell, as `--set` takes them.
 
-    >>> words({"rate": 0.5, "hard": True})
-    'rate=0.5 hard=true'
+    >>> words({"rate": 1e-5, "hard": True, "hidden": "100,100"})
+    'rate=1e-05 hard=true hidden=100,100'
     """
-    return " ".join(
-        f"{name}={str(value).lower() if isinstance(value, bool) else value}"
-        for name, value in settings.items()
-    )
+    return " ".join(f"{name}={_word(value)}" for name, value in settings.items())
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 # --- machine and options ------------------------------------------------------------------
