@@ -70,7 +70,10 @@ def tables(table: Table, benchmarks: list[Benchmark]) -> str:
         some = benchmarks[at : at + ACROSS]
         best = {b.name: _best(table, b) for b in some}
         rows = [
-            [name + ("\\*" if name in PER_TASK else ""), *(_cell(table, b, name, best) for b in some)]
+            [
+                name + ("\\*" if name in PER_TASK else ""),
+                *(_cell(table, b, name, best) for b in some),
+            ]
             for name in names
         ]
         rows.append(["*published, best*", *(_published(b) for b in some)])
@@ -132,7 +135,9 @@ def main(arguments: list[str] | None = None) -> int:
     if asked.benchmarks:
         known = {b.name for b in benchmarks}
         if unknown := set(asked.benchmarks) - known:
-            parser.error(f"no benchmark {sorted(unknown)[0]!r}; there are {', '.join(sorted(known))}")
+            parser.error(
+                f"no benchmark {sorted(unknown)[0]!r}; there are {', '.join(sorted(known))}"
+            )
         benchmarks = [b for b in benchmarks if b.name in asked.benchmarks]
     table = Table(asked.out, KEY)
     if asked.table:

@@ -7,7 +7,7 @@ are built by `transformers` and are left out without it.
 
     python -m benchmarks.cost --device cuda                  # adds rows to results/cost.csv
     python -m benchmarks.cost --device cpu --networks mlp cnn --out out/cost.csv
-    python -m benchmarks.cost --table                        # the newest rows, for docs/performance.md
+    python -m benchmarks.cost --table                        # the newest rows
 
 A busy machine spoils times more than ratios.
 """
@@ -127,26 +127,35 @@ def tokens(vocabulary: int, *shape: int) -> Callable[[torch.Generator], Tensor]:
     return lambda draw: torch.randint(vocabulary, shape, generator=draw)
 
 
+MLPS: list[tuple[tuple[int, ...], int, str, float | str, bool]] = [
+    ((784, 800, 10), 64, "AdamW", "auto", False),
+    ((784, 256, 256, 10), 10, "AdamW", "auto", False),
+    ((1600, 128, 10), 64, "AdamW", "auto", False),
+    ((64, 128, 10), 64, "AdamW", "auto", False),
+    ((784, 800, 10), 64, "SGD", 9, False),
+    ((784, 800, 10), 64, "SGD", 9, True),
+    ((784, 800, 10), 300, "SGD", 9, False),
+]
+
+
 def plain_networks(tiny: bool) -> list[Network]:
     """Small networks from torch layers, and the widest layer of a model of 8B parameters."""
-    hidden = 20 if tiny else 800
-    networks = [
-        Network(
-            "mlp",
-            f"784-{hidden}-10, batch {count}, {name}",
-            partial(mlp, 784, hidden, 10),
-            normal(count, 784),
-            10,
-            optimizer,
-            **more,
+    networks = []
+    for sizes, count, name, aperture, hard in MLPS:
+        widths = [20 if tiny and width == 800 else width for width in sizes]
+        words = [f"{'-'.join(map(str, widths))}, batch {count}, {name}, aperture {aperture}"]
+        networks.append(
+            Network(
+                "mlp",
+                ", ".join(words + ["hard"] * hard),
+                partial(mlp, *widths),
+                normal(count, widths[0]),
+                10,
+                adamw if name == "AdamW" else sgd(0.1),
+                aperture=aperture,
+                hard=hard,
+            )
         )
-        for count, name, optimizer, more in (
-            (64, "AdamW, aperture auto", adamw, {}),
-            (64, "SGD, aperture 9", sgd(0.1), {"aperture": 9.0}),
-            (64, "SGD, aperture 9, hard", sgd(0.1), {"aperture": 9.0, "hard": True}),
-            (300, "SGD, aperture 9", sgd(0.1), {"aperture": 9.0}),
-        )
-    ]
     networks.append(
         Network("cnn", "small CNN, batch 64, AdamW", conv_net, normal(64, 784), 10, adamw)
     )
@@ -194,7 +203,11 @@ def transformers_networks() -> list[Network]:
         return hf.GPT2LMHeadModel(hf.GPT2Config(use_cache=False))  # type: ignore[no-any-return]
 
     tenth: dict[str, Any] = {"aperture": 9.0, "rank": 0.1, "autocast": True}
-    images = {"inputs": normal(128, 3, 224, 224), "classes": 1000, "optimizer": adamw}
+    images: dict[str, Any] = {
+        "inputs": normal(128, 3, 224, 224),
+        "classes": 1000,
+        "optimizer": adamw,
+    }
     return [
         Network(
             "gpt2",
@@ -346,6 +359,8 @@ def tables(table: Table) -> str:
 
 
 def _in_words(value: str, unit: str) -> str:
+    if not value:
+        return "–"
     if unit == "B":
         return f"{float(value) / 2**20:.0f} MiB"
     return f"{1000 * float(value):.3g} ms" if unit == "s" else f"{value} {unit}"
@@ -363,7 +378,9 @@ def main(arguments: list[str] | None = None) -> int:
     device = find_device(asked.device)
     where = {**environment(device), "threads": torch.get_num_threads()}
     large = device.type == "cuda" and not asked.tiny
-    networks = [n for n in plain_networks(asked.tiny) if n.name != "layer-8b" or large or asked.tiny]
+    networks = [
+        n for n in plain_networks(asked.tiny) if n.name != "layer-8b" or large or asked.tiny
+    ]
     if importlib.util.find_spec("transformers") is None:
         say("left out: gpt2, resnet18, vit, mini-lm (pip install transformers)")
     elif large:

@@ -23,6 +23,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -84,9 +85,7 @@ GRIDS: dict[str, list[Settings]] = {
     "osf": _grid(rate=[1e-5, 3e-5, 1e-4], budget=["growing", "half"]),
     "shield": _grid(rate=[1e-5, 3e-5, 1e-4], heads=["own", "one"]),
     "readout": _grid(lift=[10_000, 20_000], members=[1, 3]),
-    "shield + readout": _grid(
-        rate=[1e-5, 3e-5, 1e-4], lift=[10_000], members=[3], mix=[0.1, 0.3]
-    ),
+    "shield + readout": _grid(rate=[1e-5, 3e-5, 1e-4], lift=[10_000], members=[3], mix=[0.1, 0.3]),
     "joint": _grid(rate=[3e-5, 1e-4, 3e-4]),
 }
 
@@ -155,7 +154,8 @@ def clinc150() -> Stream:
     tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
     content = json.loads((folder / "data_full.json").read_text(encoding="utf-8"))
     domains = json.loads((folder / "domains.json").read_text(encoding="utf-8"))
-    first, number = [0], {}
+    first = [0]
+    number: dict[str, int] = {}
     for intents in domains.values():
         number |= {intent: first[-1] + i for i, intent in enumerate(intents)}
         first.append(first[-1] + len(intents))
@@ -165,7 +165,7 @@ def clinc150() -> Stream:
         fit = {"padding": "max_length", "truncation": True, "max_length": LENGTH}
         ids = tokenizer(list(texts), return_tensors="pt", **fit)["input_ids"]
         y = torch.tensor([number[label] for label in labels])
-        masks = [(y >= low) & (y < high) for low, high in zip(first, first[1:])]
+        masks = [(y >= low) & (y < high) for low, high in pairwise(first)]
         parts[part] = [(ids[mask], y[mask]) for mask in masks]
     return Stream(parts, first, lambda: MiniLM(model))
 
@@ -184,11 +184,13 @@ class Classifier(nn.Module):
 
     def __init__(self, stream: Stream, heads: str) -> None:
         super().__init__()
-        self.encoder: Any = stream.encoder()
+        encoder = stream.encoder()
+        width: Any = encoder.width
+        self.encoder: Any = encoder
         self.first, self.is_shared = stream.first, heads == "one"
-        sizes = [high - low for low, high in zip(self.first, self.first[1:])]
+        sizes = [high - low for low, high in pairwise(self.first)]
         sizes = [sum(sizes)] if self.is_shared else sizes
-        self.heads = nn.ModuleList([nn.Linear(self.encoder.width, size) for size in sizes])
+        self.heads = nn.ModuleList([nn.Linear(width, size) for size in sizes])
         for parameter in self.heads.parameters():
             nn.init.zeros_(parameter)  # an intent that is not learned yet scores 0
 
@@ -372,7 +374,7 @@ class Shielded(Method):
 
 
 class Closed(Method):
-    """A readout of all hidden layers behind the frozen encoder; scores of `members` are averaged."""
+    """A readout of all layers behind the frozen encoder; scores of `members` are averaged."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -413,7 +415,8 @@ class ShieldedClosed(Closed, Shielded):
     def scores(self, ids: Tensor) -> Tensor:
         heads = self.model(ids)
         domains = [heads[:, self.stream.intents(k)].softmax(1) for k in range(self.stream.domains)]
-        return Closed.scores(self, ids) + self.settings["mix"] * torch.cat(domains, 1)
+        mix: float = self.settings["mix"]
+        return Closed.scores(self, ids) + mix * torch.cat(domains, 1)
 
     def stored(self) -> int:
         return Closed.stored(self) + Shielded.stored(self)
@@ -539,7 +542,9 @@ def main(arguments: list[str] | None = None) -> int:
                     split = "val" if asked.tune else "test"
                     row = run(stream, name, {**point, **small}, seed, split, device)
                 table.add({**key, **row, **environment(device)})
-                say(f"{name} ({words(point)}), seed {seed}: " + numbers([row[q] for q in QUESTIONS]))
+                say(
+                    f"{name} ({words(point)}), seed {seed}: " + numbers([row[q] for q in QUESTIONS])
+                )
     print(tables(table))
     return 0
 

@@ -162,7 +162,9 @@ def digit_tasks(groups: list[list[int]], scale: str = "0-1") -> list[Task]:
 def permuted_digits(count: int) -> list[Task]:
     """The digits with their pixels in another order each time."""
     orders = [torch.arange(64)]
-    orders += [torch.randperm(64, generator=torch.Generator().manual_seed(i)) for i in range(1, count)]
+    orders += [
+        torch.randperm(64, generator=torch.Generator().manual_seed(i)) for i in range(1, count)
+    ]
     return [Task(*((x[:, order], y) for x, y in digits("0-1"))) for order in orders]
 
 
