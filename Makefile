@@ -95,8 +95,8 @@ docs: $(READY) ## the documentation as HTML in build/docs; any broken link fails
 	$(BIN)/python -m sphinx -W --keep-going -n -q -b html docs build/docs
 	@echo "Open build/docs/index.html"
 
-bench: $(READY) ## timings against older ways of computing the same
-	$(BIN)/python -m pytest -q benchmarks --benchmark-enable --benchmark-only --benchmark-quiet
+bench: $(READY) ## what a shield costs on this machine
+	$(BIN)/python -m benchmarks.cost --out out/cost.csv
 
 release-check: $(READY) ## build wheel and sdist, install them beside torch and numpy alone, run the quickstart there
 	$(BIN)/python tools/release_check.py

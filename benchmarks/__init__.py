@@ -1,1 +1,4 @@
-"""Timings and memory against older ways of computing the same. Run them with `make bench`."""
+"""The scripts behind every number in docs/ and results/: run `python -m benchmarks.NAME --help`.
+
+They use public names of `conceptors` only, and are not part of the wheel.
+"""

@@ -93,20 +93,6 @@ def trim_code(app: Sphinx, document: nodes.document) -> None:
         block.append(nodes.Text(text))
 
 
-# --- pages of results/, which are written to be read in the repository too ------------------
-
-LINKS = {
-    "(untuned/README.md)": "(untuned.md)",
-    "(../docs/": "(",
-}
-
-
-def link_here(app: Sphinx, path: Any, docname: str, content: list[str]) -> None:
-    """Links of an included page lead to the pages here."""
-    for there, here in LINKS.items():
-        content[0] = content[0].replace(there, here)
-
-
 # --- docstrings, before napoleon reads them ------------------------------------------------
 
 
@@ -151,5 +137,4 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-signature", short_arrays)
     app.add_html_math_renderer("mathml", (visit_math, None), (visit_math_block, None))
     app.connect("doctree-read", trim_code)
-    app.connect("include-read", link_here)
     app.connect("autodoc-process-docstring", prepare, priority=400)

@@ -1,0 +1,408 @@
+"""What a shield costs: time of a step, of `remember`, and peak memory, beside plain training.
+
+Plain and shielded steps take turns in one process; the ratio is that of the medians over rounds.
+`remember` is given in seconds and in forward passes over the same batches. Peak memory is measured
+on CUDA only. Data are made up; networks have random weights. GPT-2, ResNet-18, ViT-S/16 and MiniLM
+are built by `transformers` and are left out without it.
+
+    python -m benchmarks.cost --device cuda                  # adds rows to results/cost.csv
+    python -m benchmarks.cost --device cpu --networks mlp cnn --out out/cost.csv
+    python -m benchmarks.cost --table                        # the newest rows
+
+A busy machine spoils times more than ratios.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import importlib.util
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from itertools import cycle
+from statistics import median, quantiles
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import Optimizer
+from torch.utils.benchmark import Timer
+
+from benchmarks.common import Row, Table, environment, find_device, markdown, options, say
+from benchmarks.untuned import conv_net, mlp
+from conceptors import Shield
+
+Batch = tuple[Tensor, Tensor]
+KEY = ("run", "what", "setting")
+REMEMBERED, NEW = 8, 4  # batches of the old and of the new task
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network, its batches, and how it is trained and shielded."""
+
+    name: str
+    about: str
+    build: Callable[[], nn.Module]
+    inputs: Callable[[torch.Generator], Tensor]  # one batch on the CPU
+    classes: int
+    optimizer: Callable[[Any], Optimizer]
+    aperture: Any = "auto"
+    hard: bool = False
+    rank: float | int | None = None
+    autocast: bool = False  # bfloat16, on CUDA
+    dtype: torch.dtype = torch.float32
+
+    def batches(self, task: int, count: int, device: torch.device) -> list[Batch]:
+        """Inputs and labels; the inputs of every task lie in other directions."""
+        draw = torch.Generator().manual_seed(task)
+        batches = []
+        for _ in range(count):
+            x = self.inputs(draw)
+            if x.is_floating_point():
+                scale = torch.logspace(0, -3, x.shape[-1])  # most of the energy in few directions
+                x = (x * (scale if task == 0 else scale.flip(0))).to(self.dtype)
+            shape = x.shape if not x.is_floating_point() else x.shape[:1]
+            if self.name == "mini-lm":
+                shape = x.shape[:1]
+            y = torch.randint(self.classes, shape, generator=draw)
+            batches.append((x.to(device), y.to(device)))
+        return batches
+
+    def precision(self, device: torch.device) -> AbstractContextManager[Any]:
+        if self.autocast and device.type == "cuda":
+            return torch.autocast("cuda", torch.bfloat16)
+        return nullcontext()
+
+    def outputs(self, model: nn.Module, x: Tensor) -> Tensor:
+        with self.precision(x.device):
+            out = model(x)
+        result: Tensor = getattr(out, "logits", out)
+        return result
+
+    def feed(self, model: nn.Module, batch: Batch) -> Tensor:
+        return self.outputs(model, batch[0])
+
+    def shield(self, model: nn.Module) -> Shield:
+        return Shield(model, aperture=self.aperture, hard=self.hard, rank=self.rank)
+
+
+class Trainer:
+    """Steps of one model over batches, again and again."""
+
+    def __init__(self, network: Network, model: nn.Module, batches: list[Batch]) -> None:
+        self.network, self.model, self.batches = network, model.train(), cycle(batches)
+        self.optimizer = network.optimizer(model.parameters())
+
+    def step(self) -> None:
+        x, y = next(self.batches)
+        self.optimizer.zero_grad(set_to_none=True)
+        out = self.network.outputs(self.model, x)
+        functional.cross_entropy(out.flatten(0, -2).float(), y.flatten()).backward()
+        self.optimizer.step()
+
+
+# --- networks -----------------------------------------------------------------------------
+
+
+def adamw(parameters: Any) -> Optimizer:
+    parameters = list(parameters)
+    return torch.optim.AdamW(parameters, lr=1e-4, fused=parameters[0].is_cuda)
+
+
+def sgd(rate: float, momentum: float = 0.0) -> Callable[[Any], Optimizer]:
+    return partial(torch.optim.SGD, lr=rate, momentum=momentum)
+
+
+def normal(*shape: int) -> Callable[[torch.Generator], Tensor]:
+    return lambda draw: torch.randn(*shape, generator=draw)
+
+
+def tokens(vocabulary: int, *shape: int) -> Callable[[torch.Generator], Tensor]:
+    return lambda draw: torch.randint(vocabulary, shape, generator=draw)
+
+
+MLPS: list[tuple[tuple[int, ...], int, str, float | str, bool]] = [
+    ((784, 800, 10), 64, "AdamW", "auto", False),
+    ((784, 256, 256, 10), 10, "AdamW", "auto", False),
+    ((1600, 128, 10), 64, "AdamW", "auto", False),
+    ((64, 128, 10), 64, "AdamW", "auto", False),
+    ((784, 800, 10), 64, "SGD", 9, False),
+    ((784, 800, 10), 64, "SGD", 9, True),
+    ((784, 800, 10), 300, "SGD", 9, False),
+]
+
+
+def plain_networks(tiny: bool) -> list[Network]:
+    """Small networks from torch layers, and the widest layer of a model of 8B parameters."""
+    networks = []
+    for sizes, count, name, aperture, hard in MLPS:
+        widths = [20 if tiny and width == 800 else width for width in sizes]
+        words = [f"{'-'.join(map(str, widths))}, batch {count}, {name}, aperture {aperture}"]
+        networks.append(
+            Network(
+                "mlp",
+                ", ".join(words + ["hard"] * hard),
+                partial(mlp, *widths),
+                normal(count, widths[0]),
+                10,
+                adamw if name == "AdamW" else sgd(0.1),
+                aperture=aperture,
+                hard=hard,
+            )
+        )
+    networks.append(
+        Network("cnn", "small CNN, batch 64, AdamW", conv_net, normal(64, 784), 10, adamw)
+    )
+    width, out, rows = (32, 64, 64) if tiny else (4096, 14336, 16384)
+    for dtype in (torch.float32, torch.bfloat16):
+        networks.append(
+            Network(
+                "layer-8b",
+                f"Linear {width} -> {out}, {rows} tokens, AdamW, {str(dtype)[6:]} weights",
+                partial(nn.Linear, width, out, bias=False, dtype=dtype),
+                normal(rows, width),
+                out,
+                adamw,
+                aperture=9.0,
+                rank=width // 8,
+                autocast=dtype == torch.float32,
+                dtype=dtype,
+            )
+        )
+    return networks
+
+
+def transformers_networks() -> list[Network]:
+    """GPT-2 small, ResNet-18 for 32 x 32 images, ViT-S/16 and MiniLM, with random weights."""
+    import transformers as hf
+
+    def resnet() -> nn.Module:
+        sizes = {"embedding_size": 64, "hidden_sizes": [64, 128, 256, 512], "depths": [2, 2, 2, 2]}
+        config = hf.ResNetConfig(**sizes, layer_type="basic", num_labels=100)
+        model = hf.ResNetForImageClassification(config)
+        model.resnet.embedder.pooler = nn.Identity()  # as is usual for images of 32 x 32
+        model.resnet.embedder.embedder.convolution.stride = (1, 1)
+        return model  # type: ignore[no-any-return]
+
+    def vit() -> nn.Module:
+        sizes = {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536}
+        return hf.ViTForImageClassification(hf.ViTConfig(**sizes, num_labels=1000))  # type: ignore[no-any-return]
+
+    def mini_lm() -> nn.Module:
+        sizes = {"hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1536}
+        config = hf.BertConfig(**sizes, num_labels=150)
+        return hf.BertForSequenceClassification(config)  # type: ignore[no-any-return]
+
+    def gpt2() -> nn.Module:
+        return hf.GPT2LMHeadModel(hf.GPT2Config(use_cache=False))  # type: ignore[no-any-return]
+
+    tenth: dict[str, Any] = {"aperture": 9.0, "rank": 0.1, "autocast": True}
+    images: dict[str, Any] = {
+        "inputs": normal(128, 3, 224, 224),
+        "classes": 1000,
+        "optimizer": adamw,
+    }
+    return [
+        Network(
+            "gpt2",
+            "GPT-2 small, 8 x 1024 tokens, AdamW, bf16 autocast, rank 0.1",
+            gpt2,
+            tokens(50257, 8, 1024),
+            50257,
+            adamw,
+            **tenth,
+        ),
+        Network(
+            "resnet18",
+            "ResNet-18, 32 x 32, batch 256, SGD momentum, bf16 autocast, rank 0.1",
+            resnet,
+            normal(256, 3, 32, 32),
+            100,
+            sgd(0.002, 0.9),
+            **tenth,
+        ),
+        Network(
+            "vit", "ViT-S/16, batch 128, AdamW, bf16 autocast, rank 0.1", vit, **images, **tenth
+        ),
+        Network(
+            "vit",
+            "ViT-S/16, batch 128, AdamW, bf16 autocast, all directions",
+            vit,
+            **images,
+            **{**tenth, "rank": None},
+        ),
+        Network(
+            "mini-lm",
+            "MiniLM, 32 x 32 tokens, AdamW, aperture auto",
+            mini_lm,
+            tokens(30522, 32, 32),
+            150,
+            adamw,
+        ),
+    ]
+
+
+# --- measurements -------------------------------------------------------------------------
+
+
+def synchronized(call: Callable[[], object], device: torch.device) -> float:
+    """Seconds of one call, with the device idle around it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    start = perf_counter()
+    call()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return perf_counter() - start
+
+
+def side_by_side(
+    plain: Callable[[], None], ours: Callable[[], None], rounds: int, seconds: float
+) -> tuple[list[float], list[float]]:
+    """Seconds a call, a number per round; the two take turns, and the first one alternates."""
+    threads = torch.get_num_threads()
+    timers = [
+        Timer("call()", globals={"call": call}, num_threads=threads) for call in (plain, ours)
+    ]
+    for timer in timers:
+        timer.timeit(3)  # warm up; CUDA graphs are recorded
+    count = max(1, round(seconds / max(1e-6, timers[0].timeit(2).mean)))
+    times: tuple[list[float], list[float]] = ([], [])
+    for turn in range(rounds):
+        for which in (0, 1) if turn % 2 == 0 else (1, 0):
+            times[which].append(timers[which].timeit(count).mean)
+    return times
+
+
+def measure(network: Network, device: torch.device, tiny: bool) -> list[Row]:
+    """Rows for a step, for `remember` and, on CUDA, for peak memory."""
+    torch.manual_seed(0)
+    old = network.batches(0, 2 if tiny else REMEMBERED, device)
+    new = network.batches(1, NEW, device)
+    plain_model = network.build().to(device)
+    trainer = Trainer(network, plain_model, old)
+    for _ in range(2 if tiny else 20):
+        trainer.step()
+    model = copy.deepcopy(plain_model)
+    shield = network.shield(model)
+
+    def forward() -> None:
+        with torch.no_grad():
+            for batch in old:
+                network.feed(plain_model, batch)
+
+    forward()
+    passes = [synchronized(forward, device) for _ in range(3)]
+    remember = synchronized(partial(shield.remember, old, feed=network.feed), device)
+    plain, ours = Trainer(network, plain_model, new), Trainer(network, model, new)
+    shield.guard(ours.optimizer)
+    rounds, seconds = (3, 0.0) if tiny else (15, 0.1)
+    times = side_by_side(plain.step, ours.step, rounds, seconds)
+    rows = [_row("step", network, "s", median(times[0]), median(times[1]))]
+    low, _, high = quantiles([b / a for a, b in zip(*times)], n=4)
+    rows[0] |= {"ratio_low": f"{low:.4g}", "ratio_high": f"{high:.4g}"}
+    rows.append(_row("remember", network, "s", median(passes), remember))
+    if device.type == "cuda":
+        shield.detach()
+        del shield, plain, ours, trainer, model, plain_model
+        peaks = [peak_memory(network, device, old, new, guarded) for guarded in (False, True)]
+        rows.append(_row("memory", network, "B", *peaks))
+    return rows
+
+
+def _row(what: str, network: Network, unit: str, plain: float, ours: float) -> Row:
+    numbers = {"plain": f"{plain:.4g}", "ours": f"{ours:.4g}", "ratio": f"{ours / plain:.4g}"}
+    return {"what": f"{what}-{network.name}", "setting": network.about, "unit": unit, **numbers}
+
+
+def peak_memory(
+    network: Network, device: torch.device, old: list[Batch], new: list[Batch], guarded: bool
+) -> int:
+    """The most bytes allocated in three steps, after three that warm up."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    model = network.build().to(device)
+    trainer = Trainer(network, model, new)
+    shield = network.shield(model) if guarded else None
+    if shield is not None:
+        shield.remember(old, feed=network.feed)
+        shield.guard(trainer.optimizer)
+    for turn in range(6):
+        if turn == 3:
+            torch.cuda.reset_peak_memory_stats()
+        trainer.step()
+    torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated()
+    if shield is not None:
+        shield.detach()
+    return peak
+
+
+# --- the table ----------------------------------------------------------------------------
+
+
+def tables(table: Table) -> str:
+    """Every measurement, the last run of each setting; `remember` is in forward passes."""
+    newest = {(row["device"], row["what"], row["setting"]): row for row in table.rows}
+    rows = []
+    for (device, what, setting), row in newest.items():
+        if row["ratio"]:
+            cells = [_in_words(row["plain"], row["unit"]), _in_words(row["ours"], row["unit"])]
+            rows.append([device, what, setting, *cells, f"{float(row['ratio']):.2f}"])
+    return markdown(["device", "what", "setting", "plain", "shielded", "ratio"], rows)
+
+
+def _in_words(value: str, unit: str) -> str:
+    if not value:
+        return "–"
+    if unit == "B":
+        return f"{float(value) / 2**20:.0f} MiB"
+    return f"{1000 * float(value):.3g} ms" if unit == "s" else f"{value} {unit}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = options(__doc__, "results/cost.csv")
+    parser.add_argument("--networks", nargs="+", metavar="NAME", help="(default: all that fit)")
+    parser.add_argument("--run", default="", help="a name for this run (default: the commit)")
+    asked = parser.parse_args(arguments)
+    table = Table(asked.out, KEY)
+    if asked.table:
+        print(tables(table))
+        return 0
+    device = find_device(asked.device)
+    where = {**environment(device), "threads": torch.get_num_threads()}
+    large = device.type == "cuda" and not asked.tiny
+    networks = [
+        n for n in plain_networks(asked.tiny) if n.name != "layer-8b" or large or asked.tiny
+    ]
+    if importlib.util.find_spec("transformers") is None:
+        say("left out: gpt2, resnet18, vit, mini-lm (pip install transformers)")
+    elif large:
+        networks += transformers_networks()
+    if asked.networks:
+        known = sorted({network.name for network in networks})
+        if unknown := set(asked.networks) - set(known):
+            parser.error(f"no network {sorted(unknown)[0]!r} here; there are {', '.join(known)}")
+        networks = [network for network in networks if network.name in asked.networks]
+    run = asked.run or where["commit"]
+    for network in networks:
+        if {"run": run, "what": f"step-{network.name}", "setting": network.about} in table:
+            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # made-up data may fill small layers
+            measured = measure(network, device, asked.tiny)
+        for row in reversed(measured):  # the step last: a run is done when its step is there
+            table.add({"run": run, **row, **where})
+        say(f"{network.about}: " + ", ".join(f"{r['what']} {r['ratio']}" for r in measured))
+    print(tables(table))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

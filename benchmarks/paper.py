@@ -1,0 +1,154 @@
+"""What the paper leaves unsaid: the effect of each silent setting, and its similarity numbers.
+
+The ablation changes one setting of `--preset paper` at a time. The similarities and quotas are
+those of raw images: original against permuted digits, digits 5-9 against 0-4, and the input layer's
+quota over ten permuted tasks.
+
+    python -m benchmarks.paper ablation --device cuda         # results/ablation.csv
+    python -m benchmarks.paper similarity --out out/similarity.csv
+    python -m benchmarks.paper ablation --table
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from benchmarks.common import (
+    Row,
+    Table,
+    environment,
+    find_device,
+    markdown,
+    mean_and_std,
+    numbers,
+    options,
+    say,
+)
+from benchmarks.runs import Run, run_missing
+from conceptors import Conceptor, similarity
+from conceptors.scenarios import build
+
+VARIANTS: dict[str, dict[str, dict[str, object]]] = {
+    "disjoint-mnist": {
+        "as in the authors' code": {},
+        "soft conceptors": {"hard": False},
+        "gradients summed, not normalised": {"gradient": "sum"},
+        "gradients averaged": {"gradient": "mean"},
+        "gradients averaged, soft conceptors": {"gradient": "mean", "hard": False},
+        "second moments from all samples": {"samples": 0},
+        "no decay of the increment": {"increment_decay": 0.0},
+        "no early stop": {"stop_above": 0.0, "stop_above_later": 0.0},
+    },
+    "permuted-mnist": {
+        "as in the authors' code": {},
+        "hard conceptors": {"hard": True},
+        "gradients averaged": {"gradient": "mean"},
+        "second moments from all samples": {"samples": 0},
+        "no decay of the increment": {"increment_decay": 0.0},
+    },
+}
+APERTURES = (4.0, 9.0)
+
+
+def ablation_runs(seeds: int) -> list[Run]:
+    return [
+        Run(
+            {"benchmark": name, "variant": variant},
+            name,
+            "cab",
+            seed,
+            ("--preset", "paper"),
+            settings,
+        )
+        for name, variants in VARIANTS.items()
+        for variant, settings in variants.items()
+        for seed in range(seeds)
+    ]
+
+
+def ablation_table(table: Table) -> str:
+    """Means over the seeds; the committed file has one row per variant with its std instead."""
+    rows = []
+    for name, variants in VARIANTS.items():
+        for variant in variants:
+            values = table.values("accuracy", benchmark=name, variant=variant)
+            text = mean_and_std(values)
+            if spread := table.values("std", benchmark=name, variant=variant):
+                text += f" ± {spread[0]:.2f}"
+            rows.append([name, variant, text])
+    return markdown(["benchmark", "setting", "accuracy"], rows)
+
+
+def images(scenario: str, seed: int, tasks: int, limit: int | None) -> list[Tensor]:
+    """Raw training images of every task `[n, 784]`."""
+    made = build(scenario, seed, tasks=tasks, limit=limit)
+    places = (torch.arange(len(task.train)) for task in made.tasks)
+    return [task.train.take(at)[0].flatten(1) for task, at in zip(made.tasks, places)]
+
+
+def similarity_row(aperture: float, seeds: int, limit: int | None, device: torch.device) -> Row:
+    def conceptor(x: Tensor) -> Conceptor:
+        return Conceptor.from_states(x.to(device), aperture=aperture)
+
+    halves = [conceptor(x) for x in images("disjoint-mnist", 0, 2, limit)]
+    permuted, quotas = [], []
+    for seed in range(seeds):
+        tasks = [conceptor(x) for x in images("permuted-mnist", seed, 10, limit)]
+        permuted += [float(similarity(tasks[0], task)) for task in tasks[1:]]
+        claimed, quota = tasks[0], [float(tasks[0].quota)]
+        for task in tasks[1:]:
+            claimed = claimed | task
+            quota.append(float(claimed.quota))
+        quotas.append(quota)
+    mean_quota = torch.tensor(quotas).mean(0).tolist()
+    return {
+        "aperture": aperture,
+        "original_and_permuted": round(sum(permuted) / len(permuted), 4),
+        "std": round(float(torch.tensor(permuted).std()), 4),
+        "digits_5_9_and_0_4": round(float(similarity(*halves)), 4),
+        "quota_over_ten_tasks": " ".join(f"{value:.4f}" for value in mean_quota),
+        **environment(device),
+    }
+
+
+def similarity_table(table: Table) -> str:
+    rows = []
+    for row in table.rows:
+        quota = [float(value) for value in row["quota_over_ten_tasks"].split()]
+        rises = numbers([quota[0], quota[1] - quota[0], quota[9] - quota[8]])
+        spread = f"{float(row['original_and_permuted']):.3f} ± {float(row['std']):.3f}"
+        rows.append([f"{float(row['aperture']):g}", spread, row["digits_5_9_and_0_4"], rises])
+    header = ["aperture", "ρ(original, permuted)", "ρ(5–9, 0–4)", "quota: task 1, rise by 2, by 10"]
+    return markdown(header, rows)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = options(__doc__, "results/STUDY.csv")
+    parser.add_argument("study", choices=("ablation", "similarity"))
+    parser.add_argument("--runs", type=Path, help="folder of the runs (default: beside the table)")
+    asked = parser.parse_args(arguments)
+    out = asked.out.with_name(asked.out.name.replace("STUDY", asked.study))
+    failures, device = 0, find_device(asked.device)
+    if asked.study == "ablation":
+        table = Table(out, ("benchmark", "variant", "seed"))
+        if not asked.table:
+            folder = asked.runs or out.with_suffix("")
+            runs = ablation_runs(asked.seeds or 10)
+            failures = run_missing(table, runs, device, folder, asked.tiny)
+        print(ablation_table(table))
+    else:
+        table = Table(out, ("aperture",))
+        for aperture in () if asked.table else APERTURES:
+            if {"aperture": aperture} not in table:
+                limit = 400 if asked.tiny else None
+                table.add(similarity_row(aperture, asked.seeds or 1, limit, device))
+                say(f"aperture {aperture:g} done")
+        print(similarity_table(table))
+    return int(failures > 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
