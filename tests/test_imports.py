@@ -14,10 +14,9 @@ import conceptors
 SOURCE = Path(conceptors.__file__).parent
 
 # From the ground up: a package may import from those below it, and from itself.
-STOREYS = ["_internal", "algebra", "moments", "estimators", "layers", "shield", "experiments"]
-STOREYS += ["methods", "scenarios", "integrations", "report", "bench", "cli", "__main__"]
-# what a function may import when it is called
-LATER = {"shield.inspection": {"report"}, "experiments.all": {"cli"}}
+STOREYS = ["_internal", "algebra", "moments", "layers", "shield", "readout", "estimators"]
+STOREYS += ["experiments", "methods", "scenarios", "integrations", "report", "cli", "__main__"]
+LATER = {"shield.inspection": {"report"}}  # what a function may import when it is called
 MODULES = sorted(
     ".".join(path.relative_to(SOURCE).with_suffix("").parts) for path in SOURCE.rglob("*.py")
 )
