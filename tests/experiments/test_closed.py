@@ -83,14 +83,6 @@ def test_all_methods_see_the_same_patches(method: str) -> None:
         make(method, one_by_one(), **given)
 
 
-@pytest.mark.parametrize("scenario", ["disjoint-mnist", "permuted-mnist"])
-def test_random_features_are_smooth_where_pixels_are_where_they_were(scenario: str) -> None:
-    lift = make("readout", build(scenario, 0, tasks=2, arrays=blobs()), lift=30).readout.lift
-    is_image = scenario == "disjoint-mnist"
-    assert lift.image == ((1, 28, 28) if is_image else None)
-    assert (lift.unit, lift.spread) == ((True, 1.0) if is_image else (False, 0.7))
-
-
 # --- formulas ----------------------------------------------------------------------------
 
 

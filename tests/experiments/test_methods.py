@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import pytest
@@ -40,33 +39,6 @@ def test_a_method_learns_and_repeats(method: str, settings: dict[str, Any]) -> N
     assert method not in ("cab", "sgd") or not torch.equal(
         next(other.model.parameters()), next(learner(method, 3, **given).model.parameters())
     )
-
-
-@pytest.mark.parametrize(
-    ("method", "settings"),
-    [
-        ("cab", {"aperture": 4.0}),
-        ("shield", {}),
-        ("owm", {"rate": 1.0}),
-        ("gpm", {"threshold": 0.95}),
-        ("sgp", {"threshold": 0.95}),
-        ("trgp", {"threshold": 0.95, "own_rate": 0.2}),
-        ("codecl", {"free": 3, "aperture": 4.0, "own_rate": 0.3}),
-        ("separate", {}),
-        ("joint", {}),
-    ],
-)
-def test_less_is_forgotten_than_by_plain_training(method: str, settings: dict[str, Any]) -> None:
-    common: dict[str, Any] = {"hidden": "30", "steps": 300, "rate": 0.1}
-    changes = []
-    for name, own in (("sgd", {}), (method, settings)):
-        one = learner(name, 2, **{**common, **own})
-        one.learn(0)
-        before = one.test(1)[0]
-        assert before > 80
-        one.learn(1)
-        changes.append(one.test()[0] - before)
-    assert changes[1] > changes[0] + 3
 
 
 @pytest.mark.parametrize(
@@ -171,35 +143,6 @@ def test_a_shield_records_what_the_page_shows() -> None:
     torch.testing.assert_close(similarity, similarity.T)
     torch.testing.assert_close(similarity.diagonal(), torch.ones(3))
     assert cab.extras["stored_numbers"] == 7**2 + 6**2  # a conceptor per layer
-
-
-def test_share_and_pull_of_a_shield() -> None:
-    quotas, drifts = [], []
-    told: list[dict[str, Any]] = [{}, {"share": 0.99}, {"pull": 500.0}]
-    for settings in told:
-        one = learner("shield", **settings)
-        one.learn(0)
-        before = [p.detach().clone() for p in one.model.parameters()]
-        quotas.append(one.extras["quota"]["hidden 1"][0])
-        one.learn(1)
-        after = [p.detach() for p in one.model.parameters()]
-        drifts.append(sum(float((a - b).norm()) for a, b in zip(after, before)))
-    assert quotas[1] > quotas[0] == quotas[2]
-    assert drifts[2] < drifts[0]
-
-
-def test_no_optimizer_outlives_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shield would go on preparing its steps."""
-    cab, seen = learner("cab"), []
-    guarded = type(cab).guarded
-
-    def noted(self: Any, optimizer: Any, finish: Any) -> None:
-        seen.append(weakref.ref(optimizer))
-        guarded(self, optimizer, finish)
-
-    monkeypatch.setattr(type(cab), "guarded", noted)
-    taught(cab)
-    assert [one() for one in seen] == [None, None]
 
 
 # --- all tasks at once, a network for each, one's own -------------------------------------

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from conceptors.experiments.scenarios import build
-from experiments.learners import learner, make, narrow, taught
+from experiments.learners import make, narrow, taught
 from experiments.tasks import blobs
 
 SMALL: dict[str, Any] = {"hidden": "20,15", "steps": 60, "batch": 16, "check_every": 20, "lift": 60}
@@ -82,27 +82,6 @@ def test_a_task_trains_the_outputs_of_its_own_classes() -> None:
     ours.learn(0)
     assert torch.equal((head.weight != before).any(1), ours.scenario.tasks[0].classes)
     assert list(ours.shield.conceptors()) == ["layers.0", "layers.1"]  # not the last layer
-
-
-def test_all_classes_in_every_task() -> None:
-    """Tasks that name no classes, as permuted ones do not, train all outputs."""
-    ours = taught(learner("cab-readout", hidden="30", steps=200, lift=50))
-    assert ours.trained_classes(1) is None
-    assert sum(ours.test()) / 2 > 80
-
-
-@pytest.mark.parametrize("lift", [0, 50])
-def test_with_a_rate_of_0_sums_over_tasks_are_those_of_all_samples(lift: int) -> None:
-    """No feature drifts then: the order of the tasks does not matter."""
-    given: dict[str, Any] = {"lift": lift, "rate": 0.0, "regularization": "0.01"}
-    ours = taught(disjoint("cab-readout", **given))
-    whole = disjoint("cab-readout", **given)
-    whole.learn(0)
-    for number in (4, 2, 3, 1):
-        whole.learn(number)
-    for k in range(5):
-        x = images(ours, k)
-        torch.testing.assert_close(ours.outputs(x, k), whole.outputs(x, k), rtol=1e-3, atol=1e-3)
 
 
 def test_colour_images_are_read_as_patches_both_ways() -> None:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from conceptors.experiments.methods.relatives.gpm import extended
 from experiments.learners import learner
 from helpers import normal
 
@@ -74,17 +73,3 @@ def test_with_all_directions_nothing_is_forgotten() -> None:
     gpm.learn(1)
     torch.testing.assert_close(gpm.model(x).detach(), before, rtol=1e-8, atol=1e-9)
     assert not torch.allclose(gpm.layers[0].weight, weight, atol=1e-3)  # it did learn
-
-
-@pytest.mark.parametrize("count", [4, 50])
-def test_ranks_are_the_least_that_cover_enough(count: int) -> None:
-    """With fewer rows than dimensions, and with more."""
-    R = normal(0, count, 8) * torch.logspace(0, -3, 8, dtype=torch.float64)
-    basis, strengths = extended(R.new_zeros(8, 0), R, 0.9)
-    rank, energy = basis.shape[1], torch.linalg.svdvals(R).square()
-    assert float(energy[:rank].sum()) >= 0.9 * float(energy.sum())
-    assert float(energy[: rank - 1].sum()) < 0.9 * float(energy.sum())
-    torch.testing.assert_close(strengths, energy[:rank].sqrt())
-    whole, _ = extended(basis, normal(2, 50, 8), 1.0)
-    torch.testing.assert_close(whole.mT @ whole, torch.eye(8, dtype=torch.float64))
-    assert extended(whole, torch.zeros_like(R), 0.9)[0].shape == (8, 8)

@@ -9,7 +9,7 @@ import torch
 
 from conceptors.experiments.methods.lesson import sample_order
 from experiments.learners import learner
-from experiments.relatives.plain import BATCH, LIKE, STEPS, entering, matrices, with_unit
+from experiments.relatives.plain import BATCH, LIKE, STEPS, entering, matrices
 
 
 @pytest.mark.usefixtures("double")
@@ -42,19 +42,6 @@ def test_steps_are_those_of_the_formulas(clip: float) -> None:
         for ours, theirs in zip(owm.projectors.values(), P):
             torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-8)
     assert owm.extras["stored_numbers"] == sum(p.numel() for p in P)
-
-
-@pytest.mark.usefixtures("double")
-def test_with_one_alpha_it_is_a_ridge() -> None:
-    """P = α (α I + Σ x xᵀ)⁻¹; testing does not change it."""
-    owm = learner("owm", alpha=0.3, alpha_decay="1", steps=20, batch=4)
-    split = owm.scenario.tasks[0].train
-    order = sample_order(60, 80, 0, 0).long().split(4)
-    means = torch.stack([with_unit(split.take(places)[0]).mean(0) for places in order])
-    owm.learn(0)
-    owm.test()
-    wanted = 0.3 * torch.linalg.inv(0.3 * torch.eye(7) + means.T @ means)
-    torch.testing.assert_close(owm.projectors["layers.0"], wanted, rtol=1e-8, atol=1e-10)
 
 
 def test_projectors_stay_projectors_when_rounded() -> None:

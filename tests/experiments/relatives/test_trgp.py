@@ -97,11 +97,3 @@ def test_earlier_tasks_keep_their_outputs(method: str) -> None:
     assert all(bool(mix.any()) for part in both.parts[1] for mix in part.mixes)
     assert not torch.allclose(both.outputs(x, 1), wanted)
     assert torch.equal(both.outputs(x, 2), both.model(x))  # a task not begun
-
-
-@pytest.mark.parametrize("own_rate", [0.0, 0.5])
-def test_per_task_parameters_have_a_rate_of_their_own(own_rate: float) -> None:
-    trgp = learner("trgp", own_rate=own_rate, **FULL["trgp"])
-    trgp.learn(0)
-    trgp.learn(1)
-    assert any(bool(mix.any()) for part in trgp.parts[1] for mix in part.mixes) == (own_rate > 0)

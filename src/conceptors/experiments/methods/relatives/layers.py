@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,6 +54,12 @@ class ProjectedLearner(Learner):
         in_layers = {id(p) for layer in layers for p in layer.parameters.values()}
         self.fixed = [p for p in self.model.parameters() if id(p) not in in_layers]
         self.layers = layers[:-1] if self.scenario.heads else layers
+        self.inputs: dict[str, Tensor] = {}  # that entered each layer last
+        for layer in self.layers:
+            layer.module.register_forward_pre_hook(partial(self._note, layer.name))
+
+    def _note(self, name: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self.inputs[name] = inputs[0].detach()
 
     def projected(self, gradient: Tensor, layer: MatrixLayer) -> Tensor:
         """The gradient `[out, d]` that a layer uses from the second task on."""
@@ -86,26 +92,13 @@ class ProjectedLearner(Learner):
         """Rows `[n, d]` in float64 that those samples send into each layer, by its name."""
         x, _ = self.drawn_samples(number)
         self.model.eval()
-        _, rows = self.with_rows(lambda: self.outputs(x, number))
+        self.outputs(x, number)
         self.model.train()
-        return {name: R.double() for name, R in rows.items()}
+        return {name: rows.double() for name, rows in self.last_rows().items()}
 
-    def with_rows(self, run: Callable[[], Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Result of `run`, and the rows that enter the layers meanwhile, by name."""
-        rows: dict[str, Tensor] = {}
-
-        def watch(layer: MatrixLayer) -> Any:
-            def note(_: Any, inputs: tuple[Tensor, ...], __: Any) -> None:
-                rows[layer.name] = layer.rows(inputs[0].detach())
-
-            return layer.module.register_forward_hook(note)
-
-        handles = [watch(layer) for layer in self.layers]
-        try:
-            return run(), rows
-        finally:
-            for handle in handles:
-                handle.remove()
+    def last_rows(self) -> dict[str, Tensor]:
+        """Rows `[n, d]` that entered each layer last, by its name."""
+        return {layer.name: layer.rows(self.inputs[layer.name]) for layer in self.layers}
 
 
 def matrix_layers(model: nn.Module) -> list[MatrixLayer]:

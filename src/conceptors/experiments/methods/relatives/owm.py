@@ -55,9 +55,9 @@ class Owm(ProjectedLearner):
         self.done.zero_()
 
     def forward(self, x: Tensor) -> Tensor:
-        out, rows = self.with_rows(lambda: self.model(x))
-        for name, mean in self.means.items():
-            mean.copy_(rows[name].mean(0))
+        out = super().forward(x)
+        for name, rows in self.last_rows().items():
+            self.means[name].copy_(rows.mean(0))
         return out
 
     def gradients(self, number: int) -> None:
