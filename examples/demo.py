@@ -13,8 +13,10 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import altair as alt
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import torch
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
@@ -26,8 +28,8 @@ from conceptors import (
     MemoryFullWarning,
     similarity,
 )
-from conceptors.report.charts import Axes, Curve, bars, joined, lines, pictures
-from conceptors.report.theme import Drawing, draw, look
+from conceptors.report.charts import joined, lines, pictures
+from conceptors.report.theme import LIGHT, Drawing, draw, look
 
 Array = npt.NDArray[Any]
 
@@ -221,15 +223,14 @@ def learn_in_turn(train: Part, valid: Part, test: Part) -> list[Result]:
 
 def spectra(train: Part) -> Drawing:
     C = train.only(5, 9).conceptor(1.0)
-    curves = {}
+    curves = []
     for aperture in (1, 4, 16, 64, 256):
         D = C.adapt(float(aperture))
-        values = D.singular_values.tolist()
-        tips = [f"aperture {aperture}, direction {k + 1}: {v:.2f}" for k, v in enumerate(values)]
         name = f"aperture {aperture}: quota {float(D.quota):.2f}"
-        curves[name] = Curve(range(1, 65), values, tips)
-    axes = Axes("direction", "singular value", (0, 1))
-    return lines(curves, [look(k) for k in range(len(curves))], axes, marks=8)
+        values = {"x": range(1, 65), "value": D.singular_values.numpy(), "sd": np.nan}
+        curves.append(pd.DataFrame({"series": name, "tip": name, **values}))
+    looks = [look(k) for k in range(len(curves))]
+    return lines(pd.concat(curves), looks, "direction", "singular value", (0, 1))
 
 
 def projections(train: Part, test: Part, aperture: float) -> Drawing:
@@ -241,19 +242,19 @@ def projections(train: Part, test: Part, aperture: float) -> Drawing:
 
 
 def accuracies(results: list[Result]) -> Drawing:
-    names = [
-        "refit",
-        "timid\nrefit",
-        "conceptor,\nas printed",
-        "conceptor,\nsimplified",
-        "all at\nonce",
+    rows = [
+        {"method": result.name, "digits": digits, "accuracy": accuracy}
+        for result in results
+        for digits, accuracy in (("0-4", result.old), ("5-9", result.new))
     ]
-    curves = {}
-    for group, field in (("0-4, learned first", "old"), ("5-9, learned second", "new")):
-        heights = [getattr(result, field) for result in results]
-        tips = [f"{r.name}, on {group}: {h:.1f} %" for r, h in zip(results, heights)]
-        curves[group] = Curve(names, heights, tips)
-    return bars(curves, [look(0), look(1)], Axes("", "test accuracy in %", (0, 100)))
+    bars = alt.Chart(pd.DataFrame(rows), width=290, height=190).mark_bar()
+    chart: alt.Chart = bars.encode(
+        x=alt.X("accuracy:Q", title="test accuracy in %"),
+        y=alt.Y("method:N", title=None, sort=None),
+        yOffset="digits:N",
+        color=alt.Color("digits:N", scale=alt.Scale(range=[LIGHT["s0"], LIGHT["s1"]])),
+    )
+    return chart
 
 
 def draw_all(folder: Path, train: Part, test: Part, results: list[Result]) -> Path:

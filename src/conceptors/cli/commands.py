@@ -107,9 +107,6 @@ def _report(options: argparse.Namespace) -> int:
             print(f"without the projected images: {error}", file=sys.stderr)
         print(f"page: {report.write_page(results, folder / 'index.html', images)}")
         print(f"{len(figures)} figures in {folder / 'figures'}")
-    if len(folders) > 1:
-        page = report.write_comparison(folders, folders[0] / "comparison.html")
-        print(f"side by side: {page}")
     return 0
 
 

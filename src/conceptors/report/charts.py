@@ -1,328 +1,185 @@
 """One description of each kind of chart in altair, for the page and for files alike.
 
-Every mark a reader may ask about has its words in the channel `description`.
+Charts take tidy tables. Curves: `series, x, value, sd, tip`; cells: `row, column, value, tip`.
+`tip` is what a mark says to a reader who points at it.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
 import numpy as np
-import numpy.typing as npt
+import pandas as pd
 
-from conceptors.report.measures import Array, Band, Matrix, some
-from conceptors.report.text import clean, labels, number, spread
+from conceptors.report.data import evenly
+from conceptors.report.text import labels, number
 from conceptors.report.theme import DASHES, LIGHT, Drawing, Look
 
-Rows = list[dict[str, Any]]
-WIDTH, HEIGHT = 400, 250
-CELLS = 10  # up to here every cell of a matrix has its number
-MOST = 20  # rows and columns of a matrix that are drawn
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Values over x, with what each point says; `low` and `high` where there is a spread."""
-
-    x: Sequence[Any]  # numbers; for bars also words
-    y: Sequence[float]
-    tips: Sequence[str]
-    low: Sequence[float] | None = None
-    high: Sequence[float] | None = None
-
-
-@dataclass(frozen=True)
-class Axes:
-    """The titles of both axes and how y is scaled."""
-
-    x: str
-    y: str
-    domain: tuple[float, float] | None = None  # None: close to the data
-    log: bool = False
-    log_x: bool = False
-    whole: bool = False  # x has whole numbers only
-
-
-def band_curve(band: Band, name: str, unit: str, digits: int, top: float) -> Curve:
-    """A measure over the number of learned tasks, with one standard deviation."""
-    sd = [None] * len(band.tasks) if band.sd is None else [float(s) for s in band.sd]
-    tips = [
-        f"{clean(name)}, after task {t}: {spread(float(m), s, digits)}{unit}"
-        for t, m, s in zip(band.tasks, band.mean, sd)
-    ]
-    mean = [float(m) for m in band.mean]
-    if band.sd is None:
-        return Curve(band.tasks, mean, tips)
-    low = np.clip(band.mean - band.sd, 0, top)
-    high = np.clip(band.mean + band.sd, 0, top)
-    return Curve(band.tasks, mean, tips, low.tolist(), high.tolist())
-
-
-def over_tasks(curves: Mapping[str, Curve], looks: Sequence[Look], axes: Axes) -> Drawing:
-    """Lines over the number of learned tasks; bars where there are only one or two of them."""
-    few = len({x for curve in curves.values() for x in curve.x}) <= 2
-    return bars(curves, looks, axes) if few else lines(curves, looks, axes)
-
-
-def bars(curves: Mapping[str, Curve], looks: Sequence[Look], axes: Axes) -> Drawing:
-    """At each x one bar per curve, in their order, with its value; words may have several lines."""
-    rows, scales = _series(curves, looks)
-    first = alt.Chart(_data(rows)).encode(
-        x=alt.X(
-            "x:O",
-            title=axes.x or None,
-            sort="ascending" if axes.whole else None,
-            axis=alt.Axis(labelExpr="split(datum.label, '\\n')"),
-        ),
-        xOffset=alt.XOffset("series:N", sort=labels(list(curves))),
-    )
-    scale = alt.Scale(domain=axes.domain) if axes.domain else alt.Scale(zero=True)
-    y = alt.Y("y:Q", title=axes.y, scale=scale)
-    bars = first.mark_bar().encode(y=y, color=scales["color"], description="tip:N")
-    spreads = first.mark_rule(aria=False, color=LIGHT["ink"]).encode(y="low:Q", y2="high:Q")
-    values = first.mark_text(aria=False, dy=-9, fontSize=11, color=LIGHT["ink"]).encode(
-        y=alt.Y("top:Q"), text="text:N"
-    )
-    parts = [bars, spreads] + ([values] if len(rows) <= 12 else [])
-    return alt.layer(*parts).properties(width=WIDTH, height=HEIGHT)
+WIDTH, HEIGHT = 290, 190  # with its axes a chart is as wide as a phone, so text stays legible
+CELLS = 10  # up to here every cell of a matrix shows its number
 
 
 def lines(
-    curves: Mapping[str, Curve], looks: Sequence[Look], axes: Axes, *, marks: int = 12
+    frame: pd.DataFrame,
+    looks: Sequence[Look],
+    x: str,
+    y: str,
+    domain: tuple[float, float] | None = None,
 ) -> Drawing:
-    """One line per curve with at most `marks` markers, and a band where there is a spread."""
-    rows, scales = _series(curves, looks, marks)
-    kind: dict[str, Any] = {"type": "log"} if axes.log else {"zero": False}
-    scale = alt.Scale(domain=axes.domain) if axes.domain else alt.Scale(**kind)
-    across = [x for curve in curves.values() for x in curve.x]
-    ticks: dict[str, Any] = {"grid": False, "tickCount": 8}
-    if axes.whole:
-        ticks |= {"tickMinStep": 1, "format": "d"}
-    if (axes.whole or axes.log_x) and len(set(across)) <= 12:
-        ticks = {"grid": False, "values": sorted(set(across)), "labelOverlap": False}
-    kind_x: dict[str, Any] = {"type": "log", "base": 2} if axes.log_x else {"padding": 8}
-    x = alt.X(
+    """One line per series with at most 12 markers, and a band of one standard deviation.
+
+    `x` and `y` are titles; y covers `domain`, or what the data need.
+    """
+    names = list(frame.series.unique())
+    short = dict(zip(names, labels(names)))
+    deviation, (low, high) = frame.sd.fillna(0.0), domain or (0.0, 100.0)
+    groups = frame.groupby("series")
+    frame = frame.assign(
+        series=frame.series.map(short),
+        low=(frame.value - deviation).clip(low, high),
+        high=(frame.value + deviation).clip(low, high),
+        marked=groups.cumcount() % np.ceil(groups.x.transform("size") / 12) == 0,
+    )
+    columns = max(1, min(len(short), WIDTH // (7 * max(map(len, short.values())) + 34)))
+
+    def channel(kind: Any, values: list[Any]) -> Any:
+        scale = alt.Scale(domain=list(short.values()), range=values)
+        return kind("series:N", scale=scale, legend=alt.Legend(title=None, columns=columns))
+
+    colour = channel(alt.Color, [LIGHT[look.colour] for look in looks])
+    dash = channel(alt.StrokeDash, [DASHES[look.dash] for look in looks])
+    shape = channel(alt.Shape, [look.shape for look in looks])
+    across = alt.X(
         "x:Q",
-        title=axes.x,
-        scale=alt.Scale(domain=[min(across), max(across)], nice=False, **kind_x),
-        axis=alt.Axis(**ticks),
+        title=x,
+        scale=alt.Scale(domain=[frame.x.min(), frame.x.max()], nice=False, padding=10),
+        axis=alt.Axis(grid=False, **_ticks(sorted(frame.x.unique().tolist()))),
     )
-    y = alt.Y("y:Q", title=axes.y, scale=scale, axis=alt.Axis(tickCount=6))
-    chart = alt.Chart(_data(rows)).encode(x=x)
-    drawn = chart.mark_line(aria=False, strokeWidth=2).encode(
-        y=y, color=scales["color"], strokeDash=scales["dash"]
+    scale = alt.Scale(domain=domain) if domain else alt.Scale(zero=False)
+    up = alt.Y("value:Q", title=y, scale=scale, axis=alt.Axis(tickCount=6))
+    base = alt.Chart(_data(frame)).encode(x=across, color=colour)
+    band = base.mark_area(aria=False, opacity=0.16, interpolate="linear")
+    curves = base.mark_line(aria=False, strokeWidth=2).encode(y=up, strokeDash=dash)
+    points = base.transform_filter("datum.marked").mark_point(
+        filled=True, opacity=1, size=50, stroke=LIGHT["paper"], strokeWidth=1
     )
-    points = (
-        chart.transform_filter("datum.marked")
-        .mark_point(filled=True, opacity=1, size=55, stroke=LIGHT["paper"], strokeWidth=1)
-        .encode(y=y, color=scales["color"], shape=scales["shape"], description="tip:N")
-    )
-    parts = [drawn, points]
-    if any(curve.low is not None for curve in curves.values()):
-        band = chart.mark_area(aria=False, opacity=0.16, interpolate="linear").encode(
-            y=alt.Y("low:Q", title=axes.y, scale=scale), y2="high:Q", color=scales["color"]
-        )
-        parts = [band, *parts]
+    parts = [curves, points.encode(y=up, shape=shape, description="tip:N")]
+    if frame.sd.notna().any():
+        low_to_high = {"y": alt.Y("low:Q", title=y, scale=scale), "y2": "high:Q"}
+        parts = [band.encode(**low_to_high), *parts]
     return alt.layer(*parts).properties(width=WIDTH, height=HEIGHT)
 
 
-def seeds(
-    found: Mapping[str, Sequence[tuple[int, float]]],
-    published: Mapping[str, float],
-    looks: Mapping[str, Look],
-    title: str,
-    goal: float | None = None,
-) -> Drawing:
-    """One row per method: its seeds as dots, a stroke at their mean, published values below.
+def _ticks(values: list[float]) -> dict[str, Any]:
+    ticks: dict[str, Any] = {"tickCount": 5}
+    if len(values) <= 10 and values[-1] < 1000:
+        ticks = {"values": values}
+    if all(float(value).is_integer() for value in values):
+        ticks |= {"tickMinStep": 1, "format": ",d"}
+    return ticks
 
-    `goal` is a dashed line through all rows.
-    """
-    names = list(dict.fromkeys([*found, *published]))
-    short = dict(zip(names, labels(names, 30)))
-    dots, means = [], []
-    for name, values in found.items():
-        base = {"series": short[name], "colour": LIGHT[looks[name].colour]}
-        for seed, v in values:
-            dots.append(base | {"x": v, "tip": f"{clean(name)}, seed {seed}: {number(v)} %"})
-        mean = float(np.mean([v for _, v in values]))
-        means.append(base | {"x": mean, "tip": f"{clean(name)}, mean: {number(mean)} %"})
-    others = [
-        {"series": short[name], "x": v, "tip": f"{clean(name)}, published: {number(v)} %"}
-        for name, v in published.items()
-    ]
-    room = min(190, 8 * max(len(name) for name in short.values()))  # in whatever font there is
-    axis = alt.Axis(labelLimit=190, minExtent=room)
-    y = alt.Y("series:N", sort=list(short.values()), title=None, axis=axis)
-    x = alt.X("x:Q", title=title, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=6))
-    colour = alt.Color("colour:N", scale=None)
+
+def dots(frame: pd.DataFrame, looks: Sequence[Look], title: str) -> Drawing:
+    """One row per series with a dot per value, and a stroke at their mean."""
+    names = list(frame.series.unique())
+    short = dict(zip(names, labels(names, 18)))
+    frame = frame.assign(series=frame.series.map(short))
+    colours = alt.Scale(domain=list(short.values()), range=[LIGHT[look.colour] for look in looks])
+    base = alt.Chart(_data(frame)).encode(
+        y=alt.Y("series:N", sort=list(short.values()), title=None),
+        color=alt.Color("series:N", scale=colours, legend=None),
+    )
+    x: dict[str, Any] = {"scale": alt.Scale(zero=False), "axis": alt.Axis(tickCount=5)}
+    circles = base.mark_circle(size=50, opacity=0.45)
+    means = base.mark_tick(aria=False, thickness=2.5, size=20)
     parts = [
-        alt.Chart(_data(dots))
-        .mark_circle(size=46, opacity=0.45)
-        .encode(x=x, y=y, color=colour, description="tip:N"),
-        alt.Chart(_data(means))
-        .mark_tick(thickness=2.5, size=20)
-        .encode(x=x, y=y, color=colour, description="tip:N"),
+        circles.encode(x=alt.X("value:Q", title=title, **x), description="tip:N"),
+        means.encode(x=alt.X("mean(value):Q", title=title, **x)),
     ]
-    if others:
-        diamond: dict[str, Any] = {
-            "shape": "diamond",
-            "size": 60,
-            "color": LIGHT["ink"],
-            "yOffset": 15,
-        }
-        parts.append(
-            alt.Chart(_data(others)).mark_point(**diamond).encode(x=x, y=y, description="tip:N")
-        )
-    if goal is not None:
-        line = alt.Chart(_data([{"x": goal, "tip": f"goal: {number(goal)} %"}]))
-        dashed = line.mark_rule(strokeDash=[5, 4], color=LIGHT["muted"])
-        parts.append(dashed.encode(x=x, description="tip:N"))
-    return alt.layer(*parts).properties(width=WIDTH - 40, height=44 * len(names))
+    return alt.layer(*parts).properties(width=WIDTH - 40, height=max(38 * len(names), 76))
 
 
 def heat(
-    matrix: Matrix,
-    span: tuple[float, float],
-    words: tuple[str, str, str],
-    names: Sequence[str],
-    hidden: npt.NDArray[np.bool_],
+    frame: pd.DataFrame, span: tuple[float, float], down: str, across: str, digits: int
 ) -> Drawing:
-    """Cells from light to dark with numbers where there is room; `words`: rows, columns, unit."""
-    down, across, unit = words
-    height, width = matrix.mean.shape
-    percent = unit == " %"
-    size = 10 if width > 6 else 12 if width > 3 else 14
-    rows: Rows = []
-    for i in some(height, MOST):
-        for j in some(width, MOST):
-            value = float(matrix.mean[i, j])
-            if np.isnan(value):
-                continue
-            place = float(np.clip((value - span[0]) / (span[1] - span[0]), 0, 1))
-            share = 0.0 if hidden[i, j] else place
-            sd = None if matrix.sd is None else float(matrix.sd[i, j])
-            after = f"{down} {i + 1}" if height > 1 else down
-            name = "" if names[j] == str(j + 1) else f" ({clean(names[j])})"
-            tip = f"{after}, {across} {j + 1}{name}: {spread(value, sd, 2)}{unit}"
-            rows.append(
-                {
-                    "row": i + 1,
-                    "column": j + 1,
-                    "share": share,
-                    "text": _short(value, percent, width),
-                    "ink": LIGHT["muted" if hidden[i, j] else "on-heat" if share > 0.55 else "ink"],
-                    "tip": f"{tip} (not learned yet)" if hidden[i, j] else tip,
-                }
-            )
+    """At most 20 x 20 cells, coloured from low to high unless `hidden`, with numbers up to 10."""
+    frame = frame[frame.row.isin(_thin(frame.row)) & frame.column.isin(_thin(frame.column))]
+    height, width = frame.row.nunique(), frame.column.nunique()
+    low, high = span
+    share = ((frame.value - low) / (high - low)).clip(0, 1).where(~frame.hidden, 0.0)
+    ink = np.where(frame.hidden, "muted", np.where(share > 0.55, "on-heat", "ink"))
+    texts = [number(value, digits) for value in frame.value]
+    if width > 6:
+        texts = [text.removeprefix("0") if "." in text else text for text in texts]
+    frame = frame.assign(share=share, ink=[LIGHT[name] for name in ink], text=texts)
     axis: dict[str, Any] = {"domain": False, "ticks": False, "labelOverlap": True}
-    blank = alt.Axis(labels=False, **{k: v for k, v in axis.items() if k != "labelOverlap"})
-    chart = alt.Chart(_data(rows)).encode(
+    base = alt.Chart(_data(frame)).encode(
         x=alt.X("column:O", title=across, axis=alt.Axis(**axis), scale=alt.Scale(padding=0)),
-        y=alt.Y("row:O", title=down, axis=alt.Axis(**axis) if height > 1 else blank),
+        y=alt.Y("row:O", title=down, axis=alt.Axis(**axis, labels=height > 1)),
     )
-    cells = chart.mark_rect(fill=LIGHT["heat"], stroke=LIGHT["rule"], strokeWidth=0.6).encode(
-        fillOpacity=alt.FillOpacity("share:Q", scale=None), description="tip:N"
-    )
-    parts = [cells]
+    cells = base.mark_rect(fill=LIGHT["heat"], stroke=LIGHT["rule"], strokeWidth=0.6)
+    parts = [cells.encode(fillOpacity=alt.FillOpacity("share:Q", scale=None), description="tip:N")]
     if width <= CELLS:
-        text = chart.mark_text(aria=False, fontSize=size)
-        parts.append(text.encode(text="text:N", color=alt.Color("ink:N", scale=None)))
-    side = 300 / min(width, MOST)
-    tall = min(height, MOST) * min(side, 90.0)
-    return alt.layer(*parts).properties(width=300, height=max(tall, 40.0))
+        words = base.mark_text(aria=False, fontSize=12)
+        parts.append(words.encode(text="text:N", color=alt.Color("ink:N", scale=None)))
+    side = min(WIDTH / width, 80.0)
+    return alt.layer(*parts).properties(width=WIDTH, height=max(height * side, 40.0))
 
 
 def pictures(
-    columns: Mapping[str, Array],
-    title: str = "",
-    notes: Mapping[str, Sequence[str]] | None = None,
-    side: int = 110,
+    columns: Mapping[str, Any], notes: Mapping[str, Sequence[str]] | None = None, side: int = 110
 ) -> Drawing:
-    """Images as pixels on one grey scale: one column per name, one row per image.
+    """Images `[k, height, width]` on one grey scale: one column per name, one row per image.
 
     `notes` are words below the images, by the name of the column; `side` is an image's width.
     """
-    top = max(float(np.abs(next(iter(columns.values()))).max()), 1e-12)
-    count, height, width = next(iter(columns.values())).shape
-    size = {"width": side, "height": max(side / width * height, 20.0)}
+    stacks = {name: np.asarray(images, dtype=float) for name, images in columns.items()}
+    first = next(iter(stacks.values()))
+    top, (count, height, width) = max(float(np.abs(first).max()), 1e-12), first.shape
     bare: dict[str, Any] = {"labels": False, "ticks": False, "domain": False, "grid": False}
+    y, x = np.indices((height, width)).reshape(2, -1)
+    across = alt.Scale(domain=[0, width], nice=False)
     down = alt.Y("y:Q", axis=None, scale=alt.Scale(domain=[height, 0], nice=False))
     charts = []
     for k in range(count):
-        for name, stack in columns.items():
-            shown = np.clip(stack[k] / top, 0, 1)
-            rows = [
-                {"x": int(x), "x2": int(x) + 1, "y": int(y), "y2": int(y) + 1, "v": float(v)}
-                for (y, x), v in np.ndenumerate(shown)
-                if v > 0.01
-            ]
+        for name, images in stacks.items():
+            shade = np.clip(images[k] / top, 0, 1).ravel()
+            pixels = pd.DataFrame({"x": x, "x2": x + 1, "y": y, "y2": y + 1, "v": shade})
             axis = alt.Axis(title=notes[name][k], **bare) if notes else None
-            right = alt.X("x:Q", axis=axis, scale=alt.Scale(domain=[0, width], nice=False))
-            pixels = (
-                alt.Chart(_data(rows))
-                .mark_rect(aria=False, fill="#000000", stroke=None)
-                .encode(
-                    x=right,
-                    x2="x2:Q",
-                    y=down,
-                    y2="y2:Q",
-                    fillOpacity=alt.FillOpacity("v:Q", scale=None),
-                )
+            chart = alt.Chart(_data(pixels[pixels.v > 0.01])).encode(
+                x=alt.X("x:Q", axis=axis, scale=across),
+                x2="x2:Q",
+                y=down,
+                y2="y2:Q",
+                fillOpacity=alt.FillOpacity("v:Q", scale=None),
             )
-            head = alt.Title(name.split("\n") if k == 0 else "", fontSize=11, anchor="middle")
-            charts.append(pixels.properties(title=head, view={"stroke": LIGHT["rule"]}, **size))
-    together = alt.concat(*charts, columns=len(columns), spacing=8)
-    return together.properties(title=title) if title else together
+            head = alt.Title(name.split("\n") if k == 0 else "", fontSize=12, anchor="middle")
+            size = {"width": side, "height": max(side / width * height, 20.0)}
+            chart = chart.mark_rect(aria=False, fill="#000000", stroke=None)
+            charts.append(chart.properties(title=head, view={"stroke": LIGHT["rule"]}, **size))
+    return alt.concat(*charts, columns=len(stacks), spacing=8)
 
 
-def joined(charts: Iterable[tuple[str, Drawing]], columns: int, title: str = "") -> Drawing:
+def joined(charts: Iterable[tuple[str, Drawing]], columns: int) -> Drawing:
     """Several charts as one, each under its name; their scales stay apart."""
-    named = [chart.properties(title=name) if name else chart for name, chart in charts]
+    named = [chart.properties(title=name) for name, chart in charts]
     if len(named) == 1:
         return named[0]
-    together = alt.concat(*named, columns=columns)
-    apart: Drawing = together.resolve_scale(
+    together: Drawing = alt.concat(*named, columns=columns).resolve_scale(
         color="independent", shape="independent", strokeDash="independent"
     )
-    return apart.properties(title=title) if title else apart
+    return together
 
 
-def _data(rows: Rows) -> alt.InlineData:
-    return alt.InlineData(values=rows)
+def _thin(values: pd.Series) -> list[Any]:
+    """At most 20 of the values, evenly spread."""
+    unique = values.unique().tolist()
+    return [unique[k] for k in evenly(len(unique), 20)]
 
 
-def _series(
-    curves: Mapping[str, Curve], looks: Sequence[Look], marks: int = 0
-) -> tuple[Rows, dict[str, Any]]:
-    """The rows of all curves, and how colour, dashes and shapes tell them apart."""
-    short = labels(list(curves))
-    rows: Rows = []
-    digits = 2 if max(y for curve in curves.values() for y in curve.y) <= 1 else 1
-    for name, curve in zip(short, curves.values()):
-        marked = set(some(len(curve.x), marks)) if marks else set()
-        low, high = curve.low or curve.y, curve.high or curve.y
-        for k, (x, y) in enumerate(zip(curve.x, curve.y)):
-            row = {"x": x, "y": y, "low": low[k], "high": high[k], "top": high[k]}
-            words = {"series": name, "tip": curve.tips[k], "text": f"{y:.{digits}f}"}
-            rows.append(row | words | {"marked": k in marked})
-    columns = max(1, min(len(short), WIDTH // (7 * max(map(len, short)) + 34)))
-    legend = alt.Legend(title=None, columns=columns)
-
-    def channel(kind: type[Any], values: list[Any]) -> Any:
-        return kind("series:N", scale=alt.Scale(domain=short, range=values), legend=legend)
-
-    return rows, {
-        "color": channel(alt.Color, [LIGHT[look.colour] for look in looks]),
-        "dash": channel(alt.StrokeDash, [DASHES[look.dash] for look in looks]),
-        "shape": channel(alt.Shape, [look.shape for look in looks]),
-    }
-
-
-def _short(value: float, percent: bool, width: int) -> str:
-    """A value as a cell has room for it."""
-    if percent:
-        return f"{value:.{1 if width <= 3 else 0}f}"
-    return f"{value:.2f}" if width <= 6 else f"{value:.2f}".replace("0.", ".")
+def _data(frame: pd.DataFrame) -> alt.InlineData:
+    """Rows for Vega; NaN becomes null."""
+    return alt.InlineData(values=json.loads(frame.to_json(orient="records")))

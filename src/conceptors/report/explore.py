@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import base64
-import math
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,168 +12,90 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from conceptors.algebra.conceptor import Conceptor
-from conceptors.experiments.scenarios.data import DataUnavailableError, load
-from conceptors.report.measures import Array
+from conceptors import Conceptor
 from conceptors.report.page import fill
 from conceptors.report.text import labels
-from conceptors.report.theme import DASHES, look, write_file
+from conceptors.report.theme import DASHES, look
+from conceptors.shield.state import read_claims
 
-SIDE = 8  # of images: ten correlation matrices fit in a page, and a browser factors one at once
 _SAMPLES = 8  # images of each class
 _LOOKS = 28  # all that differ
-_CHOSEN = 8  # layers that are shown at first
-_SCRIPTS = ("algebra.js", "curves.js", "explore.js")
 
 
-@dataclass(frozen=True)
-class Digits:
-    """Small images of classes.
-
-    Attributes:
-        source: where they are from.
-        pixels: `[n, SIDE²]`, whole numbers from 0 to `white`.
-        labels: `[n]`.
-    """
-
-    source: str
-    pixels: Tensor
-    labels: Tensor
-    white: int
-
-    def states(self, label: int) -> Tensor:
-        """The images of a class as rows in [0, 1], `[n, SIDE²]`."""
-        return self.pixels[self.labels == label].double() / self.white
-
-
-def load_digits() -> Digits:
-    """scikit-learn's digits where it is installed, else MNIST in the same size.
+def digits() -> str:
+    """The page about the conceptors of scikit-learn's digits, their NOT, OR and AND.
 
     Raises:
-        DataUnavailableError: neither is here, and MNIST cannot be fetched.
+        ImportError: scikit-learn is not installed.
     """
     try:
-        from sklearn.datasets import load_digits as load_small
-    except ImportError:
-        return _small_mnist()
-    x, y = load_small(return_X_y=True)
-    return Digits("scikit-learn's digits", torch.from_numpy(x), torch.from_numpy(y), 16)
-
-
-def _small_mnist() -> Digits:
-    """Without the empty rim of two pixels, then means of 3 x 3 pixels."""
-    try:
-        arrays = load("mnist")
-    except DataUnavailableError as error:
-        raise DataUnavailableError(
-            f"{error}; or pip install 'conceptors[sklearn]', which brings small digits"
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise ImportError(
+            "the digits come with scikit-learn, which is not installed: "
+            "pip install 'conceptors[sklearn]'"
         ) from error
-    inner = arrays.train_x[:10_000, 2:-2, 2:-2].double()
-    means = inner.reshape(-1, SIDE, 3, SIDE, 3).mean((2, 4)).round()
-    return Digits("MNIST", means.flatten(1), arrays.train_y[:10_000], 255)
+    pixels, classes = load_digits(return_X_y=True)
+    return digits_page(torch.from_numpy(pixels), torch.from_numpy(classes))
 
 
-def write_digits(path: Path, digits: Digits) -> Path:
-    """The page about the conceptors of classes of digits, their NOT, OR and AND."""
-    classes = digits.labels.unique().tolist()
-    below = np.tril_indices(SIDE**2)
+def digits_page(pixels: Tensor, classes: Tensor) -> str:
+    """The page about the conceptors of classes of images `[n, side²]`, whole numbers up to 16."""
+    side = round(pixels.shape[1] ** 0.5)
+    numbers = classes.unique().tolist()
+    below = np.tril_indices(side**2)
     moments, images = [], []
-    for label in classes:
-        x = digits.states(label)
-        moments.append((x.mT @ x / len(x)).numpy()[below])
-        kept = digits.pixels[digits.labels == label][:_SAMPLES]
-        images.append(kept.repeat(_SAMPLES, 1)[:_SAMPLES].numpy())
-    names = [str(label) for label in classes]
+    for number in numbers:
+        x = pixels[classes == number].double()
+        moments.append((x.mT @ x / len(x) / 16**2).numpy()[below])
+        images.append(x.repeat(_SAMPLES, 1)[:_SAMPLES].numpy())
     data = {
         "kind": "digits",
-        "side": SIDE,
-        "white": digits.white,
+        "side": side,
+        "white": 16,
         "samples": _SAMPLES,
         "moments": _packed(np.stack(moments), "<f8"),
         "images": _packed(np.stack(images), "u1"),
     }
-    lede = (
-        f"Images of {SIDE} × {SIDE} pixels from {digits.source}. Each class has a conceptor, a "
-        f"soft projection on the directions that it uses. Choose classes and move the aperture."
-    )
-    about = (
-        "The aperture α says how small a variance λ still counts: a direction has the singular "
-        "value λ / (λ + α⁻²). With several classes, OR is what any of them uses, AND what all of "
-        "them use."
-    )
-    pair = (3, 5) if len(names) > 5 else (0, 1)  # alike, and yet not the same
-    page = _page("Conceptors of digits", lede, about, data, names, pair, "aperture", (-2, 3, 1))
-    return write_file(path, page)
+    return _page("Conceptors of digits", data, [str(number) for number in numbers])
 
 
-def write_layers(path: Path, title: str, tasks: int, layers: Mapping[str, Conceptor]) -> Path:
+def layers(file: Path) -> str:
     """The page about what a shield claims in each layer.
 
     Raises:
-        ValueError: nothing is claimed.
+        ValueError: this is not a file of a shield, or it claims nothing.
     """
-    if not layers:
-        raise ValueError(f"{title} claims nothing: call shield.remember(data) before shield.save")
-    named = {name: c for name, c in layers.items() if c.dim > 2} or layers  # norms say little
-    data = {"kind": "layers", "layers": [_layer(c) for c in named.values()]}
-    words = "1 task is" if tasks == 1 else f"{tasks} tasks are"
-    lede = f"{words} remembered in {len(named)} layers. What if the aperture had been another?"
-    about = (
-        "All apertures of the shield, times this factor: 1 is what is claimed now. The factor γ "
-        "multiplies odds s / (1 - s) by γ². Hard conceptors have singular values of 0 and 1, which "
-        "no aperture changes."
-    )
-    names = labels(list(named), 60)
-    few = range(_CHOSEN)
-    page = _page(title, lede, about, data, names, few, "aperture factor", (-2, 2, 0))
-    return write_file(path, page)
+    tasks, claimed = read_claims(file)
+    if not claimed:
+        raise ValueError(f"{file} claims nothing: call shield.remember(data) before shield.save")
+    return layers_page(file.name, tasks, claimed)
 
 
-def _page(
-    title: str,
-    lede: str,
-    about: str,
-    data: dict[str, Any],
-    names: list[str],
-    chosen: Collection[int],
-    dial: str,
-    decades: tuple[int, int, int],
-) -> bytes:
-    """`decades`: powers of ten from which, to which, and at which the aperture stands at first."""
+def layers_page(title: str, tasks: int, claimed: Mapping[str, Conceptor]) -> str:
+    """The page about the conceptors of layers by name."""
+    large = {name: c for name, c in claimed.items() if c.dim > 2} or claimed  # norms say little
+    data = {"kind": "layers", "layers": [_layer(conceptor) for conceptor in large.values()]}
+    return _page(title, data, labels(list(large), 60), tasks)
+
+
+def _page(title: str, data: dict[str, Any], names: list[str], tasks: int = 0) -> str:
     looks = [asdict(one) | {"dash": DASHES[one.dash]} for one in map(look, range(_LOOKS))]
-    low, high, start = decades
-    html = fill(
+    return fill(
         "explore.html",
-        *_SCRIPTS,
-        first="aperture-dial",
+        *("algebra.js", "curves.js", "explore.js"),
         title=title,
-        lede=lede,
-        about=about,
-        data=data | {"names": names, "looks": looks, "dial": dial},
-        names=names,
-        chosen=chosen,
-        dial=dial[0].upper() + dial[1:],
-        low=low,
-        high=high,
-        start=start,
+        data=data | {"names": names, "looks": looks},
+        tasks=tasks,
     )
-    return html.encode("utf-8", "replace")
 
 
 def _layer(conceptor: Conceptor) -> dict[str, Any]:
-    """All groups of a layer together: how many directions there are, are full, and other odds."""
-    parts = conceptor.form.spectrum()
-    groups = math.prod(conceptor.batch_shape)
-    odds = parts.odds.double().flatten().cpu().sort(descending=True).values
-    full = int(odds.isinf().sum())
-    missing = groups * (parts.dim - parts.rank)
-    soft = odds[(odds > 0) & ~odds.isinf()].clamp(max=torch.finfo(torch.float32).max)
-    return {
-        "dim": groups * parts.dim,
-        "full": full + (missing if parts.rest else 0),
-        "odds": _packed(soft.numpy(), "<f4"),
-    }
+    """All groups of a layer together: the number of directions, and the odds that are not 0."""
+    s = conceptor.singular_values.double().flatten().cpu().sort(descending=True).values
+    odds = s / (1 - s)
+    return {"dim": len(s), "odds": _packed(odds[odds > 0].numpy(), "<f4")}
 
 
-def _packed(values: Array, kind: str) -> str:
+def _packed(values: Any, kind: str) -> str:
     return base64.b64encode(values.astype(kind).tobytes()).decode("ascii")

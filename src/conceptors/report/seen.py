@@ -7,18 +7,23 @@ from typing import Any
 
 import torch
 
-from conceptors.algebra.conceptor import Conceptor
+from conceptors import Conceptor
 from conceptors.experiments.scenarios.data import load
 from conceptors.experiments.scenarios.images import permutation
-from conceptors.report import projected_images
+from conceptors.report import charts, theme
 
 _SHOWN = 4
 
 
 def pictures(results: dict[str, Any], folder: Path) -> list[tuple[str, Path]]:
-    """(caption, PNG file) for the two scenarios of the paper; nothing for others."""
+    """(caption, PNG file) for the paper's two scenarios, if a method with conceptors ran.
+
+    Raises:
+        DataUnavailableError: MNIST is not here and cannot be fetched.
+    """
     scenario = results["scenario"]
-    if scenario not in ("disjoint-mnist", "permuted-mnist"):
+    has_conceptors = any(run.get("quota") for run in results["runs"])
+    if scenario not in ("disjoint-mnist", "permuted-mnist") or not has_conceptors:
         return []
     arrays = load("mnist")
     images = arrays.train_x.flatten(1).double() / 255  # [60000, 784]
@@ -28,20 +33,14 @@ def pictures(results: dict[str, Any], folder: Path) -> list[tuple[str, Path]]:
     if scenario == "disjoint-mnist":
         aperture, other, name = 9.0, images[labels >= 5], "C of digits 5 to 9"
     else:
-        share = (results.get("identity") or {}).get("options", {}).get("shuffled")
-        order = permutation(results["runs"][0]["seed"], 1, share)  # what the second task saw
-        name = "C of shuffled images" if share is None else f"C of images shuffled by {share:.0%}"
-        aperture, other = 4.0, images[:, order]
-    conceptor = Conceptor.from_states(other, aperture)
-    claimed = conceptor @ shown
-    files = projected_images(
-        shown.reshape(-1, 28, 28),
-        claimed.reshape(-1, 28, 28),
-        (shown - claimed).reshape(-1, 28, 28),
-        folder / f"projected-{scenario}",
-    )
+        order = permutation(results["runs"][0]["seed"], 1)  # that of the second task
+        aperture, other, name = 4.0, images[:, order], "C of shuffled images"
+    C = Conceptor.from_states(other, aperture)
+    columns = {"images x": shown, "C x": C @ shown, "F x, F = NOT C": ~C @ shown}
+    chart = charts.pictures({name: x.reshape(-1, 28, 28) for name, x in columns.items()})
     caption = (
-        f"Digits 0 to {_SHOWN - 1} projected by {name} (aperture {aperture:g}) and by its negation "
-        f"F: what is left for learning them after the other data."
+        f"Digits 0 to {_SHOWN - 1} projected by {name} (aperture {aperture:g}), and by its "
+        f"negation F, which passes the directions that are free for learning them."
     )
-    return [(caption, next(file for file in files if file.suffix == ".png"))]
+    *_, png = theme.save(chart, folder / f"projected-{scenario}")
+    return [(caption, png)]

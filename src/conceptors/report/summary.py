@@ -1,4 +1,4 @@
-"""The summary table: one row per method, the best in bold, published values beside ours."""
+"""The cells of the summary table: one row per method, the best marked, published results."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from conceptors.report import measures
-from conceptors.report.measures import CEILINGS
-from conceptors.report.text import MISSING, duration, number, spread
+from conceptors.report import data
+from conceptors.report.text import MISSING, spread
 from conceptors.report.theme import method_looks
+
+_DIGITS = {"mean": 2, "forgetting": 2, "backward_transfer": 2, "seconds": 2, "stored_numbers": 0}
+_HIGHEST = {"mean": True, "forgetting": False, "backward_transfer": True}  # which is best
 
 
 @dataclass(frozen=True)
 class Cell:
     """What is shown, and the value to sort by (None: last)."""
 
-    text: str
+    text: str = MISSING
     value: float | None = None
     best: bool = False
     note: str = ""
@@ -24,120 +26,48 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """A method; `origin` says of which results where there are several."""
+    """A method and its cells by column; `colour` is the name of its colour in the charts."""
 
     method: str
-    colour: str | None  # the name of its colour in the charts
+    colour: str
     ceiling: bool
-    accuracy: Cell
-    reference: Cell
-    seeds: Cell
-    forgetting: Cell
-    transfer: Cell
-    seconds: Cell
-    stored: Cell
-    origin: str = ""
+    cells: dict[str, Cell]
 
 
-@dataclass(frozen=True)
-class Summary:
-    """All rows, and what there is to explain below them."""
-
-    rows: list[Row]
-    has_reference: bool
-    has_ceiling: bool
-    has_spread: bool
-    has_stored: bool
-    has_readout: bool
-
-
-def summary(found: dict[str, dict[str, Any]]) -> Summary:
-    """All rows of one or several results, highest accuracy first; what was not run comes last."""
-    rows = [row for origin, results in found.items() for row in _rows(results, origin)]
-    rows.sort(key=lambda row: -1.0 if row.accuracy.value is None else row.accuracy.value)
-    rows = [row for row in rows[::-1] if row.colour] + [row for row in rows if not row.colour]
-    return Summary(
-        rows,
-        any(results.get("reference") for results in found.values()),
-        any(row.ceiling for row in rows) and len(rows) > 1,
-        any("±" in row.accuracy.text for row in rows),
-        any(row.stored.value is not None for row in rows),
-        any(row.method == "readout" and row.colour for row in rows),
-    )
-
-
-def _rows(results: dict[str, Any], origin: str) -> list[Row]:
-    given: dict[str, dict[str, Any]] = results["summary"]
-    reference: dict[str, dict[str, Any]] = results.get("reference") or {}
-    names = measures.methods(results)
-    best = {
-        part: _best([(m, given[m].get(part)) for m in names], highest)
-        for part, highest in (("mean", True), ("forgetting", False), ("backward_transfer", True))
-    }
-    none = Cell(MISSING)
+def summary(results: dict[str, Any]) -> list[Row]:
+    """One row per method that ran, the highest accuracy first."""
+    names, entries = data.methods(results), results["summary"]
+    best = {key: _best(entries, key) for key in _DIGITS}
     rows = []
-    for m, look in zip(names, method_looks(names)):
-        entry = given[m]
-        runs = measures.runs_of(results, m)
-        n = entry.get("n") or len(runs)
-        seconds = None if any(run.get("shared") for run in runs) else entry.get("seconds")
-        rows.append(
-            Row(
-                method=m,
-                colour=look.colour,
-                ceiling=m in CEILINGS,
-                accuracy=Cell(spread(entry["mean"], _sd(entry)), entry["mean"], m in best["mean"]),
-                reference=_reference(reference.get(m)),
-                seeds=Cell(f"{n:g}", float(n)),
-                forgetting=_plain(entry.get("forgetting"), m in best["forgetting"]),
-                transfer=_plain(
-                    entry.get("backward_transfer"), m in best["backward_transfer"], signed=True
-                ),
-                seconds=Cell(duration(seconds), seconds),
-                stored=_whole(entry.get("stored_numbers")),
-                origin=origin,
-            )
-        )
-    return rows + [
-        Row(
-            m, None, False, Cell("not run"), _reference(entry), none, none, none, none, none, origin
-        )
-        for m, entry in reference.items()
-        if m not in names
-    ]
+    for method, look in zip(names, method_looks(names)):
+        seeds = sum(run["method"] == method for run in results["runs"])
+        deviations = {"mean": entries[method].get("std") if seeds > 1 else None}
+        cells = {
+            key: _cell(entries[method].get(key), deviations.get(key), digits, method in best[key])
+            for key, digits in _DIGITS.items()
+        }
+        published = (results.get("reference") or {}).get(method, {})
+        note = str(published.get("source") or "")
+        cells["published"] = _cell(published.get("mean"), published.get("std"), note=note)
+        cells["seeds"] = Cell(str(seeds), seeds)
+        rows.append(Row(method, look.colour, method in data.CEILINGS, cells))
+    return sorted(rows, key=lambda row: -(row.cells["mean"].value or 0.0))
 
 
-def _plain(value: float | None, best: bool, *, signed: bool = False) -> Cell:
-    known = value is not None and math.isfinite(value)
-    return Cell(number(value, signed=signed), value if known else None, best and known)
+def _cell(
+    value: float | None, sd: float | None, digits: int = 2, best: bool = False, note: str = ""
+) -> Cell:
+    if value is None or not math.isfinite(value):
+        return Cell()
+    return Cell(spread(value, sd, digits), value, best, note)
 
 
-def _whole(value: float | None) -> Cell:
-    return Cell(MISSING) if value is None else Cell(f"{value:,.0f}", value)
-
-
-def _reference(entry: dict[str, Any] | None) -> Cell:
-    if entry is None:
-        return Cell(MISSING)
-    source = entry.get("source") or ""
-    note = "the paper" if source == "paper" else source
-    return Cell(spread(entry["mean"], entry.get("std")), entry["mean"], note=note)
-
-
-def _best(values: list[tuple[str, float | None]], highest: bool) -> set[str]:
-    """Who has the best value as printed; nobody where there is nobody to compare with."""
-    known = {
-        m: round(v, 2) + 0.0
-        for m, v in values
-        if v is not None and math.isfinite(v) and m not in CEILINGS
+def _best(entries: dict[str, dict[str, Any]], key: str) -> set[str]:
+    """The methods with the best value as printed; none where all are equal."""
+    values = {
+        method: round(entry[key], 2)
+        for method, entry in entries.items()
+        if key in _HIGHEST and method not in data.CEILINGS and entry.get(key) is not None
     }
-    if len(known) < 2 or len(set(known.values())) == 1:
-        return set()
-    top = max(known.values()) if highest else min(known.values())
-    return {m for m, v in known.items() if v == top}
-
-
-def _sd(entry: dict[str, Any]) -> float | None:
-    """The standard deviation, where more than one seed gives it a meaning."""
-    sd: float | None = entry.get("std")
-    return None if sd is None or entry.get("n") == 1 else sd
+    top = (max if _HIGHEST.get(key) else min)(values.values(), default=None)
+    return {m for m, value in values.items() if value == top and len(set(values.values())) > 1}

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import math
-import re
 import unicodedata
 from collections.abc import Sequence
+from typing import Any
 
 MISSING = "–"
+_JAVASCRIPT = {"constructor", "hasOwnProperty", "isPrototypeOf", "propertyIsEnumerable"}
+_JAVASCRIPT |= {"toLocaleString", "toString", "valueOf", "__proto__", "__defineGetter__"}
+_JAVASCRIPT |= {"__defineSetter__", "__lookupGetter__", "__lookupSetter__"}
 
 
-def clean(text: str) -> str:
-    """`text` without what no page or figure can show: control codes and lone surrogates.
+def clean(value: Any) -> Any:
+    """Replace what neither pages nor figures can show: control codes and lone surrogates.
 
-    >>> clean("a\\x00b\\ud800c")
-    'a\ufffdb\ufffdc'
+    Texts inside dictionaries and lists are replaced too.
+
+    >>> clean({"a\\x00b": ["\\ud800c", 1]})
+    {'a\ufffdb': ['\ufffdc', 1]}
     """
+    if isinstance(value, dict):
+        return {clean(key): clean(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [clean(item) for item in value]
+    if type(value) is not str or value.isprintable():
+        return value
     return "".join(
-        "\ufffd" if unicodedata.category(c) in ("Cc", "Cs") and c not in "\n\t" else c for c in text
+        "\ufffd" if unicodedata.category(c) in ("Cc", "Cs") and c not in "\n\t" else c
+        for c in value
     )
 
 
@@ -27,67 +40,42 @@ def shorten(text: str, limit: int) -> str:
     >>> shorten("conceptor-aided back-propagation", 12)
     'conceptor-a…'
     """
-    line = " ".join(clean(text).split())
+    line = " ".join(text.split())
     return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
 
 
-def in_markdown(text: str, limit: int = 40) -> str:
-    """One line that Markdown shows as it is, also in a table.
-
-    >>> print(in_markdown("trgp* | <b>"))
-    trgp\\* \\| \\<b\\>
-    """
-    return "".join(f"\\{c}" if c in "\\`*_[]<>|#!$" else c for c in shorten(text, limit))
-
-
 def labels(names: Sequence[str], limit: int = 26) -> list[str]:
-    """Short names that still differ from each other.
+    """Short names that still differ from each other, and that JavaScript does not reserve.
 
     >>> labels(["a long name", "a long game"], 7)
     ['a long…', 'a long… 2']
     """
-    found: list[str] = []
+    short_names: list[str] = []
     for name in names:
-        short, k = shorten(name, limit) or "unnamed", 1
-        base = short
-        while short in found:
+        base = shorten(name, limit) or "unnamed"
+        if base in _JAVASCRIPT:  # Vega looks names up in plain objects
+            base += "\u200b"  # a space of no width
+        short, k = base, 1
+        while short in short_names:
             k += 1
             short = f"{base} {k}"
-        found.append(short)
-    return found
+        short_names.append(short)
+    return short_names
 
 
-def ranges(text: str) -> str:
-    """Numbers in a row as a range.
+def number(value: float | None, digits: int = 2) -> str:
+    """A number with a true minus sign, or a dash where the value is undefined.
 
-    >>> ranges("digits 0, 1, 2, 3, 4"), ranges("digits 1, 3"), ranges("7, 8")
-    ('digits 0–4', 'digits 1, 3', '7, 8')
-    """
-
-    def shown(match: re.Match[str]) -> str:
-        numbers = [int(part) for part in match[0].split(",")]
-        row = numbers == list(range(numbers[0], numbers[-1] + 1))
-        return f"{numbers[0]}–{numbers[-1]}" if row else match[0]
-
-    return re.sub(r"\b\d{1,6}(?:, *\d{1,6}){2,}\b", shown, text)
-
-
-def number(value: float | None, digits: int = 2, *, signed: bool = False) -> str:
-    """A number with a true minus sign, a dash where there is none.
-
-    >>> number(-1.234), number(0.5, 1, signed=True), number(None)
-    ('−1.23', '+0.5', '–')
+    >>> number(-1.234), number(-0.001), number(12345.6, 0), number(None)
+    ('−1.23', '0.00', '12,346', '–')
     """
     if value is None or not math.isfinite(value):
         return MISSING
-    text = f"{value:{'+' if signed else ''}.{digits}f}"
-    if float(text) == 0:
-        text = text.lstrip("+-")
-    return text.replace("-", "−")
+    return f"{round(value, digits) + 0.0:,.{digits}f}".replace("-", "−")
 
 
 def spread(mean: float | None, sd: float | None, digits: int = 2) -> str:
-    """`mean ± sd`, or the mean alone where there is no spread to speak of.
+    """`mean ± sd`, or the mean alone where the deviation is undefined.
 
     >>> spread(94.91, 0.3), spread(94.91, None)
     ('94.91 ± 0.30', '94.91')
@@ -97,13 +85,6 @@ def spread(mean: float | None, sd: float | None, digits: int = 2) -> str:
     return f"{number(mean, digits)} ± {number(sd, digits)}"
 
 
-def duration(seconds: float | None) -> str:
-    """Seconds with as many digits as matter.
-
-    >>> duration(0.123), duration(12.34), duration(1234.5)
-    ('0.12', '12.3', '1,234')
-    """
-    if seconds is None or not math.isfinite(seconds):
-        return MISSING
-    digits = 2 if seconds < 10 else 1 if seconds < 100 else 0
-    return f"{seconds:,.{digits}f}"
+def setting(value: Any) -> str:
+    """A setting as text: JSON, but without quotes around words."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

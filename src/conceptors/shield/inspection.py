@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -154,18 +155,29 @@ class Inspection(ABC):
         """Every task's own conceptors, layer by layer, where `keep_tasks` is on; else nothing."""
         return [dict(task.conceptors) for task in self._remembered.tasks]
 
-    def report(self, path: str | Path) -> Path:
-        """Write a page about this shield, one HTML file, and return where it is.
+    def report(
+        self,
+        path: str | Path,
+        *,
+        title: str | None = None,
+        accuracy: Sequence[Sequence[float]] = (),
+    ) -> Path:
+        """Write a page about this shield, one HTML file, and return its path.
 
-        It shows what is done in each layer, quotas, spectra, how much of the current task passes,
-        the similarity of the tasks (where `keep_tasks` is on), and what to do next. Needs the
-        extra `figures`.
+        The page shows what happens in each layer, quotas, spectra, how much of the current task
+        passes, the similarity of the tasks (with `keep_tasks=True`), and what to do next. Needs
+        the extra `figures`.
+
+        Args:
+            path: the file.
+            title: the heading; the class name of the model by default.
+            accuracy: accuracies to show, in percent: one row after each task, one column per task.
         """
         from conceptors.report import write_shield_page
 
         shares = {row.layer: row.passing for row in self.explain() if row.passing is not None}
         stuck = list(stuck_layers(shares, self._large()))
-        return write_shield_page(self, path, stuck)  # type: ignore[arg-type]
+        return write_shield_page(self, path, stuck, title, accuracy)  # type: ignore[arg-type]
 
     def _large(self) -> dict[str, bool]:
         """Layers with more than two directions, and whether these stay soft by themselves.

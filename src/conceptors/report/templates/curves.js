@@ -2,7 +2,7 @@
 // Line charts that are drawn anew whenever something moves, with the looks of all other charts.
 const curves = (() => {
   const SVG = "http://www.w3.org/2000/svg";
-  const WIDTH = 560, HEIGHT = 300, LEFT = 50, RIGHT = 14, TOP = 10, BOTTOM = 48;
+  const HEIGHT = 300, LEFT = 50, RIGHT = 14, TOP = 10, BOTTOM = 48;
   const SHAPES = { // around 0, 0
     "circle": "M-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0",
     "square": "M-3.5,-3.5h7v7h-7z",
@@ -40,6 +40,7 @@ const curves = (() => {
   // `x` and `y`: {from, to, title, ticks: [[value, text]]}; `lines`: [{name, look, points}], where
   // points are [x, y]; `at`: where a vertical line says where one is.
   function draw(place, label, x, y, lines, at = null) {
+    const WIDTH = Math.max(300, Math.round(place.clientWidth)); // text keeps its size on phones
     const across = (v) => LEFT + (v - x.from) / (x.to - x.from) * (WIDTH - LEFT - RIGHT);
     const up = (v) => HEIGHT - BOTTOM - (v - y.from) / (y.to - y.from) * (HEIGHT - TOP - BOTTOM);
     const bottom = HEIGHT - BOTTOM;

@@ -5,6 +5,7 @@ document.addEventListener("DOMContentLoaded", () => {
   const data = JSON.parse(byId("data").textContent);
   const slider = byId("aperture"), exact = byId("exact");
   const isDigits = data.kind === "digits";
+  const dial = isDigits ? "aperture" : "aperture factor";
   const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
   let parts = []; // the conceptors shown: {name, look, values: λ, and for digits n, vectors}
   let sample = 0;
@@ -27,10 +28,9 @@ document.addEventListener("DOMContentLoaded", () => {
     const n = data.side ** 2, start = (k * data.samples + sample) * n;
     return Float64Array.from(pixels.subarray(start, start + n), (v) => v / data.white);
   }
-  function layer({ dim, full, odds }) { // odds of 0 are not in the file
-    const values = new Float64Array(dim), found = new Float32Array(bytes(odds).buffer);
-    values.fill(Infinity, 0, full);
-    values.set(found, full);
+  function layer({ dim, odds }) { // odds of 0 are not in the file
+    const values = new Float64Array(dim);
+    values.set(new Float32Array(bytes(odds).buffer));
     return { values };
   }
 
@@ -52,7 +52,7 @@ document.addEventListener("DOMContentLoaded", () => {
   }
 
   // --- what is shown -------------------------------------------------------------------------
-  const aperture = () => Number(exact.value);
+  const aperture = () => (exact.value && exact.checkValidity() ? Number(exact.value) : 10 ** Number(slider.value));
   const isFree = () => document.querySelector("#side input:checked").value === "free";
   const shown = (part) => (!isFree() ? part.name : part.name.includes(" ") ? `NOT (${part.name})` : `NOT ${part.name}`);
   const percent = (share) => `${(100 * share).toFixed(1)} %`;
@@ -100,7 +100,7 @@ document.addEventListener("DOMContentLoaded", () => {
     });
     const label = `Quota against the aperture. ${told(alpha)}. ${quotas(alpha)}`;
     const title = isFree() ? "quota of NOT C" : "quota";
-    curves.draw(byId("quota-chart"), label, { from, to, ticks, title: data.dial }, { ...unit, title }, lines, Math.log10(alpha));
+    curves.draw(byId("quota-chart"), label, { from, to, ticks, title: dial }, { ...unit, title }, lines, Math.log10(alpha));
   }
 
   function showSpectra(alpha) {
@@ -154,7 +154,7 @@ document.addEventListener("DOMContentLoaded", () => {
   }
 
   // --- what moves it -------------------------------------------------------------------------
-  const told = (alpha) => `${data.dial} ${Number(alpha.toPrecision(3))}`;
+  const told = (alpha) => `${dial} ${Number(alpha.toPrecision(3))}`;
   const quotas = (alpha) => parts.map((part) => `${shown(part)}: ${percent(algebra.mean(spectrum(part, alpha)))}`).join(", ");
   let later = 0;
   function show() {

@@ -1,0 +1,138 @@
+"""Results as tidy tables: one row per number, made with pandas from a checked `results.json`.
+
+Tasks are counted from 1. `after` is how many tasks had been learned.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from conceptors.report.text import setting
+
+CEILINGS = frozenset({"joint"})  # sees all tasks at once: a bound, not a competitor
+_RUN = ["method", "seed"]
+
+
+def methods(results: dict[str, Any]) -> list[str]:
+    """Every method that ran, in the order of the file."""
+    return list(dict.fromkeys(run["method"] for run in results["runs"]))
+
+
+def task_count(results: dict[str, Any]) -> int:
+    """How many tasks the scenario has."""
+    return max(len(row) for run in results["runs"] for row in run["accuracy"])
+
+
+def task_names(results: dict[str, Any]) -> list[str]:
+    """Their names; numbers if the file has no names."""
+    return results.get("task_names") or [str(k + 1) for k in range(task_count(results))]
+
+
+def over_seeds(frame: pd.DataFrame, *keys: str) -> pd.DataFrame:
+    """Mean `value` and standard deviation `sd` over seeds (NaN for a single one)."""
+    groups = frame.groupby(list(keys), sort=False)["value"]
+    return groups.agg(value="mean", sd="std").reset_index()
+
+
+def pairs(results: dict[str, Any], part: str = "accuracy") -> pd.DataFrame:
+    """`method, seed, after, task, value`: accuracy on every task after every task, in percent.
+
+    A method that learned all tasks at once has values after the last task only. The `part`
+    "similarity" has the same form.
+    """
+    rows = [
+        (run["method"], run["seed"], after, task, value)
+        for run in results["runs"]
+        if run.get(part)
+        for after, row in enumerate(run[part], max(map(len, run[part])) - len(run[part]) + 1)
+        for task, value in enumerate(row, 1)
+    ]
+    return pd.DataFrame(rows, columns=[*_RUN, "after", "task", "value"])
+
+
+def accuracy_so_far(results: dict[str, Any]) -> pd.DataFrame:
+    """`method, seed, after, value`: accuracy over the tasks seen so far (the paper's figure 1).
+
+    The last value is the final accuracy, which is over all test samples. The mean over tasks is
+    weighted by their shares of these samples, to agree with it.
+    """
+    frame = pairs(results)
+    seen = frame[frame.task <= frame.after]
+    weight = _shares(results)[seen.task - 1]
+    seen = seen.assign(weight=weight, value=seen.value * weight)
+    sums = seen.groupby([*_RUN, "after"], sort=False)[["value", "weight"]].sum()
+    means = (sums.value / sums.weight).reset_index(name="value")
+    finals = {(run["method"], run["seed"]): run["final_accuracy"] for run in results["runs"]}
+    final = [finals[pair] for pair in zip(means.method, means.seed)]
+    return means.assign(value=means.value.where(means.after < task_count(results), final))
+
+
+def _shares(results: dict[str, Any]) -> Any:
+    """Each task's share of the test samples, solved from the final accuracies; else equal."""
+    tasks = task_count(results)
+    equal = np.full(tasks, 1.0 / tasks)
+    last = np.array([run["accuracy"][-1] for run in results["runs"]], dtype=float) / 100
+    final = np.array([run["final_accuracy"] for run in results["runs"]], dtype=float) / 100
+    rows, values = np.vstack([last, np.ones(tasks)]), np.append(final, 1.0)
+    shares = equal + np.linalg.pinv(rows, rcond=1e-2) @ (values - rows @ equal)
+    return equal if (shares <= 0).any() else shares / shares.sum()
+
+
+def learning(results: dict[str, Any]) -> pd.DataFrame:
+    """`method, seed, task, step, value`: validation accuracy while each task is learned."""
+    rows = [
+        (run["method"], run["seed"], task, step, float(value))
+        for run in results["runs"]
+        for task, entry in enumerate(run.get("history") or [], 1)
+        for step, value in zip(entry.get("step") or [], entry.get("validation") or [])
+        if value is not None
+    ]
+    return pd.DataFrame(rows, columns=[*_RUN, "task", "step", "value"])
+
+
+def quotas(results: dict[str, Any]) -> pd.DataFrame:
+    """`method, seed, layer, after, value`: the share of each layer's space that is claimed."""
+    rows = [
+        (run["method"], run["seed"], layer, after, value)
+        for run in results["runs"]
+        for layer, values in (run.get("quota") or {}).items()
+        for after, value in enumerate(values, 1)
+    ]
+    return pd.DataFrame(rows, columns=[*_RUN, "layer", "after", "value"])
+
+
+def spectra(results: dict[str, Any]) -> pd.DataFrame:
+    """`method, seed, layer, after, index, value`: singular values of A, not all of them."""
+    rows = [
+        (run["method"], run["seed"], layer, task + 1, k + 1, tasks[task][k])
+        for run in results["runs"]
+        for layer, tasks in (run.get("spectra") or {}).items()
+        for task in evenly(len(tasks), 10)
+        for k in evenly(len(tasks[task]), 160)
+    ]
+    return pd.DataFrame(rows, columns=[*_RUN, "layer", "after", "index", "value"])
+
+
+def settings(results: dict[str, Any]) -> pd.DataFrame:
+    """The settings in words without the seed: one row per setting, one column per method."""
+    rows = [
+        (run["method"], str(key), setting(value))
+        for run in results["runs"]
+        for key, value in (run.get("config") or {}).items()
+        if key != "seed"
+    ]
+    frame = pd.DataFrame(rows, columns=["method", "key", "value"]).drop_duplicates()
+    joined = frame.groupby(["key", "method"], sort=False)["value"].agg(", ".join)
+    return joined.unstack().reindex(index=frame.key.unique(), columns=methods(results))
+
+
+def evenly(items: int, most: int) -> list[int]:
+    """At most `most` of the indices 0 ... items - 1, evenly spread, with both ends.
+
+    >>> evenly(100, 5)
+    [0, 25, 50, 74, 99]
+    """
+    return sorted({round(k * (items - 1) / (most - 1)) for k in range(most)})
