@@ -39,7 +39,7 @@ demo: $(READY) ## the main job: plain training forgets, conceptors and a readout
 	@echo "Open out/demo/index.html in a browser."
 
 tour: $(READY) ## the algebra and incremental regression at work on small digits
-	$(BIN)/python examples/demo.py
+	$(BIN)/python examples/tour.py
 
 test: $(READY) browser ## all tests and doctests, two processes at a time
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder

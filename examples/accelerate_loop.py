@@ -30,7 +30,7 @@ def build() -> tuple[Accelerator, Any, Any, Shield]:
     model, optimizer = accelerator.prepare(model, optimizer)
     shield = Shield(model)
     shield.guard(optimizer)  # prepared or not
-    accelerator.register_for_checkpointing(shield)  # save_state and load_state know it now
+    accelerator.register_for_checkpointing(shield)  # for save_state and load_state
     return accelerator, model, optimizer, shield
 
 
@@ -49,7 +49,6 @@ with TemporaryDirectory() as folder:
     parts = build()
     learn(0, *parts)
     parts[0].save_state(folder)
-
     parts = build()  # as a new process would
     parts[0].load_state(folder)
     learn(1, *parts)

@@ -1,7 +1,6 @@
-"""Two digits at a time with Avalanche: no plugin, its EWC, the shield, the shield and a readout.
+"""Two digits at a time with Avalanche: no plugin, the shield, the shield and a readout.
 
-One head of ten outputs, no task label, no stored images. EWC's strength is not tuned: this shows
-how plugins are used, and compares nothing.
+One head of ten outputs, no task label, no stored images.
 Run with: python examples/avalanche_plugin.py
 """
 
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from avalanche.benchmarks import benchmark_from_datasets
 from avalanche.benchmarks.utils import as_classification_dataset
-from avalanche.training.plugins import EvaluationPlugin, EWCPlugin
+from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.supervised import Naive
 from sklearn.datasets import load_digits
 from torch import nn
@@ -27,19 +26,18 @@ test = torch.arange(len(X)) % 4 == 0
 
 
 def experience(first: int) -> Any:
-    own = (y >= first) & (y < first + 2) & ~test
-    data: Any = TensorDataset(X[own], y[own])
-    data.targets = y[own].tolist()
+    chosen = (y >= first) & (y < first + 2) & ~test
+    data: Any = TensorDataset(X[chosen], y[chosen])
+    data.targets = y[chosen].tolist()
     return as_classification_dataset(data)
 
 
 def learn(plugin: str) -> float:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 10))
-    shield, body, readout = Shield(model), model[:-1], Readout(512)  # body: gives 512 features
+    shield, body, readout = Shield(model), model[:-1], Readout(512)  # body: returns 512 features
     plugins: dict[str, list[Any]] = {
         "none": [],
-        "EWC": [EWCPlugin(ewc_lambda=100.0)],
         "shield": [ShieldPlugin(shield)],
         "readout": [ShieldPlugin(shield), ReadoutPlugin(readout, body, shield=shield)],
     }
@@ -53,12 +51,12 @@ def learn(plugin: str) -> float:
         evaluator=EvaluationPlugin(loggers=[]),
     )
     benchmark = benchmark_from_datasets(train=[experience(first) for first in range(0, 10, 2)])
-    for one in benchmark.train_stream:
-        strategy.train(one)
+    for stream_part in benchmark.train_stream:
+        strategy.train(stream_part)
     answer = readout(body(X[test])) if plugin == "readout" else model(X[test])
     return 100 * float((answer.argmax(1) == y[test]).float().mean())
 
 
 print("plugin    test accuracy in % on all ten digits")
-for name in ("none", "EWC", "shield", "readout"):
+for name in ("none", "shield", "readout"):
     print(f"{name:10s}{learn(name):10.1f}")

@@ -1,9 +1,8 @@
-"""Four tasks, and a network that grows: every task brings its own head, on a shared body.
+"""Four tasks and a growing network: every task adds its own head to a shared body.
 
-The tasks are the ten digits upright, then turned by 90, 180 and 270 degrees. A head is added to
-the model as any layer would be, and the shield finds it by itself at the next `guard`; the
-optimizer is made anew for every task. At test time the task is known, so that only what happens
-to the body can hurt old tasks.
+The tasks are the ten digits upright, then turned by 90, 180 and 270 degrees. `guard` finds a new
+head by itself. At test time the task is known, so old tasks can only suffer from changes of the
+body.
 Run with: python examples/growing_heads.py
 """
 
@@ -33,8 +32,8 @@ class Growing(nn.Module):
         self.heads.append(nn.Sequential(nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 10)))
 
     def forward(self, x: Tensor, task: int) -> Tensor:
-        found: Tensor = self.heads[task](self.body(x))  # [n, 10]
-        return found
+        scores: Tensor = self.heads[task](self.body(x))  # [n, 10]
+        return scores
 
 
 def learn(protect: bool) -> list[list[float]]:
@@ -56,12 +55,11 @@ def learn(protect: bool) -> list[list[float]]:
                 nn.functional.cross_entropy(model(x[batch], task), target[batch]).backward()
                 optimizer.step()
         if shield is not None:
-            # `feed` says how a batch is fed: this model also wants to know the task, the newest
+            # `feed` calls the model with a batch: this one also needs the task, the newest
             shield.remember(x, feed=lambda net, batch: net(batch, -1))
         table.append([accuracy(model, old) for old in range(task + 1)])
     if shield is not None:
-        listed = ", ".join(f"{name} {quota:.2f}" for name, quota in shield.quota().items())
-        print(f"How full each layer is at the end: {listed}\n")
+        print("Quota per layer:", {name: round(q, 2) for name, q in shield.quota().items()}, "\n")
     return table
 
 
@@ -71,15 +69,10 @@ def accuracy(model: Growing, task: int) -> float:
     return 100 * float(right.float().mean())
 
 
-def main() -> None:
-    for name, protect in (("without a shield", False), ("with a shield", True)):
-        table = learn(protect)
-        print(f"Test accuracy in %, {name}")
-        print(" " * 14 + "".join(f"{turned:>8s}" for turned in TASKS))
-        for task, row in enumerate(table):
-            print(f"after task {task + 1}  " + "".join(f"{value:8.1f}" for value in row))
-        print(f"mean at the end {sum(table[-1]) / len(TASKS):.1f}\n")
-
-
-if __name__ == "__main__":
-    main()
+for name, protect in (("without a shield", False), ("with a shield", True)):
+    table = learn(protect)
+    print(f"Test accuracy in %, {name}")
+    print(" " * 14 + "".join(f"{turned:>8s}" for turned in TASKS))
+    for task, row in enumerate(table):
+        print(f"after task {task + 1}  " + "".join(f"{value:8.1f}" for value in row))
+    print(f"mean at the end {sum(table[-1]) / len(TASKS):.1f}\n")

@@ -1,8 +1,7 @@
-"""Two processes, each with half of the data, and one memory: the shield under torchrun.
+"""The shield under torchrun: two processes, each with half of the data, and the same conceptors.
 
-Digits 0-4, then digits 5-9. Every process sees its own part of a task; in `remember` the second
-moments are summed over all of them, so that every process holds the same conceptors, and they
-stay in step. All processes have to call `remember`, also one that has no data.
+`remember` sums the second moments over all processes, so every process computes the same
+conceptors. All processes have to call it, also one that has no data.
 Run with: torchrun --nproc-per-node 2 examples/torchrun_ddp.py
 It also runs as a single process: python examples/torchrun_ddp.py
 """
@@ -36,9 +35,7 @@ def main() -> None:
 
 
 def learn(distributed: bool) -> None:
-    rank = dist.get_rank() if distributed else 0
-    world = dist.get_world_size() if distributed else 1
-
+    rank, world = (dist.get_rank(), dist.get_world_size()) if distributed else (0, 1)
     X, y = (torch.as_tensor(part) for part in load_digits(return_X_y=True))
     X = X.float() / 16  # [1797, 64]
     test = torch.arange(len(X)) % 4 == 0
@@ -61,8 +58,8 @@ def learn(distributed: bool) -> None:
 
     right = (net(X).argmax(1) == y).float()
     old, new = (100 * float(right[part & test].mean()) for part in (y < 5, y >= 5))
-    apart = spread([c.matrix() for c in shield.conceptors().values()], distributed)
-    drift = spread(list(net.parameters()), distributed)
+    apart = spread([c.matrix() for c in shield.conceptors().values()])
+    drift = spread(list(net.parameters()))
     if rank == 0:
         print(f"processes: {world}, each with a part of the data")
         print(f"largest difference between their conceptors: {apart:.1e}")
@@ -72,16 +69,14 @@ def learn(distributed: bool) -> None:
         print(f"test accuracy after both tasks: digits 0-4 {old:.1f} %, digits 5-9 {new:.1f} %")
 
 
-def spread(tensors: list[Tensor], distributed: bool) -> float:
+def spread(tensors: list[Tensor]) -> float:
     """The largest difference between any process and the first."""
-    worst = torch.zeros(())
-    for tensor in tensors:
-        own = tensor.detach().clone()
-        first = own.clone()
-        if distributed:
-            dist.broadcast(first, 0)
-        worst = torch.maximum(worst, (own - first).abs().max().float())
-    if distributed:
+    mine = torch.cat([tensor.detach().flatten().double() for tensor in tensors])
+    first = mine.clone()
+    if dist.is_initialized():
+        dist.broadcast(first, 0)
+    worst = (mine - first).abs().max()
+    if dist.is_initialized():
         dist.all_reduce(worst, dist.ReduceOp.MAX)
     return float(worst)
 

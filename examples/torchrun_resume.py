@@ -1,9 +1,8 @@
-"""Training that outlives its processes: all is saved together, and the same command resumes.
+"""Training that survives the death of a process: start the same command again and it resumes.
 
 Two tasks, with DistributedDataParallel, or with --shard by FSDP2. Every few steps model, optimizer
-and shield are written as one file, which takes the place of the one before when it is whole. When
-a process dies, the others end with a message. Started again, the run resumes from the file, in the
-middle of a task too, and ends with the same weights as if nothing had happened.
+and shield are written to one file, which replaces the previous one when it is complete. A resumed
+run ends with the same weights as one that was never interrupted.
 Run with: torchrun --nproc-per-node 2 examples/torchrun_resume.py runs
 """
 
@@ -31,7 +30,7 @@ PATIENCE = timedelta(minutes=2)  # with processes that do not answer; more than 
 
 
 def data(task: int) -> tuple[Tensor, Tensor]:
-    """Samples `[512, 32]` in six dimensions of the task's own, and four classes."""
+    """Samples `[512, 32]` in a six-dimensional space per task, and four classes."""
     draw = torch.Generator().manual_seed(task)
     hidden = torch.randn(512, 6, generator=draw)
     x = hidden @ torch.randn(6, 32, generator=draw)
@@ -39,13 +38,13 @@ def data(task: int) -> tuple[Tensor, Tensor]:
 
 
 def batch_of(task: int, step: int) -> Tensor:
-    """Which samples a step takes: depends on its number alone, so that a restart takes the same."""
+    """The samples of a step; they depend on its number alone, so a restart repeats them."""
     draw = torch.Generator().manual_seed(10_000 * task + step)
     return torch.randperm(512, generator=draw)[:BATCH]
 
 
 class Run:
-    """A model in training, and how far it is: `task` tasks and `step` steps of the next."""
+    """A model in training after `task` tasks and `step` steps of the next."""
 
     def __init__(self, folder: Path, steps: int, shard: bool) -> None:
         self.file, self.steps, self.task, self.step = folder / "run.pt", steps, 0, 0
@@ -58,7 +57,7 @@ class Run:
         self.optimizer = self.shield.guard(optimizer)
 
     def learn(self) -> None:
-        """All that is left of all tasks."""
+        """Learn the remaining tasks."""
         while self.task < TASKS:
             x, y = data(self.task)
             while self.step < self.steps:
@@ -74,44 +73,40 @@ class Run:
             self.save()
 
     def save(self) -> None:
-        """Write everything, whole or not at all. All processes gather, the first one writes."""
+        """Write everything or nothing. All processes gather, the first one writes."""
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
         whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
         model, optimizer = get_state_dict(self.model, self.optimizer, options=whole)
-        found: dict[str, Any] = {"model": model, "optimizer": optimizer}
-        found |= {"shield": self.shield.state_dict(), "task": self.task, "step": self.step}
+        state: dict[str, Any] = {"model": model, "optimizer": optimizer}
+        state |= {"shield": self.shield.state_dict(), "task": self.task, "step": self.step}
         if self.rank == 0:
             part = self.file.with_suffix(".part")
             with part.open("wb") as file:
-                torch.save(found, file)
+                torch.save(state, file)
                 file.flush()
                 os.fsync(file.fileno())
             part.replace(self.file)
             print(f"saved: task {self.task}, step {self.step}", flush=True)
 
     def resume(self) -> None:
-        """Take up what was saved, if anything was; the shield last."""
+        """Load the file if there is one; the shield last."""
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
 
         if not self.file.exists():
             return
-        found = torch.load(self.file, map_location="cpu")
-        set_state_dict(
-            self.model,
-            self.optimizer,
-            model_state_dict=found["model"],
-            optim_state_dict=found["optimizer"],
-            options=StateDictOptions(full_state_dict=True),
-        )
-        self.shield.load_state_dict(found["shield"])
-        self.task, self.step = found["task"], found["step"]
+        state = torch.load(self.file, map_location="cpu")
+        states = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
+        options = StateDictOptions(full_state_dict=True)
+        set_state_dict(self.model, self.optimizer, **states, options=options)
+        self.shield.load_state_dict(state["shield"])
+        self.task, self.step = state["task"], state["step"]
         if self.rank == 0:
             print(f"resumed: task {self.task}, step {self.step}", flush=True)
 
     @torch.no_grad()
     def report(self) -> None:
-        """What every task's samples are taken for at the end."""
+        """Print the training accuracy of every task."""
         for task in range(TASKS):
             x, y = data(task)
             right = 100 * float((self.model(x).argmax(1) == y).float().mean())
@@ -136,7 +131,7 @@ def main(arguments: list[str] | None = None) -> None:
     given.folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)  # the fastest for so small a network
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("torchrun ends the processes that are left"))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("torchrun ends the other processes"))
     dist.init_process_group("gloo", timeout=PATIENCE)
     run = Run(given.folder, given.steps, given.shard)
     try:

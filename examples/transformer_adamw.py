@@ -1,9 +1,8 @@
 """A Transformer encoder, AdamW with weight decay, clipping, a learning-rate schedule, two tasks.
 
-The tasks are digits upright, then turned by 90 degrees, with the same ten outputs: nothing tells
-the network which of the two it sees. Adam rescales gradients element by element and decays
-weights. So the shield projects both what it is given and what it does to the weights: Adam works
-in coordinates of the free space.
+The tasks are digits upright, then turned by 90 degrees, with the same ten outputs and no task ID.
+Adam rescales gradients element by element and decays weights, so the shield projects both the
+gradients and the steps.
 Run with: python examples/transformer_adamw.py
 """
 
@@ -40,12 +39,12 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = self.embed(x) + self.position(torch.arange(8))  # [n, 8, width]
-        found: Tensor = self.head(self.layers(tokens).flatten(1))  # [n, 10]
-        return found
+        scores: Tensor = self.head(self.layers(tokens).flatten(1))  # [n, 10]
+        return scores
 
 
 def learn(protect: bool) -> tuple[Encoder, float]:
-    """(the network after both tasks; accuracy on the first when it was learned)"""
+    """The network after both tasks, and the accuracy on the first when it was learned."""
     torch.manual_seed(0)
     model = Encoder()
     if protect:
@@ -60,7 +59,7 @@ def learn(protect: bool) -> tuple[Encoder, float]:
             model.parameters(), lr=3e-3, weight_decay=0.01
         )
         if protect:
-            optimizer = shield.guard(optimizer, between=clip)  # what is left of a gradient
+            optimizer = shield.guard(optimizer, between=clip)  # clip what the shield lets pass
         schedule = CosineAnnealingLR(optimizer, EPOCHS)
         x, target = images[~test], y[~test]
         for _ in range(EPOCHS):
@@ -82,13 +81,8 @@ def accuracy(model: nn.Module, images: Tensor) -> float:
     return 100 * float((model(images[test]).argmax(1) == y[test]).float().mean())
 
 
-def main() -> None:
-    print("Test accuracy in %   upright, when learned   upright, at the end   turned")
-    for name, protect in (("without a shield", False), ("with a shield", True)):
-        model, first = learn(protect)
-        upright, turned = (accuracy(model, images) for images in TASKS.values())
-        print(f"{name:20s} {first:22.1f} {upright:21.1f} {turned:8.1f}")
-
-
-if __name__ == "__main__":
-    main()
+print("Test accuracy in %   upright, when learned   upright, at the end   turned")
+for name, protect in (("without a shield", False), ("with a shield", True)):
+    model, first = learn(protect)
+    upright, turned = (accuracy(model, images) for images in TASKS.values())
+    print(f"{name:20s} {first:22.1f} {upright:21.1f} {turned:8.1f}")

@@ -1,8 +1,8 @@
 """Two tasks with transformers' Trainer: one callback keeps the first.
 
-A small BERT, made anew, learns to tell two kinds of sentences by their words. Each task has words
-and two labels of its own, and there is one head for all four. No sentence is stored. Words, epochs
-and rate were chosen so that forgetting shows: this is how to use it, and no measurement.
+A small BERT with random weights learns to tell two kinds of sentences by their words. Each task
+has its own words and two labels; one head serves all four. No sentence is stored. Words, epochs and
+rate were chosen to show forgetting: this demonstrates usage and measures nothing.
 Run with: python examples/transformers_trainer.py
 """
 
@@ -30,21 +30,13 @@ def sentences(task: int, count: int, seed: int) -> list[dict[str, Any]]:
 
 def learn(protect: bool, folder: str) -> list[float]:
     torch.manual_seed(0)
-    model = BertForSequenceClassification(
-        BertConfig(
-            vocab_size=80,
-            hidden_size=64,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            intermediate_size=128,
-            max_position_embeddings=16,
-            num_labels=4,
-        )
-    )
+    size = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = BertConfig(vocab_size=80, intermediate_size=128, num_labels=4, **size)
+    model = BertForSequenceClassification(config)
     callbacks = [ShieldCallback(Shield(model))] if protect else []
     for task in range(2):
         arguments = TrainingArguments(
-            f"{folder}/{task}",  # every task has a folder of its own for its checkpoints
+            f"{folder}/{task}",  # each task needs its own folder for checkpoints
             num_train_epochs=8,
             per_device_train_batch_size=16,
             learning_rate=2e-3,

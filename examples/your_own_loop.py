@@ -1,4 +1,4 @@
-"""Digits 0-4, then digits 5-9, in a training loop of your own: three lines keep the first five.
+"""Digits 0-4, then digits 5-9, in your own training loop: three lines keep the first five.
 
 One network, one head of ten outputs, no task label, no stored images.
 Run with: python examples/your_own_loop.py

@@ -87,7 +87,18 @@ def test_data(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) 
 
 def test_run_and_report(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "with a space"
-    options = ["--method", "sgd", "--method", "cab", "--method", "ewc", "--seeds", "2", "--first-seed", "5"]
+    options = [
+        "--method",
+        "sgd",
+        "--method",
+        "cab",
+        "--method",
+        "ewc",
+        "--seeds",
+        "2",
+        "--first-seed",
+        "5",
+    ]
     options += ["--tasks", "5", "--class-order", "seed", "--limit", "300"]
     words = [*RUN, *options, "--set", "ewc.strength=2", "--out", str(folder)]
     assert main(words) == 0

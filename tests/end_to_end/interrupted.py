@@ -15,7 +15,7 @@ import sys
 import time
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -28,18 +28,11 @@ STEPS = 24
 PROGRAM = runpy.run_path(str(EXAMPLE))
 
 
-def killed(folder: Path) -> NoReturn:
-    """The end of this process, at a time that is noted."""
-    (folder / "killed").write_text(f"{os.environ['RANK']} {time.time()}")
-    os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError
-
-
 class Moment:
-    """Kills this process when it comes to something for the `count`th time."""
+    """Kill this process when it reaches something for the `count`th time."""
 
     def __init__(self, kind: str, count: int, folder: Path) -> None:
-        self.left, self.folder, self.save = count, folder, torch.save
+        self.countdown, self.folder, self.save = count, folder, torch.save
         if kind == "step":
             register_optimizer_step_post_hook(self)
         if kind == "remember":
@@ -48,18 +41,19 @@ class Moment:
             torch.save = self.in_saving  # type: ignore[assignment]
 
     def __call__(self, *_: Any) -> None:
-        self.left -= 1
-        if self.left == 0:
-            killed(self.folder)
+        self.countdown -= 1
+        if not self.countdown:
+            (self.folder / "killed").write_text(f"{os.environ['RANK']} {time.time()}")
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def in_forward(self, *_: Any) -> None:
         if not torch.is_grad_enabled():  # as when a task is remembered
             self()
 
-    def in_saving(self, found: Any, file: Any) -> None:
+    def in_saving(self, state: Any, file: Any) -> None:
         """Half of a file is written when the process dies."""
         buffer = io.BytesIO()
-        self.save(found, buffer)
+        self.save(state, buffer)
         data = buffer.getvalue()
         file.write(data[: len(data) // 2])
         file.flush()
@@ -77,17 +71,15 @@ def work(folder: Path, options: list[str], kind: str, count: int, victim: int) -
 def launch(
     folder: Path, options: list[str], kind: str = "", count: int = 0, victim: int = 0
 ) -> None:
-    """Two processes; says how long the run took to end after the kill, and what torchrun says."""
+    """Run two processes; print how long the run took to end after the kill, and the report."""
     folder.mkdir(exist_ok=True)
     config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=2,
+        *(1, 1, 2),  # nodes at least and at most, processes
         run_id=f"{folder.name}{kind}",
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
-        max_restarts=0,
         monitor_interval=0.1,
+        max_restarts=0,
         start_method="fork",
     )
     try:

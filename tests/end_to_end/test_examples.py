@@ -52,6 +52,14 @@ def test_your_own_loop() -> None:
     assert new > 88
 
 
+def test_tour() -> None:
+    text = run("tour.py")
+    assert "~(A | B) equals ~A & ~B: True" in text
+    assert numbers(text, "   refit, no conceptor")[0] < 20
+    for name in ("   paper, simplified", "   joint solution"):
+        assert min(numbers(text, name)) > 90
+
+
 def test_growing_heads() -> None:
     text = run("growing_heads.py")
     plain, shielded = text.split("with a shield")
@@ -63,7 +71,7 @@ def test_growing_heads() -> None:
     assert numbers(plain, "after task 4")[0] < first - 15  # where it is lost otherwise
     assert numbers(shielded, "mean at the end")[0] > numbers(plain, "mean at the end")[0] + 5
     # heads that were added are shielded too
-    assert re.search(r"heads\.3\.2 0\.(0[1-9]|[1-9])", plain)
+    assert re.search(r"'heads\.3\.2': 0\.(0[1-9]|[1-9])", plain)
 
 
 def test_transformer_adamw() -> None:

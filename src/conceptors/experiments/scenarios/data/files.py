@@ -47,7 +47,7 @@ DataSet = dict[str, DataFile]
 _ENTRIES = json.loads(Path(__file__).with_name("catalogue.json").read_text(encoding="utf-8"))
 CATALOGUE: dict[str, DataSet] = {
     name: {
-        file: DataFile(*facts, mirrors=entry["mirrors"]) for file, facts in entry["files"].items()
+        file: DataFile._make([*facts, entry["mirrors"]]) for file, facts in entry["files"].items()
     }
     for name, entry in _ENTRIES.items()
 }

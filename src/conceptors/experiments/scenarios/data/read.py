@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -38,10 +40,17 @@ def first_of(labels: Tensor, count: int) -> slice | Tensor:
 def load(name: str, *, progress: bool = True) -> Arrays:
     """Load a data set of images; download it if it is not on this machine.
 
+    The last one stays in memory, because every seed of a run loads it.
+
     Raises:
         ValueError: unknown name, or a file of another format.
         DataUnavailableError: neither found nor downloaded; names the files and the folder.
     """
+    return _load(name, os.environ.get("CONCEPTORS_DATA"), progress)
+
+
+@lru_cache(maxsize=1)
+def _load(name: str, folder: str | None, progress: bool) -> Arrays:
     contents = fetch(name, progress=progress)
     if name == "cifar100":
         return Arrays(*_cifar(contents["train.bin"]), *_cifar(contents["test.bin"]))
