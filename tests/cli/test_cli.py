@@ -87,7 +87,18 @@ def test_data(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) 
 
 def test_run_and_report(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "with a space"
-    options = ["--method", "sgd", "--method", "ewc", "--seeds", "2", "--first-seed", "5"]
+    options = [
+        "--method",
+        "sgd",
+        "--method",
+        "cab",
+        "--method",
+        "ewc",
+        "--seeds",
+        "2",
+        "--first-seed",
+        "5",
+    ]
     options += ["--tasks", "5", "--class-order", "seed", "--limit", "300"]
     words = [*RUN, *options, "--set", "ewc.strength=2", "--out", str(folder)]
     assert main(words) == 0
@@ -106,6 +117,8 @@ def test_run_and_report(tmp_path: Path, capsys: Capture, monkeypatch: pytest.Mon
     assert main(["report", str(folder)]) == 0
     assert (folder / "index.html").stat().st_size > 1000
     assert capsys.readouterr().err == ""
+    assert main(["report", str(folder / "results.json")]) == 0
+    capsys.readouterr()
 
     def offline(name: str) -> None:
         raise DataUnavailableError("no mnist here")

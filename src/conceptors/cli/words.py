@@ -59,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
 
     command = add("report", help="make a page and figures from results")
     command.add_argument(
-        "folder", nargs="+", help="with results.json, or that file; several are also compared"
+        "folder", nargs="+", help="with results.json, or that file; several make a page each"
     )
     command = add(
         "explore",

@@ -34,10 +34,10 @@ class MLP(nn.Module):
         draw = {"truncated": _truncated_normal, "uniform": _uniform}[init]
         generator = torch.Generator().manual_seed(7_919 + seed)
         with torch.no_grad():
-            for layer in self.layers:
-                block = draw(layer.out_features, layer.in_features, scale, generator)
-                layer.weight.copy_(block[:, :-1])
-                layer.bias.copy_(block[:, -1])
+            for (inputs, outputs), layer in zip(pairwise(sizes), self.layers):
+                block = draw(outputs, inputs, scale, generator)
+                for parameter, value in zip(layer.parameters(), (block[:, :-1], block[:, -1])):
+                    parameter.copy_(value)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(1)
@@ -87,7 +87,7 @@ class AlexNet(nn.Module):
         """Fixed norms stay in evaluation mode, in which torch uses their statistics."""
         super().train(mode)
         for norm in self.norms:
-            norm.train(mode and not norm.track_running_stats)
+            norm.train(mode and not bool(norm.track_running_stats))
         return self
 
     @torch.no_grad()
@@ -95,6 +95,7 @@ class AlexNet(nn.Module):
         """Measure mean and variance on batches of images, and use these from then on."""
         self.eval()
         for norm in self.norms:
+            assert isinstance(norm, (nn.BatchNorm1d, nn.BatchNorm2d))
             norm.momentum, norm.track_running_stats = None, True  # None: the mean over batches
             norm.running_mean = torch.zeros_like(norm.weight)
             norm.running_var = torch.ones_like(norm.weight)
@@ -123,7 +124,7 @@ def build_network(scenario: Scenario, settings: Any) -> nn.Module:
             )
     sizes = [math.prod(scenario.inputs), *s.sizes, scenario.classes]
     network = MLP(sizes, s.activation, s.init, s.scale, scenario.seed)
-    weight = network.layers[0].weight
+    weight = next(network.parameters())
     with torch.no_grad():
         if image is not None and s.smooth:
             weight.copy_(_blurred(weight, image, s.smooth))

@@ -234,9 +234,9 @@ def _check(value: Any, form: Any, where: str) -> None:
     if isinstance(form, _Number):
         _check_number(value, form, where)
         return
-    kind = form if isinstance(form, type) else type(form)
+    kind: Any = form if isinstance(form, type) else type(form)
     if not isinstance(value, kind):
-        words = {dict: "an object", list: "a list", str: "a text"}
+        words: dict[Any, str] = {dict: "an object", list: "a list", str: "a text"}
         raise ValueError(f"{where or 'the file'} must be {words[kind]}, got {_shown(value)}")
     if isinstance(form, list):
         for k, item in enumerate(value):

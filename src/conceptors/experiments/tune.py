@@ -62,7 +62,7 @@ def tune(
         for outcome in outcomes:
             if outcome.failure:
                 raise RuntimeError(f"a trial failed with {chosen}:\n{outcome.failure}")
-        return statistics.mean(outcome.value for outcome in outcomes)
+        return statistics.mean(float(outcome.value) for outcome in outcomes)
 
     def tell(study: Any, trial: Any) -> None:
         if trial.value is not None:

@@ -33,10 +33,8 @@ def pictures(results: dict[str, Any], folder: Path) -> list[tuple[str, Path]]:
     if scenario == "disjoint-mnist":
         aperture, other, name = 9.0, images[labels >= 5], "C of digits 5 to 9"
     else:
-        share = (results.get("identity") or {}).get("options", {}).get("shuffled")
-        order = permutation(results["runs"][0]["seed"], 1, share)  # that of the second task
-        name = f"C of images of which {1.0 if share is None else share:.0%} is shuffled"
-        aperture, other = 4.0, images[:, order]
+        order = permutation(results["runs"][0]["seed"], 1)  # that of the second task
+        aperture, other, name = 4.0, images[:, order], "C of shuffled images"
     C = Conceptor.from_states(other, aperture)
     columns = {"images x": shown, "C x": C @ shown, "F x, F = NOT C": ~C @ shown}
     chart = charts.pictures({name: x.reshape(-1, 28, 28) for name, x in columns.items()})

@@ -140,10 +140,10 @@ def to_unit_length(model: nn.Module) -> None:
         weight, bias = getattr(layer, "weight", None), getattr(layer, "bias", None)
         if not isinstance(weight, nn.Parameter) or weight.grad is None or weight.ndim < 2:
             continue
-        has_bias = isinstance(bias, nn.Parameter) and bias.grad is not None
         square = weight.grad.flatten(1).square().sum(1)
-        square = square + bias.grad.square() if has_bias else square
+        if bias is not None and bias.grad is not None:
+            square = square + bias.grad.square()
         length = square.clamp_min(1e-12).sqrt()
         weight.grad /= length.reshape(-1, *[1] * (weight.ndim - 1))
-        if has_bias:
+        if bias is not None and bias.grad is not None:
             bias.grad /= length

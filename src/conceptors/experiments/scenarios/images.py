@@ -81,11 +81,11 @@ def by_class(
     classes = sum(len(group) for group in groups)
     tasks = []
     for group, name in zip(groups, names):
-        parts = [
+        first, second, third = (
             Split(x, y, torch.isin(y, group).nonzero()[:, 0]) for x, y in (train, validation, test)
-        ]
+        )
         is_in = torch.zeros(classes, dtype=torch.bool).index_fill_(0, group, True)
-        tasks.append(Task(name, *parts, classes=is_in))
+        tasks.append(Task(name, first, second, third, is_in))
     return tasks
 
 
@@ -163,8 +163,8 @@ def _permuted(arrays: Arrays, seed: int, options: dict[str, Any]) -> Scenario:
     for k in range(options["tasks"]):
         # the same tensors for every task: joint training sees that only the order differs
         orders = permutation(seed, k)[None]
-        splits = [Split(x, y, torch.arange(len(x)), orders) for x, y in parts]
-        tasks.append(Task(f"permutation {k}" if k else "original", *splits))
+        train, validation, test = (Split(x, y, torch.arange(len(x)), orders) for x, y in parts)
+        tasks.append(Task(f"permutation {k}" if k else "original", train, validation, test))
     return Scenario(options["name"], tasks, seed, 10, (784,), False, options)
 
 
@@ -175,8 +175,8 @@ def _rotated(arrays: Arrays, seed: int, options: dict[str, Any]) -> Scenario:
         angle = 180.0 * k / max(1, options["tasks"] - 1)
         train_x, test_x = (_turned(x, angle).flatten(1) for x in (arrays.train_x, arrays.test_x))
         parts = _all_classes(train_x, test_x, arrays)
-        splits = [Split(x, y, torch.arange(len(x))) for x, y in parts]
-        tasks.append(Task(f"turned {angle:.0f}°", *splits))
+        train, validation, test = (Split(x, y, torch.arange(len(x))) for x, y in parts)
+        tasks.append(Task(f"turned {angle:.0f}°", train, validation, test))
     return Scenario(options["name"], tasks, seed, 10, (784,), False, options, (1, 28, 28))
 
 
