@@ -114,8 +114,8 @@ def test_a_comparison_runs_what_is_missing(
 ) -> None:
     out, runs = tmp_path / "runs.csv", Runs(crashing="joint")
     monkeypatch.setattr("benchmarks.runs.subprocess.run", runs)
-    command = ("--device", "cpu", "--seeds", "2", "--out", str(out))
-    command += ("--benchmarks", "disjoint-mnist-2", "--methods", "sgd", "cab", "joint")
+    command = ["--device", "cpu", "--seeds", "2", "--out", str(out)]
+    command += ["--benchmarks", "disjoint-mnist-2", "--methods", "sgd", "cab", "joint"]
     assert main("comparison", *command) == 1  # joint crashed
     assert "| cab | **85.00 ± 0.00** (n = 2) |" in capsys.readouterr().out
     table = Table(out, ("benchmark", "method", "seed"))
