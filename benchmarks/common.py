@@ -47,7 +47,7 @@ def train(
         for places in torch.randperm(samples).split(batch):
             optimizer.zero_grad()
             last = loss(places)
-            last.backward()  # type: ignore[no-untyped-call]
+            last.backward()
             if after_backward is not None:
                 after_backward()
             optimizer.step()

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import pairwise
 from statistics import mean
@@ -100,7 +100,7 @@ class Growing(nn.Module):
 class RowReader(nn.Module):
     """A recurrent network that reads an 8 x 8 image row by row."""
 
-    def __init__(self, kind: type[nn.RNNBase]) -> None:
+    def __init__(self, kind: Callable[..., nn.RNNBase]) -> None:
         super().__init__()
         self.body, self.head = kind(8, 64, batch_first=True), nn.Linear(64, 10)
 
@@ -120,12 +120,12 @@ class Task:
     train: Part
     validation: Part
     test: Part
-    outputs: Tensor | None = None
+    outputs: Tensor | None = field(default=None, kw_only=True)
 
     def to(self, device: torch.device) -> Task:
         parts = (self.train, self.validation, self.test)
         outputs = None if self.outputs is None else self.outputs.to(device)
-        return Task(*((x.to(device), y.to(device)) for x, y in parts), outputs)
+        return Task(*((x.to(device), y.to(device)) for x, y in parts), outputs=outputs)
 
     def head(self, out: Tensor, y: Tensor) -> Part:
         """Outputs and targets of this task's head."""
@@ -179,16 +179,16 @@ def scenario_tasks(name: str, heads: bool = False, offset: int = 0, **more: Any)
     for task in build(name, 0, **more).tasks:
         outputs = torch.arange(10) + offset
         if heads and task.classes is not None:
-            outputs = task.classes.nonzero().flatten()
+            outputs = task.classes.nonzero().flatten() + offset
         parts = (part(task.train), part(task.validation), part(task.test))
-        tasks.append(Task(*parts, outputs if heads else None))
+        tasks.append(Task(*parts, outputs=outputs if heads else None))
     return tasks
 
 
 def two_sets() -> list[Task]:
     """MNIST, then Fashion-MNIST, each with its own ten outputs."""
-    first = scenario_tasks("disjoint-mnist", heads=True, tasks=1, limit=11_000)
-    return first + scenario_tasks("disjoint-fashion", heads=True, tasks=1, limit=11_000, offset=10)
+    first = scenario_tasks("disjoint-mnist", heads=True, tasks=1, limit=6_000)
+    return first + scenario_tasks("disjoint-fashion", heads=True, tasks=1, limit=6_000, offset=10)
 
 
 def subspaces() -> list[Task]:
@@ -275,10 +275,10 @@ SEQUENCES = {
     "MNIST 5x2": Case(partial(MNIST, tasks=5), LARGE, epochs=2, batch=64),
     "MNIST 10x1": Case(partial(MNIST, tasks=10), LARGE, epochs=2, batch=64),
     "Fashion CNN 5x2, one head": Case(
-        partial(FASHION, tasks=5, limit=15_000), conv_net, epochs=12, batch=64
+        partial(FASHION, tasks=5, limit=10_000), conv_net, epochs=12, batch=64
     ),
     "Fashion CNN 5x2, heads": Case(
-        partial(FASHION, heads=True, tasks=5, limit=15_000), conv_net, epochs=12, batch=64
+        partial(FASHION, heads=True, tasks=5, limit=10_000), conv_net, epochs=12, batch=64
     ),
     "MNIST permuted x10": Case(
         partial(scenario_tasks, "permuted-mnist", tasks=10),
@@ -399,7 +399,7 @@ def _train(sequence: Case, model: nn.Module, optimizer: Optimizer, tasks: list[T
         out = model(x[places])
         if len(tasks) == 1 or tasks[0].outputs is None:
             return sequence.loss(tasks[0], out, y[places])
-        total = out.new_zeros(())
+        total: Tensor = out.new_zeros(())
         for number, task in enumerate(tasks):
             is_here = owner[places] == number
             if bool(is_here.any()):

@@ -14,7 +14,7 @@ pytest.importorskip("benchmarks.common", reason="no benchmarks beside the tests"
 from benchmarks.common import Table
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("comparison", "cost", "paper", "pretrained", "readout", "untuned")
+NAMES = ("avalanche", "comparison", "cost", "paper", "pretrained", "readout", "untuned")
 
 
 def main(name: str, *arguments: str) -> int:
@@ -33,6 +33,7 @@ def test_help_explains_the_benchmark(name: str, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("name", "arguments", "excerpt"),
     [
+        ("avalanche", (), "| **ShieldPlugin** | 95.5 ± 0.2 | 2.2 ± 0.3 |"),
         ("comparison", (), "| cab | 97.46 ± 0.08 |"),
         ("cost", (), "GPT-2 small"),
         ("paper", ("ablation",), "| disjoint-mnist | soft conceptors | 89.27 ± 1.64 |"),
@@ -114,8 +115,8 @@ def test_a_comparison_runs_what_is_missing(
 ) -> None:
     out, runs = tmp_path / "runs.csv", Runs(crashing="joint")
     monkeypatch.setattr("benchmarks.runs.subprocess.run", runs)
-    command = ("--device", "cpu", "--seeds", "2", "--out", str(out))
-    command += ("--benchmarks", "disjoint-mnist-2", "--methods", "sgd", "cab", "joint")
+    command = ["--device", "cpu", "--seeds", "2", "--out", str(out)]
+    command += ["--benchmarks", "disjoint-mnist-2", "--methods", "sgd", "cab", "joint"]
     assert main("comparison", *command) == 1  # joint crashed
     assert "| cab | **85.00 ± 0.00** (n = 2) |" in capsys.readouterr().out
     table = Table(out, ("benchmark", "method", "seed"))
