@@ -244,5 +244,3 @@ def test_a_part_that_does_not_vary_yet_is_not_blown_up() -> None:
 def test_what_is_no_lift_is_refused() -> None:
     with pytest.raises(TypeError, match=r"takes lifts, such as RandomFeatures, got Linear"):
         SideBySide(nn.Linear(3, 4))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"\[3, 2\] = 5 features side by side, got 6"):
-        SideBySide(Scaling(3), Scaling(2)).calibrate(torch.ones(4, 6))

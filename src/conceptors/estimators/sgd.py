@@ -20,14 +20,6 @@ from conceptors.estimators.base import (
 )
 from conceptors.estimators.tasks import Known, learned_in_turn
 
-try:
-    from sklearn.utils import check_random_state
-    from sklearn.utils.validation import check_is_fitted, validate_data
-except ImportError:
-    raise ImportError(
-        "the estimators need scikit-learn: pip install 'conceptors[sklearn]'"
-    ) from None
-
 
 class ConceptorSGDRegressor(ConceptorRegressor):
     """Conceptor-aided SGD (section 3.1 of the paper): `ConceptorRidge` by mini-batches.
@@ -45,8 +37,7 @@ class ConceptorSGDRegressor(ConceptorRegressor):
         gradient: "simplified" or "exact".
         learning_rate: η > 0, or "auto": half the largest step that is stable for the batch size.
         batch_size, epochs: size of the mini-batches, and number of passes over the data.
-        average: return the mean of the weights over the second half of the steps, which removes
-            the noise of the mini-batches.
+        average: return the mean of the weights over the second half of the steps.
         random_state: seed of the order of the samples.
 
     >>> import numpy as np
@@ -87,9 +78,7 @@ class ConceptorSGDRegressor(ConceptorRegressor):
 
     def predict(self, X: Any) -> Array:
         """W [x; 1] for rows `[n, d]`."""
-        check_is_fitted(self)
-        X = validate_data(self, X, dtype=np.float64, reset=False)
-        return np.asarray(X @ self.coef_.T + self.intercept_)
+        return np.asarray(self._validated(X) @ self.coef_.T + self.intercept_)
 
     def _fit(self, X: Any, y: Any, first: bool) -> None:
         self._check_parameters()
@@ -127,7 +116,7 @@ class ConceptorSGDRegressor(ConceptorRegressor):
     ) -> Tensor:
         """The weights `[m, d]` after the task."""
         size = min(self.batch_size, len(inputs))
-        random = check_random_state(self.random_state)
+        random = self._random()
         weights, mean, averaged = previous.clone(), torch.zeros_like(previous), 0
         for epoch in range(self.epochs):
             order = torch.from_numpy(random.permutation(len(inputs)))

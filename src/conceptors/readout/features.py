@@ -207,19 +207,8 @@ class SideBySide(Lift):
 
     For inputs of different kinds, such as an image and what a network computes from it. Each
     part's features are scaled by one number to a mean variance of 1 over the first data, so a part
-    counts by its number of features, whatever their size.
-
-    Args:
-        parts: lifts, in the order of their columns. Those that are calibrated already stay as
-            they are.
-
-    >>> from conceptors import RandomFeatures, Readout
-    >>> _ = torch.manual_seed(0)
-    >>> pixels, hidden, labels = torch.rand(200, 64), torch.randn(200, 20), torch.arange(200) % 3
-    >>> lift = SideBySide(RandomFeatures(64, 100, image=(8, 8)), RandomFeatures(20, 50))
-    >>> lift.in_features, lift.out_features
-    (84, 150)
-    >>> readout = Readout(84, lift).learn(torch.cat([pixels, hidden], 1), labels)
+    counts by its number of features, whatever their size. Parts are in the order of their columns;
+    those that are calibrated already stay as they are.
     """
 
     scale: Tensor
@@ -250,11 +239,6 @@ class SideBySide(Lift):
 
     def _pairs(self, x: Tensor) -> list[tuple[Any, Tensor]]:
         """Each part with its columns."""
-        if x.shape[-1] != self.in_features:
-            raise ValueError(
-                f"these lifts take {self._widths} = {self.in_features} features side by side, got "
-                f"{x.shape[-1]}"
-            )
         return list(zip(self.parts, x.split(self._widths, -1)))
 
 

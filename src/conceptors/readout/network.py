@@ -42,17 +42,6 @@ class LayerInputs(nn.Module):
         out_features: number of features.
         widths: the same by layer, in their order. `"input"` is the network's input, if that is one
             tensor of floats, or `"(input)"` where a layer has that name.
-
-    >>> from conceptors import Readout
-    >>> _ = torch.manual_seed(0)
-    >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
-    >>> x, y = torch.rand(60, 1, 8, 8), torch.arange(60) % 3
-    >>> reader = LayerInputs(model, x[:2])
-    >>> reader.widths
-    {'input': 64, '3': 144}
-    >>> readout = Readout(reader.out_features, reader.lift(500))
-    >>> readout.learn(reader(x), y).predict(reader(x)).shape
-    torch.Size([60])
     """
 
     def __init__(
@@ -119,9 +108,6 @@ class LayerInputs(nn.Module):
         if width:
             parts.append(Scaling(width) if width >= count else RandomFeatures(width, count))
         return SideBySide(*parts)
-
-    def extra_repr(self) -> str:
-        return ", ".join(f"{name}: {width}" for name, width in self.widths.items())
 
     def _read(
         self, args: tuple[Any, ...], kwargs: Any, raw: dict[str, Tensor] | None = None

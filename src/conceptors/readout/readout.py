@@ -43,21 +43,20 @@ _CALIBRATION_ROWS = 2048  # rows that `learn_from` collects to calibrate the lif
 class Readout(SavedSums):
     """Features `[n, in_features]` to scores of all classes `[n, classes]`, or to numbers.
 
-    It stores sums over samples (`Sums`), and solves ridge regression on all samples so far when
-    an answer is needed. So neither the order of samples nor their batches and tasks matter.
+    It stores sums over samples, and solves ridge regression on all samples so far when an answer
+    is needed. So neither the order of samples nor their batches and tasks matter.
 
     Args:
         in_features: width of the features.
         lift: 0 to read the features as they are (shifted and scaled), a number of random features
-            of them (`RandomFeatures`), or a module with `out_features`, such as `PatchFeatures`.
-            The first data learned calibrate it: see `calibrate`.
+            of them, or a module with `out_features`, such as `PatchFeatures`. The first data
+            learned calibrate it.
         activation: of the random features, "relu", "tanh" or "fourier".
         classes: refuse labels from this number on; by default classes are added as they come.
         regularization: λ of E|y - W h|² + λ |W|², for numbers less their mean; "auto" chooses it
             by generalised cross-validation from the sums.
         scores: of classes: "regression", about 1 for the right one, or "likelihood", by linear
-            discriminant analysis from the same sums, which is better on features that are read as
-            they are.
+            discriminant analysis from the same sums.
         seed: seed of the random features.
 
     >>> import torch
@@ -97,10 +96,7 @@ class Readout(SavedSums):
 
     @torch.inference_mode(False)
     def calibrate(self, features: Tensor) -> Self:
-        """Fix the lift by these features, once; otherwise the first `learn` does.
-
-        Readouts that are to be added up must have the same lift: see `fresh`.
-        """
+        """Fix the lift by these features, once; otherwise the first `learn` does."""
         if self._is_calibrated:
             raise RuntimeError("the lift is calibrated already; create a new Readout for another")
         rows = learnable(self._rows(features))
@@ -320,8 +316,7 @@ class Readout(SavedSums):
     def merged(self, group: Any = None) -> Readout:
         """A readout of what all processes of a `torch.distributed` group have learned.
 
-        Every process calls it and gets the same; its own sums stay as they are. All processes
-        must have the same, calibrated lift.
+        Every process calls it and gets the same. All must have the same, calibrated lift.
         """
         total = self + self.fresh()
         mine = (*self._identity(), self._sums.outputs if self._sums else 0)

@@ -46,11 +46,9 @@ def learnable(rows: Tensor) -> Tensor:
 def target_rows(
     targets: Any, rows: Tensor, kind: int, outputs: int, classes: int | None
 ) -> tuple[int, Tensor]:
-    """The index in KINDS of these targets, and labels `[n]` or numbers `[n, m]`.
+    """The index in KINDS of these targets, and labels `[n]` below `classes`, or numbers `[n, m]`.
 
-    Args:
-        kind, outputs: of the targets that were learned so far.
-        classes: labels must be smaller.
+    `kind` and `outputs` are of the targets that were learned so far.
     """
     if not isinstance(targets, Tensor) or targets.dtype == torch.bool or targets.is_complex():
         raise TypeError("targets must be a tensor of integers (labels) or floats (numbers)")

@@ -15,10 +15,7 @@ from conceptors.readout.sums import Sums
 
 
 class SavedSums(nn.Module):
-    """A lift, and sums over lifted samples, saved as plain tensors.
-
-    A damaged state is refused as a whole, also as a part of a larger model's state.
-    """
+    """A lift, and sums over lifted samples. A damaged state is refused as a whole."""
 
     _here: Tensor  # on the module's device
 
