@@ -62,16 +62,6 @@ def without_overflow(rows: Tensor, name: str) -> Tensor:
     return rows
 
 
-def refuse_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raise if a parameter differs from the earlier tasks."""
-    for name, value in now.items():
-        if before[name] != value:
-            raise ValueError(
-                f"{name}={value!r} differs from the earlier tasks ({before[name]!r}); set it back, "
-                f"or forget them with fit"
-            )
-
-
 class ConceptorLinear(BaseEstimator):  # type: ignore[misc]
     """A linear model in `_memory`, which exists once something was learned."""
 
@@ -80,6 +70,7 @@ class ConceptorLinear(BaseEstimator):  # type: ignore[misc]
     random_state: Any
     warn_at_quota: float
     _memory: Joint | Known
+    _fixed: dict[str, Any]
 
     @property
     def coef_(self) -> Array:
@@ -149,6 +140,17 @@ class ConceptorLinear(BaseEstimator):  # type: ignore[misc]
     def _fit(self, X: Any, y: Any, first: bool) -> None:
         """Learn a task, the first one or a further one."""
 
+    def _fix(self, *names: str, first: bool) -> None:
+        """Refuse parameters that differ from the earlier tasks."""
+        now = {name: getattr(self, name) for name in names}
+        for name, value in () if first else now.items():
+            if self._fixed[name] != value:
+                raise ValueError(
+                    f"{name}={value!r} differs from the earlier tasks ({self._fixed[name]!r}); set "
+                    f"it back, or forget them with fit"
+                )
+        self._fixed = now
+
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "_memory")
 
@@ -157,7 +159,6 @@ class ConceptorLinear(BaseEstimator):  # type: ignore[misc]
         return self._memory.known() if isinstance(self._memory, Joint) else self._memory
 
     def _validated(self, X: Any) -> Array:
-        """Rows to predict."""
         check_is_fitted(self)
         return np.asarray(validate_data(self, X, dtype=np.float64, reset=False))
 

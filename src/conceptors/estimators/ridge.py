@@ -17,7 +17,6 @@ from conceptors.estimators.base import (
     ConceptorRegressor,
     one_of,
     positive,
-    refuse_changes,
     without_overflow,
 )
 from conceptors.estimators.tasks import Joint, Known, learned_in_turn
@@ -42,7 +41,6 @@ _ROWS = 4096  # rows whose features are computed at once
 class _Ridge(ConceptorLinear):
     """Learns tasks from sums over their samples, in closed form."""
 
-    _fixed: dict[str, Any]
     _lift: RandomFeatures | None
 
     def __init__(
@@ -99,18 +97,14 @@ class _Ridge(ConceptorLinear):
         """Learn targets `[n, m]` or labels `[n]`, below the number of outputs."""
         self._check_parameters()
         rows = without_overflow(torch.tensor(X), "X")
-        fixed = {name: getattr(self, name) for name in _FIXED}
+        self._fix(*_FIXED, first=first)
         if first:
             self._lift = self._new_lift(rows)
-            self._fixed = fixed
-        else:
-            refuse_changes(self._fixed, fixed)
         sums = Sums((self.lift or X.shape[1]) + self.fit_intercept, outputs)
         for part, y in zip(rows.split(_ROWS), targets.split(_ROWS)):
             sums.add(self._lifted(part), y)
         memory = None if first else self._memory
         if self.solution == "joint":
-            regularization = self._joint_penalty()
             if not isinstance(memory, Joint):
                 memory = Joint(
                     constant=self.fit_intercept,
@@ -118,7 +112,7 @@ class _Ridge(ConceptorLinear):
                     of_classes=targets.ndim == 1,
                     scaled=self._lift is None,
                 )
-            memory.learn(sums, regularization)
+            memory.learn(sums, self._joint_penalty())
             self._memory = memory
         else:
             assert not isinstance(memory, Joint)

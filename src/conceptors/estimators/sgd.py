@@ -15,7 +15,6 @@ from conceptors.estimators.base import (
     ConceptorRegressor,
     one_of,
     positive,
-    refuse_changes,
     without_overflow,
 )
 from conceptors.estimators.tasks import Known, learned_in_turn
@@ -49,7 +48,6 @@ class ConceptorSGDRegressor(ConceptorRegressor):
     """
 
     _memory: Known
-    _fixed: dict[str, Any]
 
     def __init__(
         self,
@@ -85,10 +83,7 @@ class ConceptorSGDRegressor(ConceptorRegressor):
         X, targets = self._checked(X, y, first)
         b = np.hstack([X, np.ones((len(X), 1))]) if self.fit_intercept else X
         inputs = without_overflow(torch.tensor(b, dtype=torch.float64), "X")
-        fixed = {"fit_intercept": self.fit_intercept}
-        if not first:
-            refuse_changes(self._fixed, fixed)
-        self._fixed = fixed
+        self._fix("fit_intercept", first=first)
         correlation = inputs.mT @ inputs / len(inputs)
 
         rate = self._rate(inputs, correlation)
@@ -114,7 +109,6 @@ class ConceptorSGDRegressor(ConceptorRegressor):
     def _descend(
         self, inputs: Tensor, targets: Tensor, previous: Tensor, free: Tensor, rate: float
     ) -> Tensor:
-        """The weights `[m, d]` after the task."""
         size = min(self.batch_size, len(inputs))
         random = self._random()
         weights, mean, averaged = previous.clone(), torch.zeros_like(previous), 0

@@ -97,10 +97,7 @@ class Joint:
 
 
 def _standardise(sums: Sums, constant: bool) -> tuple[Tensor, float]:
-    """Change sums over [x; 1] to z = t (x - m) with mean 0 and mean square 1; returns m and t.
-
-    Without a constant m is 0.
-    """
+    """Change sums over [x; 1] to z = t (x - m) with mean 0 and mean square 1; returns m and t."""
     G, K, d = sums.gram, sums.cross, sums.dim - constant
     squares = G.diagonal()[:d].clone() / sums.count
     mean = torch.zeros_like(squares)

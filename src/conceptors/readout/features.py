@@ -261,9 +261,8 @@ def warn_of_scales(rows: Tensor) -> None:
     """Warn of columns that are lost beside others of a much larger scale.
 
     The range is the measure, not the mean square, which is small for a pixel that is rarely lit.
-    One or two rows do not show a range.
     """
-    if len(rows) < 3:
+    if len(rows) < 3:  # which show no range
         return
     low, high = (bound.double() for bound in rows.aminmax(dim=0))
     ranges = high - low

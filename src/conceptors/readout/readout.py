@@ -81,7 +81,6 @@ class Readout(SavedSums):
         seed: int = 0,
     ) -> None:
         width = checks.whole(in_features, "in_features", 1)
-        checks.whole(seed, "seed", 0)
         limit = None if classes is None else checks.whole(classes, "classes", 1)
         super().__init__(lift_of(width, lift, activation, seed), limit)
         self.in_features = width
@@ -110,9 +109,6 @@ class Readout(SavedSums):
         Args:
             features: `[n, in_features]`.
             targets: labels `[n]` (integers, from 0), or numbers `[n]` or `[n, m]` (floats).
-
-        Raises:
-            ValueError, TypeError: unusable samples; nothing was learned.
         """
         return self._learn([(features, targets)])
 
@@ -271,19 +267,16 @@ class Readout(SavedSums):
         return scores.masked_fill(self.counts.to(scores.device) == 0, -torch.inf).argmax(1)
 
     def export(self) -> nn.Module:
-        """A plain `nn.Linear` with the same scores, after the lift if there is one; no sums inside.
-
-        One number per sample is returned as `[n, 1]`.
-        """
+        """A plain `nn.Linear` with the same scores `[n, m]`, after the lift if there is one."""
         weight, bias = self.solution.weights[:, :-1], self.solution.weights[:, -1]
-        has_lift = not isinstance(self.lift, Scaling)
         if isinstance(self.lift, Scaling):
             weight = weight * self.lift.scale
             bias = bias - weight @ self.lift.center.double()
         linear = nn.Linear(weight.shape[1], len(weight), device=weight.device)
         linear.load_state_dict({"weight": weight, "bias": bias})
-        linear.requires_grad_(False)
-        return (nn.Sequential(copy.deepcopy(self.lift), linear) if has_lift else linear).eval()
+        layers = [] if isinstance(self.lift, Scaling) else [copy.deepcopy(self.lift)]
+        exported = nn.Sequential(*layers, linear) if layers else linear
+        return exported.requires_grad_(False).eval()
 
     # --- many readouts --------------------------------------------------------------------
 

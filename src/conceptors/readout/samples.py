@@ -24,7 +24,7 @@ def feature_rows(features: Any, width: int, device: torch.device) -> Tensor:
             f"choose them by feed=lambda model, batch: ..."
         )
     if features.layout != torch.strided:
-        raise TypeError(f"features must be a dense tensor, got {features.layout}; use .to_dense()")
+        raise TypeError("features must be a dense tensor; use .to_dense()")
     rows = features.flatten(1) if features.ndim > 2 else features
     if rows.ndim != 2 or rows.shape[1] != width:
         raise ValueError(f"features have shape {list(features.shape)}, expected [n, {width}]")

@@ -29,8 +29,7 @@ from torch import Tensor
 from conceptors._internal.precision import exactly
 from conceptors.readout.sums import Sums
 
-_START = -2  # the search begins at this power of ten, relative to the mean of R's diagonal;
-# always the same, so λ depends on the sums alone and not on earlier solutions
+_START = -2  # the search begins at this power of ten, relative to the mean of R's diagonal
 _LARGEST = 4
 _PROBES = 32  # random vectors for a trace
 _EXACT = 512  # columns up to which a trace is exact
