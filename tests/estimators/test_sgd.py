@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
 
 from conceptors import ConceptorRidge, ConceptorSGDRegressor
 from estimators.common import Array, Task, weights
@@ -96,12 +95,3 @@ def test_a_rate_too_large_is_refused_and_changes_nothing() -> None:
         sgd.partial_fit(*second)
     np.testing.assert_array_equal(sgd.coef_, before)
     assert sgd.n_tasks_ == 1
-
-
-def test_digits_are_learned_one_half_after_the_other() -> None:
-    X, digits = load_digits(return_X_y=True)
-    X, Y = X / 16, np.eye(10)[digits]
-    sgd = ConceptorSGDRegressor(epochs=20, random_state=0)
-    for task in (digits < 5, digits >= 5):
-        sgd.partial_fit(X[task], Y[task])
-    assert float((sgd.predict(X).argmax(1) == digits).mean()) > 0.85

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conceptors import PatchFeatures, RandomFeatures, Readout, SideBySide
-from conceptors.estimators.sums import Sums
+from conceptors import PatchFeatures, RandomFeatures, Readout
+from conceptors.readout import SideBySide, Sums
 from gpu.test_gpu import DEVICE, pytestmark, with_tf32
 from helpers import normal
 
@@ -20,7 +20,7 @@ LIFTS: dict[str, Any] = {
     "none": lambda: 0,
     "relu": lambda: RandomFeatures(64, 700, smooth=1.0, image=(8, 8)),
     "fourier": lambda: RandomFeatures(64, 300, "fourier"),
-    "patches": lambda: PatchFeatures((1, 8, 8), 20, size=3, grid=2, kind="random"),
+    "patches": lambda: PatchFeatures((1, 8, 8), 20, size=3, grid=2),
     "side by side": lambda: SideBySide(RandomFeatures(40, 200), RandomFeatures(24, 100)),
 }
 
@@ -41,8 +41,8 @@ def test_scores_are_those_of_the_cpu(name: str) -> None:
     here, there = readouts(name)
     for seed in range(2):
         X, y = samples(seed)
-        here.learn(X, y, "a" if seed else None)
-        there.learn(X.to(DEVICE), y.to(DEVICE), "a" if seed else None)
+        here.learn(X, y)
+        there.learn(X.to(DEVICE), y.to(DEVICE))
     X, y = samples(0)
     assert there.regularization == pytest.approx(here.regularization, rel=1e-5)
     found = there(X.to(DEVICE))
@@ -89,11 +89,11 @@ def test_readouts_of_different_devices_add_up() -> None:
 def test_states_move_between_devices() -> None:
     here, there = readouts("fourier")
     X, y = samples(0)
-    there.learn(X.to(DEVICE), y.to(DEVICE)).learn(X.to(DEVICE), y.to(DEVICE), "a")
+    there.learn(X.to(DEVICE), y.to(DEVICE))
     here.load_state_dict(there.state_dict())
     assert torch.equal(here.predict(X), there.predict(X.to(DEVICE)).cpu())
     there.load_state_dict(here.state_dict())
-    there.forget("a").learn(X.to(DEVICE), y.to(DEVICE))
+    there.learn(X.to(DEVICE), y.to(DEVICE))
     assert there.n_samples == 800
     assert copy.deepcopy(there).cpu().learn(X, y).n_samples == 1200
 

@@ -41,14 +41,6 @@ def test_one_pass_is_learning_all_features(lift: int, sizes: list[int]) -> None:
     assert_close(passed(h), direct(h), 1e-4)
 
 
-def test_the_lift_is_calibrated_once_enough_was_seen() -> None:
-    X, y = samples(0, 5000, dtype=torch.float32)
-    passed = Readout(DIM, 10).learn_from(nn.Identity(), list(zip(X.split(50), y.split(50))))
-    direct = Readout(DIM, 10).calibrate(X[:2050]).learn(X, y)
-    assert_close(passed(X), direct(X), 1e-3)
-    assert torch.equal(passed.counts, direct.counts)
-
-
 def test_the_network_is_left_as_it_was() -> None:
     X, y = data()
     model = network().train()
@@ -86,11 +78,9 @@ def test_batches_by_name() -> None:
     assert torch.equal(fed.predict(X), direct)
     with pytest.raises(TypeError, match=r"tensor of floats, got dict; .* choose them by feed="):
         Readout(DIM).learn_from(Masked(), [(X, y)], feed=lambda model, batch: {})
-    batches: list[Any] = [X, [X], [(X,)], [{"ids": X, "mask": ones}]]
-    for without_targets in batches:
-        with pytest.raises(TypeError, match="no targets were found.*say where they are: target="):
-            feed = None if without_targets is batches[-1] else (lambda model, batch: X)
-            Readout(DIM).learn_from(Masked(), without_targets, feed=feed)
+    for without_targets in (X, [X], [(X,)]):
+        with pytest.raises(TypeError, match=r"no targets were found.*say where they are: target="):
+            Readout(DIM).learn_from(nn.Identity(), without_targets)
 
 
 def test_generators_and_empty_loaders() -> None:
@@ -112,12 +102,6 @@ def test_generators_and_empty_loaders() -> None:
         readout.learn_from(nn.Identity(), (X, y))
 
 
-def test_progress_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("tqdm")
-    Readout(DIM).learn_from(nn.Identity(), [data()] * 3, progress=True)
-    assert "3batch" in capsys.readouterr().err.replace(" ", "")
-
-
 def test_a_bad_batch_undoes_the_whole_pass() -> None:
     X, y = samples(3, 60)
     bad = X.clone()
@@ -125,7 +109,7 @@ def test_a_bad_batch_undoes_the_whole_pass() -> None:
     for readout in (Readout(DIM, 10), Readout(DIM, 10).learn(X, y)):
         before = state(readout)
         for batch in ((bad, y), (X[:, 1:], y), (X, y.float())):
-            with pytest.raises(ValueError, match="finite|shape|so far"):
+            with pytest.raises(ValueError, match=r"finite|shape|so far"):
                 readout.learn_from(nn.Identity(), [(X, y)] * 40 + [batch])
             assert_same_state(readout.state_dict(), before)
 
@@ -294,45 +278,11 @@ def test_lifts_suit_the_inputs(shape: tuple[int, ...], image: Any, kind: type) -
     assert isinstance(reader.lift(10, image=image).parts[1], Scaling)  # has more already
 
 
-class Small(nn.Module):
-    """Its layer `input` is called with something else than the input, and sometimes not."""
-
-    def __init__(self, transpose: bool = False) -> None:
-        super().__init__()
-        self.input, self.transpose, self.whole = nn.Linear(3, 2), transpose, True
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.transpose(0, 1) if self.transpose else x * 2
-        return self.input(x) if self.whole else x
-
-
-def test_a_layer_may_be_called_input() -> None:
-    reader = LayerInputs(Small(), torch.ones(2, 3))
-    assert reader.widths == {"(input)": 3, "input": 3}
-    torch.testing.assert_close(reader(torch.ones(1, 3)), torch.tensor([[1.0] * 3 + [2.0] * 3]))
-    assert [part.in_features for part in reader.lift(5).parts] == [3, 3]
-    torch.testing.assert_close(reader(x=torch.ones(1, 3)), reader(torch.ones(1, 3)))
-
-
-def test_a_network_that_changed_is_refused() -> None:
-    model: Any = Small()
-    reader = LayerInputs(model, torch.ones(2, 3))
-    model.whole = False
-    with pytest.raises(ValueError, match="layer 'input' got no tensor of floats"):
-        reader(torch.ones(2, 3))
-    model = mlp()
-    reader = LayerInputs(model, torch.ones(2, 64))
-    del model[6]
-    with pytest.raises(ValueError, match="layer '6' was removed"):
-        reader(torch.ones(2, 64))
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: LayerInputs(len, torch.ones(2, 3)), "takes an nn.Module, got builtin"),  # type: ignore[arg-type]
         (lambda: LayerInputs(mlp(), torch.ones(2, 64), layers="head"), "no layer is called 'head'"),
-        (lambda: LayerInputs(Small(True), torch.ones(2, 5, 3)), "different numbers of rows"),
         (
             lambda: LayerInputs(Residual(), torch.ones(2, 3, 8, 8))(torch.ones(2, 3, 9, 8)),
             r"layer 'input' has 216 features for this input, and 192",

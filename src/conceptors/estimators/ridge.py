@@ -245,7 +245,7 @@ class ConceptorRidgeClassifier(ClassifierMixin, _Ridge):  # type: ignore[misc]
         """All classes that came or were named, sorted."""
         return np.asarray(np.sort(self._arrived))
 
-    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
+    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:  # type: ignore[override]
         """Learn a further task; `classes` may name classes that come later."""
         return super().partial_fit(X, y, classes=classes)
 
