@@ -14,7 +14,16 @@ import conceptors
 SOURCE = Path(conceptors.__file__).parent
 
 # From the ground up: a package may import from those below it, and from itself.
-STOREYS = ["_internal", "algebra", "moments", "estimators", "layers", "shield", "experiments"]
+STOREYS = [
+    "_internal",
+    "algebra",
+    "moments",
+    "layers",
+    "shield",
+    "readout",
+    "estimators",
+    "experiments",
+]
 STOREYS += ["methods", "scenarios", "integrations", "report", "bench", "cli", "__main__"]
 # what a function may import when it is called
 LATER = {"shield.inspection": {"report"}, "experiments.all": {"cli"}}

@@ -115,12 +115,6 @@ def test_a_patch_responds_where_its_filter_is() -> None:
     assert float(right[:, :, 1].sum()) > 2 * float(right[:, :, 0].sum())
 
 
-@pytest.mark.parametrize("scale", [1e-8, 1e8])
-def test_patches_at_any_contrast(scale: float) -> None:
-    X = pictures(1).flatten(1)
-    assert_close(patches(scale * X)(scale * X), patches(X)(X), 1e-2)
-
-
 @pytest.mark.parametrize("level", [0.0, 0.3])
 def test_flat_images_first_do_not_spoil_patches(level: float) -> None:
     h = patches(torch.full((3, 90), level))(pictures(1))

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset
 
 from conceptors import LayerInputs, PatchFeatures, RandomFeatures, Readout, Shield
 from conceptors.readout import Scaling
@@ -39,21 +38,6 @@ def test_one_pass_is_learning_all_features(lift: int, sizes: list[int]) -> None:
     direct = Readout(8, lift).learn(h, y)
     assert passed.regularization == pytest.approx(direct.regularization, rel=1e-4)
     assert_close(passed(h), direct(h), 1e-4)
-
-
-def test_the_network_is_left_as_it_was() -> None:
-    X, y = data()
-    model = network().train()
-    model[3].eval()
-    before, generator = state(model), torch.get_rng_state()
-    Readout(8, 10).learn_from(model, DataLoader(TensorDataset(X, y), batch_size=30))
-    assert torch.equal(torch.get_rng_state(), generator)
-    assert [module.training for module in model] == [True, True, True, False]
-    assert_same_state(model.state_dict(), before)
-    with pytest.raises(ValueError, match="targets have shape"):
-        Readout(8).learn_from(model, [(X, y[1:])])
-    assert model.training
-    assert torch.is_grad_enabled()
 
 
 class Masked(nn.Module):
@@ -276,23 +260,3 @@ def test_lifts_suit_the_inputs(shape: tuple[int, ...], image: Any, kind: type) -
     assert isinstance(of_layers, RandomFeatures)
     assert (of_layers.in_features, of_layers.out_features) == (19, 100)
     assert isinstance(reader.lift(10, image=image).parts[1], Scaling)  # has more already
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: LayerInputs(len, torch.ones(2, 3)), "takes an nn.Module, got builtin"),  # type: ignore[arg-type]
-        (lambda: LayerInputs(mlp(), torch.ones(2, 64), layers="head"), "no layer is called 'head'"),
-        (
-            lambda: LayerInputs(Residual(), torch.ones(2, 3, 8, 8))(torch.ones(2, 3, 9, 8)),
-            r"layer 'input' has 216 features for this input, and 192",
-        ),
-        (
-            lambda: LayerInputs(mlp(), torch.ones(2, 64)).lift(10, image=(9, 9)),
-            r"\(c, h, w\) with 64 numbers, got \(9, 9\)",
-        ),
-    ],
-)
-def test_what_cannot_be_read_is_refused(call: Any, message: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=message):
-        call()

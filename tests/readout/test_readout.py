@@ -64,7 +64,8 @@ def test_any_history_is_the_direct_solution(
     readouts, seen = [base.fresh(), base.fresh()], [(normal(0, 0, DIM), samples(0, 0)[1])]
     for step, *arguments in history:
         if step == "learn":
-            X, y = samples(*(int(str(argument)) for argument in arguments))
+            seed, count = (int(str(argument)) for argument in arguments)
+            X, y = samples(seed, count)
             y = (
                 y
                 if kind == "labels"

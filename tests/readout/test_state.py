@@ -94,8 +94,6 @@ COPIES: dict[str, Callable[[Readout], Any]] = {
     "deepcopy": copy.deepcopy,
     "pickle": lambda readout: pickle.loads(pickle.dumps(readout)),
     "half": lambda readout: copy.deepcopy(readout).half(),
-    "to": lambda readout: copy.deepcopy(readout).to("cpu", torch.bfloat16),
-    "share_memory": lambda readout: copy.deepcopy(readout).share_memory(),
 }
 
 
