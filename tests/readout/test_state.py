@@ -142,6 +142,7 @@ DAMAGE: dict[str, Callable[[State], State]] = {
     **{f"no {name}": without(name) for name in [*SUMS, *LIFT, "kind", "lift.calibrated"]},
     "no lift": without(*LIFT),
     "no sums": without(*SUMS),
+    "only a lift": without(*SUMS, "kind"),
     **{f"NaN in {name}": replaced(name, lambda t: t * torch.nan) for name in [*SUMS, *LIFT]},
     **{f"more of {name}": replaced(name, lambda t: t[None]) for name in [*SUMS, *LIFT]},
     **{f"words for {name}": replaced(name, lambda t: "sum") for name in [*SUMS, *LIFT, "kind"]},

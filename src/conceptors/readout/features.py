@@ -1,9 +1,8 @@
 """Random features: many fixed, nonlinear functions of an input, on which a linear readout learns.
 
-h = f(z Wᵀ + b) with z = x - μ, where μ is the mean of the first data, and W is scaled so that
-z Wᵀ has mean square 1 over those data: no unit is always off or saturated, whatever the size of
-the inputs. Weights are drawn with the covariance of the first data to the power `shape`, so most
-units look along directions in which the data vary. For images the weights are drawn smooth.
+h = f(z Wᵀ + b) with z = x - μ, where μ is the mean of the first data, and z Wᵀ has mean square 1
+over those data: no unit is always off or saturated. Weights are drawn with the covariance of the
+first data to the power `shape`, so most units look along directions in which the data vary.
 """
 
 from __future__ import annotations
@@ -51,7 +50,6 @@ class Lift(nn.Module):
         """Fix all features by the first data `[n, in_features]`."""
 
     def check_calibrated(self) -> None:
-        """Raise RuntimeError before `calibrate`."""
         if not self.is_calibrated:
             raise RuntimeError(
                 f"{type(self).__name__} is not calibrated yet; call calibrate(rows) first"

@@ -52,8 +52,6 @@ class LayerInputs(nn.Module):
         layers: str | Iterable[str] | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"LayerInputs takes an nn.Module, got {type(model).__name__}")
         self.model = model
         plain = example if isinstance(example, Tensor) and _is_plain(example) else None
         self._shape = None if plain is None else tuple(plain.shape[1:])
@@ -177,7 +175,7 @@ def _pooled(layer: nn.Module, x: Tensor) -> Tensor:
 
 
 def _lift_of_input(width: int, image: tuple[int, ...] | None, count: int) -> Lift:
-    """Patches of images in colour, smooth functions of grey ones, random ones of vectors."""
+    """Patches of images in colour, smooth features of grey ones, random features of vectors."""
     if image is None:
         return RandomFeatures(width, count, "fourier")
     if len(image) not in (2, 3) or math.prod(image) != width:

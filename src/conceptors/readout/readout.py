@@ -295,11 +295,9 @@ class Readout(SavedSums):
         if not isinstance(other, Readout):
             return NotImplemented
         learned = [readout for readout in (self, other) if readout._sums]
-        if not learned:
-            return self.fresh()
         _check_alike([readout._identity() for readout in learned])
-        total = learned[0].fresh().to(self._here.device)
-        total._kind = learned[0]._kind
+        total = (*learned, self)[0].fresh().to(self._here.device)
+        total._kind = self._kind or other._kind
         for sums in (readout._sums for readout in learned):
             assert sums is not None
             total._sums = total._sums or Sums(sums.dim, 0, self._here.device)

@@ -84,7 +84,7 @@ def target_rows(
 
 
 def feed_without_labels(backbone: nn.Module, batch: Any) -> object:
-    """A backbone's output for a batch, of which most backbones do not take the labels."""
+    """A backbone's output for a batch; most backbones do not take labels."""
     if isinstance(batch, Mapping):
         batch = {key: value for key, value in batch.items() if key != "labels"}
     return feed_first(backbone, batch)
