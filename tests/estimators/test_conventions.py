@@ -115,7 +115,6 @@ def test_fit_forgets_and_partial_fit_does_not(estimator: BaseEstimator) -> None:
         ("aperture", 0.0, ValueError, "aperture must be .* got 0"),
         ("aperture", float("nan"), ValueError, "aperture must be .* got nan"),
         ("aperture", float("inf"), ValueError, "aperture must be .* got inf"),
-        ("aperture", 1e160, ValueError, "aperture (1e[+]160 is too large|.*overflows).* scale"),
         ("aperture", "wide", TypeError, "aperture must be a number, got 'wide'"),
         ("regularization", -1e-3, ValueError, "regularization must be .* got -0.001"),
         ("warn_at_quota", 1.5, ValueError, "warn_at_quota must be .* got 1.5"),

@@ -120,17 +120,6 @@ def test_aperture_and_regularization_are_one() -> None:
 
 
 @both_intercepts
-def test_an_aperture_may_be_given_later(fit_intercept: bool) -> None:
-    """Chosen for the first task in its own units, then given for inputs as they are."""
-    first, second, _ = ((50 * X + 7, y) for X, y in tasks())
-    reg = ConceptorRidge(fit_intercept=fit_intercept).partial_fit(*first).set_params(aperture=0.1)
-    given = ConceptorRidge(0.1, fit_intercept=fit_intercept).partial_fit(*first)
-    reg.partial_fit(*second)
-    given.partial_fit(*second)
-    np.testing.assert_allclose(weights(reg), weights(given), rtol=0, atol=1e-10)
-
-
-@both_intercepts
 @pytest.mark.parametrize("value", [0.0, 3.0])
 def test_inputs_that_never_vary_are_learned(value: float, fit_intercept: bool) -> None:
     X, y = np.full((10, 2), value), np.arange(10.0)
@@ -165,7 +154,10 @@ def test_paper_is_section_2_2(fit_intercept: bool, outputs: int | None) -> None:
 @in_turn
 def test_a_new_task_does_not_disturb_the_old_and_similar_ones_cost_less(solution: str) -> None:
     """Digits 0-4, then 5-9; the same digits again, noised, or with permuted pixels."""
-    settings = {"solution": solution, "aperture": 30.0 if solution == "paper" else 10.0}
+    settings: dict[str, Any] = {
+        "solution": solution,
+        "aperture": 30.0 if solution == "paper" else 10.0,
+    }
 
     def accuracy(reg: Any, rows: Array) -> float:
         return float((reg.predict(images[rows]).argmax(1) == labels[rows]).mean())
@@ -189,7 +181,7 @@ def test_a_new_task_does_not_disturb_the_old_and_similar_ones_cost_less(solution
 @in_turn
 def test_a_warning_says_when_memory_is_full(solution: str) -> None:
     """Each permutation of the pixels is a new task; at aperture 30 there is room for one."""
-    settings = {"solution": solution, "aperture": 30.0, "warn_at_quota": 0.9}
+    settings: dict[str, Any] = {"solution": solution, "aperture": 30.0, "warn_at_quota": 0.9}
     reg = ConceptorRidge(**settings)
     messages: list[list[str]] = []
     for seed in range(3):
@@ -225,10 +217,10 @@ def test_one_class_per_task_is_as_good_as_all_at_once() -> None:
 @pytest.mark.parametrize("settings", [{}, {"solution": "simplified"}, {"lift": 200}], ids=str)
 def test_classes_come_with_their_tasks(settings: dict[str, Any]) -> None:
     """String labels, unsorted arrival, an old class among new ones, tasks of one class."""
-    y = np.array("zero one two three four five six seven eight nine".split())[labels]
+    y = np.array([*"jihgfedcba"])[labels]
     clf = ConceptorRidgeClassifier(**settings)
     seen: set[str] = set()
-    for arriving in (["seven"], ["two"], ["two", "zero", "eight"], ["four", "six"]):
+    for arriving in (["c"], ["h"], ["h", "j", "b"], ["f", "d"]):
         rows = train[np.isin(y[train], arriving)]
         clf.partial_fit(images[rows], y[rows])
         seen |= set(arriving)
@@ -279,36 +271,6 @@ def test_units_do_not_matter(settings: dict[str, Any], scale: float) -> None:
     score = learned(settings, X).score(X[test], labels[test])
     assert score > (0.96 if settings else 0.93)
     assert score == pytest.approx(plain, abs=3e-3)
-
-
-def test_a_first_task_of_one_sample_is_enough() -> None:
-    for settings in LIFTS:
-        clf = ConceptorRidgeClassifier(**settings)
-        clf.partial_fit(1e6 * images[train[:1]], labels[train[:1]])
-        clf.partial_fit(1e6 * images[train[1:]], labels[train[1:]])
-        assert clf.score(1e6 * images[test], labels[test]) > 0.92
-
-
-def test_random_state_decides_the_features() -> None:
-    def scores(random_state: Any) -> Array:
-        clf = ConceptorRidgeClassifier(lift=50, random_state=random_state)
-        return np.asarray(clf.fit(images[:200], labels[:200]).decision_function(images))
-
-    np.testing.assert_array_equal(scores(0), scores(0))
-    np.testing.assert_array_equal(
-        scores(np.random.RandomState(3)), scores(np.random.RandomState(3))
-    )
-    assert np.abs(scores(0) - scores(1)).max() > 1e-3
-
-
-@pytest.mark.parametrize("lift", [0, 100])
-def test_columns_of_very_different_scale_are_reported(lift: int) -> None:
-    X = np.random.default_rng(0).normal(size=(200, 10)) * np.logspace(-8, 8, 10)
-    clf = ConceptorRidgeClassifier(lift=lift)
-    with pytest.warns(UserWarning, match=r"factor of 1e\+16.*StandardScaler") as caught:
-        clf.partial_fit(X, X.sum(1) > 0)
-    assert [warning.filename for warning in caught] == [__file__]
-    clf.partial_fit(X, X.sum(1) > 0)  # warnings are errors
 
 
 def test_columns_of_very_different_scale_reach_least_squares() -> None:

@@ -1,18 +1,28 @@
-"""A readout on a GPU is the one on the CPU, and its state moves between them."""
+"""A readout on a GPU is the one on the CPU, and can go from one to the other."""
 
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from conceptors import RandomFeatures, Readout
+from conceptors import PatchFeatures, RandomFeatures, Readout
+from conceptors.readout import SideBySide, Sums
 from gpu.test_gpu import DEVICE, pytestmark, with_tf32
 from helpers import normal
 
 __all__ = ["pytestmark", "with_tf32"]
+
+LIFTS: dict[str, Any] = {
+    "none": lambda: 0,
+    "relu": lambda: RandomFeatures(64, 700, smooth=1.0, image=(8, 8)),
+    "fourier": lambda: RandomFeatures(64, 300, "fourier"),
+    "patches": lambda: PatchFeatures((1, 8, 8), 20, size=3, grid=2),
+    "side by side": lambda: SideBySide(RandomFeatures(40, 200), RandomFeatures(24, 100)),
+}
 
 
 def samples(seed: int, count: int = 400) -> tuple[Tensor, Tensor]:
@@ -20,19 +30,90 @@ def samples(seed: int, count: int = 400) -> tuple[Tensor, Tensor]:
     return (normal(9, 5, 64)[y] + normal(seed, count, 64)).float(), y
 
 
-@pytest.mark.parametrize("lift", [0, 700], ids=["none", "relu"])
-def test_scores_are_those_of_the_cpu(lift: int) -> None:
-    features = RandomFeatures(64, lift) if lift else 0
-    here = Readout(64, features).calibrate(samples(0)[0])
-    there = copy.deepcopy(here).to(DEVICE)
+def readouts(name: str, **options: Any) -> tuple[Readout, Readout]:
+    """On the CPU and there, with the same lift."""
+    here = Readout(64, LIFTS[name](), **options).calibrate(samples(0)[0])
+    return here, copy.deepcopy(here).to(DEVICE)
+
+
+@pytest.mark.parametrize("name", LIFTS)
+def test_scores_are_those_of_the_cpu(name: str) -> None:
+    here, there = readouts(name)
     for seed in range(2):
         X, y = samples(seed)
         here.learn(X, y)
         there.learn(X.to(DEVICE), y.to(DEVICE))
     X, y = samples(0)
-    scores = there(X.to(DEVICE))
-    assert scores.device.type == torch.device(DEVICE).type
-    torch.testing.assert_close(scores.cpu(), here(X), rtol=1e-2, atol=1e-2)
+    assert there.regularization == pytest.approx(here.regularization, rel=1e-5)
+    found = there(X.to(DEVICE))
+    assert found.device.type == torch.device(DEVICE).type
+    torch.testing.assert_close(found.cpu(), here(X), rtol=1e-2, atol=1e-2)
+    assert torch.equal(there.counts.cpu(), here.counts)
     assert float((there.predict(X.to(DEVICE)).cpu() == y).float().mean()) > 0.9
+    exported = there.export()(X.to(DEVICE))
+    torch.testing.assert_close(exported, found, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", LIFTS)
+def test_it_calibrates_there(name: str) -> None:
+    X, y = samples(0)
+    there = Readout(64, LIFTS[name]()).to(DEVICE).learn(X.to(DEVICE), y.to(DEVICE))
+    assert float((there.predict(X.to(DEVICE)).cpu() == y).float().mean()) > 0.9
+
+
+def test_tf32_does_not_round_the_sums() -> None:
+    b, y = normal(0, 20_000, 300).float(), torch.randint(5, (20_000,))
+    found, exact = Sums(300, 5, torch.device(DEVICE)), Sums(300, 5)
+    found.add(b.to(DEVICE), y.to(DEVICE))
+    exact.add(b.double(), y)
+    bound = 8192 * torch.finfo(torch.float32).eps * (b.double().abs().mT @ b.double().abs())
+    assert bool(((found.gram.cpu() - exact.gram).abs() <= bound / 100).all())
+    assert torch.equal(found.squares.cpu(), exact.squares)
+
+
+def test_readouts_of_different_devices_add_up() -> None:
+    here, there = readouts("relu", regularization=1e-2)
+    (X, y), (Z, labels) = samples(0), samples(1)
+    both = here.fresh().learn(X, y).learn(Z, labels)
+    here.learn(X, y)
+    there.learn(Z.to(DEVICE), labels.to(DEVICE))
+    for made, device in ((here + there, "cpu"), (there + here, DEVICE)):
+        assert {buffer.device.type for buffer in made.buffers()} == {torch.device(device).type}
+        found = made(X.to(device)).cpu()
+        torch.testing.assert_close(found, both(X), rtol=1e-2, atol=1e-2)
+        made.learn(X.to(device), y.to(device))
+    fresh = there.fresh().learn(X.to(DEVICE), y.to(DEVICE))
+    assert fresh.n_samples == 400
+
+
+def test_states_move_between_devices() -> None:
+    here, there = readouts("fourier")
+    X, y = samples(0)
+    there.learn(X.to(DEVICE), y.to(DEVICE))
     here.load_state_dict(there.state_dict())
     assert torch.equal(here.predict(X), there.predict(X.to(DEVICE)).cpu())
+    there.load_state_dict(here.state_dict())
+    there.learn(X.to(DEVICE), y.to(DEVICE))
+    assert there.n_samples == 800
+    assert copy.deepcopy(there).cpu().learn(X, y).n_samples == 1200
+
+
+def test_it_learns_from_a_network_there() -> None:
+    X, y = samples(0)
+    model = nn.Sequential(nn.Linear(64, 32), nn.Tanh())
+    batches = list(zip(X.split(90), y.split(90)))
+    here = Readout(32, 50).learn_from(model, batches)
+    there = Readout(32, 50).to(DEVICE).learn_from(copy.deepcopy(model).to(DEVICE), batches)
+    apart = Readout(32, 50).learn_from(copy.deepcopy(model).to(DEVICE), batches)
+    assert torch.equal(there.counts.cpu(), here.counts)
+    assert torch.equal(apart.counts, here.counts)
+
+
+def test_samples_elsewhere_are_refused() -> None:
+    X, y = samples(0)
+    _, there = readouts("none")
+    with pytest.raises(ValueError, match="features are on meta, the readout is on"):
+        there.learn(X.to("meta"), y.to(DEVICE))
+    with pytest.raises(ValueError, match="targets are on meta"):
+        there.learn(X.to(DEVICE), y.to("meta"))
+    assert there.n_samples == 0

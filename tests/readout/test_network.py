@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset
 
 from conceptors import LayerInputs, PatchFeatures, RandomFeatures, Readout, Shield
 from conceptors.readout import Scaling
@@ -41,29 +40,6 @@ def test_one_pass_is_learning_all_features(lift: int, sizes: list[int]) -> None:
     assert_close(passed(h), direct(h), 1e-4)
 
 
-def test_the_lift_is_calibrated_once_enough_was_seen() -> None:
-    X, y = samples(0, 5000, dtype=torch.float32)
-    passed = Readout(DIM, 10).learn_from(nn.Identity(), list(zip(X.split(50), y.split(50))))
-    direct = Readout(DIM, 10).calibrate(X[:2050]).learn(X, y)
-    assert_close(passed(X), direct(X), 1e-3)
-    assert torch.equal(passed.counts, direct.counts)
-
-
-def test_the_network_is_left_as_it_was() -> None:
-    X, y = data()
-    model = network().train()
-    model[3].eval()
-    before, generator = state(model), torch.get_rng_state()
-    Readout(8, 10).learn_from(model, DataLoader(TensorDataset(X, y), batch_size=30))
-    assert torch.equal(torch.get_rng_state(), generator)
-    assert [module.training for module in model] == [True, True, True, False]
-    assert_same_state(model.state_dict(), before)
-    with pytest.raises(ValueError, match="targets have shape"):
-        Readout(8).learn_from(model, [(X, y[1:])])
-    assert model.training
-    assert torch.is_grad_enabled()
-
-
 class Masked(nn.Module):
     """Takes arguments by name and no labels, as most backbones."""
 
@@ -86,11 +62,9 @@ def test_batches_by_name() -> None:
     assert torch.equal(fed.predict(X), direct)
     with pytest.raises(TypeError, match=r"tensor of floats, got dict; .* choose them by feed="):
         Readout(DIM).learn_from(Masked(), [(X, y)], feed=lambda model, batch: {})
-    batches: list[Any] = [X, [X], [(X,)], [{"ids": X, "mask": ones}]]
-    for without_targets in batches:
-        with pytest.raises(TypeError, match="no targets were found.*say where they are: target="):
-            feed = None if without_targets is batches[-1] else (lambda model, batch: X)
-            Readout(DIM).learn_from(Masked(), without_targets, feed=feed)
+    for without_targets in (X, [X], [(X,)]):
+        with pytest.raises(TypeError, match=r"no targets were found.*say where they are: target="):
+            Readout(DIM).learn_from(nn.Identity(), without_targets)
 
 
 def test_generators_and_empty_loaders() -> None:
@@ -112,12 +86,6 @@ def test_generators_and_empty_loaders() -> None:
         readout.learn_from(nn.Identity(), (X, y))
 
 
-def test_progress_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("tqdm")
-    Readout(DIM).learn_from(nn.Identity(), [data()] * 3, progress=True)
-    assert "3batch" in capsys.readouterr().err.replace(" ", "")
-
-
 def test_a_bad_batch_undoes_the_whole_pass() -> None:
     X, y = samples(3, 60)
     bad = X.clone()
@@ -125,7 +93,7 @@ def test_a_bad_batch_undoes_the_whole_pass() -> None:
     for readout in (Readout(DIM, 10), Readout(DIM, 10).learn(X, y)):
         before = state(readout)
         for batch in ((bad, y), (X[:, 1:], y), (X, y.float())):
-            with pytest.raises(ValueError, match="finite|shape|so far"):
+            with pytest.raises(ValueError, match=r"finite|shape|so far"):
                 readout.learn_from(nn.Identity(), [(X, y)] * 40 + [batch])
             assert_same_state(readout.state_dict(), before)
 
@@ -246,7 +214,6 @@ def test_inputs_of_all_layers_side_by_side() -> None:
     second = torch.tanh(model[4](first))
     torch.testing.assert_close(rows, torch.cat([X.flatten(1), first, second], 1).detach())
     assert not rows.requires_grad
-    assert "6: 7" in repr(reader)
     assert LayerInputs(model, X, layers=["4", "6"]).widths == {"input": 64, "4": 12, "6": 7}
     assert LayerInputs(model, X, layers="6").widths == {"input": 64, "6": 7}
 
@@ -293,57 +260,3 @@ def test_lifts_suit_the_inputs(shape: tuple[int, ...], image: Any, kind: type) -
     assert isinstance(of_layers, RandomFeatures)
     assert (of_layers.in_features, of_layers.out_features) == (19, 100)
     assert isinstance(reader.lift(10, image=image).parts[1], Scaling)  # has more already
-
-
-class Small(nn.Module):
-    """Its layer `input` is called with something else than the input, and sometimes not."""
-
-    def __init__(self, transpose: bool = False) -> None:
-        super().__init__()
-        self.input, self.transpose, self.whole = nn.Linear(3, 2), transpose, True
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.transpose(0, 1) if self.transpose else x * 2
-        return self.input(x) if self.whole else x
-
-
-def test_a_layer_may_be_called_input() -> None:
-    reader = LayerInputs(Small(), torch.ones(2, 3))
-    assert reader.widths == {"(input)": 3, "input": 3}
-    torch.testing.assert_close(reader(torch.ones(1, 3)), torch.tensor([[1.0] * 3 + [2.0] * 3]))
-    assert [part.in_features for part in reader.lift(5).parts] == [3, 3]
-    torch.testing.assert_close(reader(x=torch.ones(1, 3)), reader(torch.ones(1, 3)))
-
-
-def test_a_network_that_changed_is_refused() -> None:
-    model: Any = Small()
-    reader = LayerInputs(model, torch.ones(2, 3))
-    model.whole = False
-    with pytest.raises(ValueError, match="layer 'input' got no tensor of floats"):
-        reader(torch.ones(2, 3))
-    model = mlp()
-    reader = LayerInputs(model, torch.ones(2, 64))
-    del model[6]
-    with pytest.raises(ValueError, match="layer '6' was removed"):
-        reader(torch.ones(2, 64))
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: LayerInputs(len, torch.ones(2, 3)), "takes an nn.Module, got builtin"),  # type: ignore[arg-type]
-        (lambda: LayerInputs(mlp(), torch.ones(2, 64), layers="head"), "no layer is called 'head'"),
-        (lambda: LayerInputs(Small(True), torch.ones(2, 5, 3)), "different numbers of rows"),
-        (
-            lambda: LayerInputs(Residual(), torch.ones(2, 3, 8, 8))(torch.ones(2, 3, 9, 8)),
-            r"layer 'input' has 216 features for this input, and 192",
-        ),
-        (
-            lambda: LayerInputs(mlp(), torch.ones(2, 64)).lift(10, image=(9, 9)),
-            r"\(c, h, w\) with 64 numbers, got \(9, 9\)",
-        ),
-    ],
-)
-def test_what_cannot_be_read_is_refused(call: Any, message: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=message):
-        call()

@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 
 from conceptors._internal import checks
+from conceptors._internal.outside import outside
 from conceptors.estimators import closed_form
 from conceptors.estimators.tasks import Joint, Known, MemoryFullWarning
 
 try:
     from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
+    from sklearn.utils import check_random_state
     from sklearn.utils.validation import check_is_fitted, validate_data
 except ImportError:
     raise ImportError(
@@ -31,7 +33,7 @@ _LARGEST = float(np.finfo(np.float64).max)
 
 @contextmanager
 def _all_or_nothing(estimator: BaseEstimator) -> Iterator[None]:
-    """Put every attribute back if anything raises. Fitted arrays are replaced, never written to."""
+    """Put every attribute back if anything raises."""
     before = dict(vars(estimator))
     try:
         yield
@@ -60,23 +62,15 @@ def without_overflow(rows: Tensor, name: str) -> Tensor:
     return rows
 
 
-def refuse_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raise if a parameter differs from the earlier tasks."""
-    for name, value in now.items():
-        if before[name] != value:
-            raise ValueError(
-                f"{name}={value!r} differs from the earlier tasks ({before[name]!r}); set it back, "
-                f"or forget them with fit"
-            )
-
-
 class ConceptorLinear(BaseEstimator):  # type: ignore[misc]
     """A linear model in `_memory`, which exists once something was learned."""
 
     aperture: Any
     fit_intercept: bool
+    random_state: Any
     warn_at_quota: float
     _memory: Joint | Known
+    _fixed: dict[str, Any]
 
     @property
     def coef_(self) -> Array:
@@ -135,11 +129,8 @@ class ConceptorLinear(BaseEstimator):  # type: ignore[misc]
             self._fit(X, y, first=True)
         return self
 
-    def partial_fit(self, X: Any, y: Any) -> Self:
+    def partial_fit(self, X: Any, y: Any, **options: Any) -> Self:
         """Learn a further task without disturbing the earlier ones."""
-        return self._learn_further(X, y)
-
-    def _learn_further(self, X: Any, y: Any, **options: Any) -> Self:
         with _all_or_nothing(self):
             self._fit(X, y, first=not self.__sklearn_is_fitted__(), **options)
             self._warn_if_full()
@@ -149,12 +140,30 @@ class ConceptorLinear(BaseEstimator):  # type: ignore[misc]
     def _fit(self, X: Any, y: Any, first: bool) -> None:
         """Learn a task, the first one or a further one."""
 
+    def _fix(self, *names: str, first: bool) -> None:
+        """Refuse parameters that differ from the earlier tasks."""
+        now = {name: getattr(self, name) for name in names}
+        for name, value in () if first else now.items():
+            if self._fixed[name] != value:
+                raise ValueError(
+                    f"{name}={value!r} differs from the earlier tasks ({self._fixed[name]!r}); set "
+                    f"it back, or forget them with fit"
+                )
+        self._fixed = now
+
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "_memory")
 
     def _known(self) -> Known:
         check_is_fitted(self)
         return self._memory.known() if isinstance(self._memory, Joint) else self._memory
+
+    def _validated(self, X: Any) -> Array:
+        check_is_fitted(self)
+        return np.asarray(validate_data(self, X, dtype=np.float64, reset=False))
+
+    def _random(self) -> Any:
+        return check_random_state(self.random_state)
 
     def _weights(self) -> Array:
         """W so far `[m, d]`, with an intercept `[m, d + 1]`."""
@@ -172,7 +181,7 @@ class ConceptorLinear(BaseEstimator):  # type: ignore[misc]
             f"tasks can change little. Lower the aperture ({memory.aperture:g}), or use more "
             f"features.",
             MemoryFullWarning,
-            stacklevel=4,
+            stacklevel=outside(),
         )
 
 

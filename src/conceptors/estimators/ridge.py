@@ -17,7 +17,6 @@ from conceptors.estimators.base import (
     ConceptorRegressor,
     one_of,
     positive,
-    refuse_changes,
     without_overflow,
 )
 from conceptors.estimators.tasks import Joint, Known, learned_in_turn
@@ -26,9 +25,8 @@ from conceptors.readout.sums import Sums
 
 try:
     from sklearn.base import ClassifierMixin
-    from sklearn.utils import check_random_state
     from sklearn.utils.multiclass import check_classification_targets, unique_labels
-    from sklearn.utils.validation import check_is_fitted, validate_data
+    from sklearn.utils.validation import validate_data
 except ImportError:
     raise ImportError(
         "the estimators need scikit-learn: pip install 'conceptors[sklearn]'"
@@ -43,7 +41,6 @@ _ROWS = 4096  # rows whose features are computed at once
 class _Ridge(ConceptorLinear):
     """Learns tasks from sums over their samples, in closed form."""
 
-    _fixed: dict[str, Any]
     _lift: RandomFeatures | None
 
     def __init__(
@@ -88,11 +85,6 @@ class _Ridge(ConceptorLinear):
         alpha, given = self._penalties()
         if alpha is None:
             return given
-        if not 1e-150 < alpha < 1e150:
-            raise ValueError(
-                f"aperture {alpha:g} is too {'large' if alpha > 1 else 'small'}: its square is out "
-                f"of range; scale the inputs"
-            )
         if given is not None and not math.isclose(given, alpha**-2, rel_tol=1e-6):
             raise ValueError(
                 f"aperture={alpha:g} and regularization={given:g} disagree: solution='joint' has "
@@ -105,18 +97,14 @@ class _Ridge(ConceptorLinear):
         """Learn targets `[n, m]` or labels `[n]`, below the number of outputs."""
         self._check_parameters()
         rows = without_overflow(torch.tensor(X), "X")
-        fixed = {name: getattr(self, name) for name in _FIXED}
+        self._fix(*_FIXED, first=first)
         if first:
             self._lift = self._new_lift(rows)
-            self._fixed = fixed
-        else:
-            refuse_changes(self._fixed, fixed)
         sums = Sums((self.lift or X.shape[1]) + self.fit_intercept, outputs)
         for part, y in zip(rows.split(_ROWS), targets.split(_ROWS)):
             sums.add(self._lifted(part), y)
         memory = None if first else self._memory
         if self.solution == "joint":
-            regularization = self._joint_penalty()
             if not isinstance(memory, Joint):
                 memory = Joint(
                     constant=self.fit_intercept,
@@ -124,7 +112,7 @@ class _Ridge(ConceptorLinear):
                     of_classes=targets.ndim == 1,
                     scaled=self._lift is None,
                 )
-            memory.learn(sums, regularization)
+            memory.learn(sums, self._joint_penalty())
             self._memory = memory
         else:
             assert not isinstance(memory, Joint)
@@ -150,7 +138,7 @@ class _Ridge(ConceptorLinear):
         if not self.lift:
             warn_of_scales(rows)
             return None
-        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        seed = int(self._random().randint(2**31 - 1))
         activation: Any = self.activation
         lift = RandomFeatures(rows.shape[1], self.lift, activation, seed=seed)
         lift.calibrate(rows)
@@ -163,11 +151,9 @@ class _Ridge(ConceptorLinear):
 
     def _outputs(self, X: Any) -> Array:
         """W b `[n, m]` of all rows."""
-        check_is_fitted(self)
-        X = validate_data(self, X, dtype=np.float64, reset=False)
-        weights = torch.tensor(self._weights())
+        rows, weights = torch.tensor(self._validated(X)), torch.tensor(self._weights())
         return np.concatenate(
-            [np.asarray(self._lifted(part) @ weights.mT) for part in torch.tensor(X).split(_ROWS)]
+            [np.asarray(self._lifted(part) @ weights.mT) for part in rows.split(_ROWS)]
         )
 
 
@@ -208,13 +194,11 @@ class ConceptorRidge(ConceptorRegressor, _Ridge):
         random_state: seed of the random features.
 
     Attributes:
-        coef_, intercept_: the linear model so far, on the random features if `lift` is set. The
-            joint solution is computed when one of the attributes is needed.
+        coef_, intercept_: the linear model so far, on the random features if `lift` is set.
         aperture_, regularization_: in use; if chosen, for inputs of mean 0 and mean square 1.
         quota_: share of the space claimed so far, in [0, 1].
         n_tasks_: number of tasks learned.
-        correlation_: R `[d, d]` (d + 1 with an intercept) that `aperture_` refers to, summed over
-            tasks that count equally.
+        correlation_: R `[d, d]` (d + 1 with an intercept) that `aperture_` refers to.
         increment_norm_: Frobenius norm of the last task's change of the weights (not for "joint").
 
     >>> import numpy as np
@@ -259,12 +243,11 @@ class ConceptorRidgeClassifier(ClassifierMixin, _Ridge):  # type: ignore[misc]
     @property
     def classes_(self) -> Array:
         """All classes that came or were named, sorted."""
-        check_is_fitted(self)
         return np.asarray(np.sort(self._arrived))
 
-    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
+    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:  # type: ignore[override]
         """Learn a further task; `classes` may name classes that come later."""
-        return self._learn_further(X, y, classes=classes)
+        return super().partial_fit(X, y, classes=classes)
 
     def decision_function(self, X: Any) -> Array:
         """Outputs of all classes `[n, classes]`; for two classes the difference `[n]`."""

@@ -15,18 +15,9 @@ from conceptors.estimators.base import (
     ConceptorRegressor,
     one_of,
     positive,
-    refuse_changes,
     without_overflow,
 )
 from conceptors.estimators.tasks import Known, learned_in_turn
-
-try:
-    from sklearn.utils import check_random_state
-    from sklearn.utils.validation import check_is_fitted, validate_data
-except ImportError:
-    raise ImportError(
-        "the estimators need scikit-learn: pip install 'conceptors[sklearn]'"
-    ) from None
 
 
 class ConceptorSGDRegressor(ConceptorRegressor):
@@ -45,8 +36,7 @@ class ConceptorSGDRegressor(ConceptorRegressor):
         gradient: "simplified" or "exact".
         learning_rate: η > 0, or "auto": half the largest step that is stable for the batch size.
         batch_size, epochs: size of the mini-batches, and number of passes over the data.
-        average: return the mean of the weights over the second half of the steps, which removes
-            the noise of the mini-batches.
+        average: return the mean of the weights over the second half of the steps.
         random_state: seed of the order of the samples.
 
     >>> import numpy as np
@@ -58,7 +48,6 @@ class ConceptorSGDRegressor(ConceptorRegressor):
     """
 
     _memory: Known
-    _fixed: dict[str, Any]
 
     def __init__(
         self,
@@ -87,19 +76,14 @@ class ConceptorSGDRegressor(ConceptorRegressor):
 
     def predict(self, X: Any) -> Array:
         """W [x; 1] for rows `[n, d]`."""
-        check_is_fitted(self)
-        X = validate_data(self, X, dtype=np.float64, reset=False)
-        return np.asarray(X @ self.coef_.T + self.intercept_)
+        return np.asarray(self._validated(X) @ self.coef_.T + self.intercept_)
 
     def _fit(self, X: Any, y: Any, first: bool) -> None:
         self._check_parameters()
         X, targets = self._checked(X, y, first)
         b = np.hstack([X, np.ones((len(X), 1))]) if self.fit_intercept else X
         inputs = without_overflow(torch.tensor(b, dtype=torch.float64), "X")
-        fixed = {"fit_intercept": self.fit_intercept}
-        if not first:
-            refuse_changes(self._fixed, fixed)
-        self._fixed = fixed
+        self._fix("fit_intercept", first=first)
         correlation = inputs.mT @ inputs / len(inputs)
 
         rate = self._rate(inputs, correlation)
@@ -125,9 +109,8 @@ class ConceptorSGDRegressor(ConceptorRegressor):
     def _descend(
         self, inputs: Tensor, targets: Tensor, previous: Tensor, free: Tensor, rate: float
     ) -> Tensor:
-        """The weights `[m, d]` after the task."""
         size = min(self.batch_size, len(inputs))
-        random = check_random_state(self.random_state)
+        random = self._random()
         weights, mean, averaged = previous.clone(), torch.zeros_like(previous), 0
         for epoch in range(self.epochs):
             order = torch.from_numpy(random.permutation(len(inputs)))

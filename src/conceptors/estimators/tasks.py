@@ -42,8 +42,7 @@ class Joint:
         constant: whether rows b end in a constant 1.
         by_task: each task counts equally, whatever its number of samples.
         of_classes: outputs are of classes, of which the largest counts.
-        scaled: a chosen λ refers to inputs of mean 0 and mean square 1 over all tasks, so neither
-            their units nor the order of tasks matters. A given λ refers to b as it is.
+        scaled: a chosen λ refers to inputs of mean 0 and mean square 1 over all tasks.
     """
 
     def __init__(self, *, constant: bool, by_task: bool, of_classes: bool, scaled: bool) -> None:
@@ -65,15 +64,13 @@ class Joint:
 
     def known(self) -> Known:
         """The solution, computed when it is first needed."""
-        if self._solved is None:
-            assert self._sums is not None
-            total = Sums(self._sums.dim)
-            total.include(self._sums, self._samples / self._sums.count)
-            self._solved = self._solve(total)
+        self._solved = self._solved or self._solve()
         return self._solved
 
-    def _solve(self, total: Sums) -> Known:
-        """The solution from sums that may be changed."""
+    def _solve(self) -> Known:
+        assert self._sums is not None
+        total = Sums(self._sums.dim)
+        total.include(self._sums, self._samples / self._sums.count)
         parts = self._n_tasks if self._by_task else 1  # R is this many times a mean
         given = None if self._given is None else self._given / parts
         d = total.dim - self._constant
@@ -100,10 +97,7 @@ class Joint:
 
 
 def _standardise(sums: Sums, constant: bool) -> tuple[Tensor, float]:
-    """Change sums over [x; 1] to z = t (x - m) with mean 0 and mean square 1; returns m and t.
-
-    Without a constant m is 0.
-    """
+    """Change sums over [x; 1] to z = t (x - m) with mean 0 and mean square 1; returns m and t."""
     G, K, d = sums.gram, sums.cross, sums.dim - constant
     squares = G.diagonal()[:d].clone() / sums.count
     mean = torch.zeros_like(squares)

@@ -1,9 +1,8 @@
 """Random features: many fixed, nonlinear functions of an input, on which a linear readout learns.
 
-h = f(z Wᵀ + b) with z = x - μ, where μ is the mean of the first data, and W is scaled so that
-z Wᵀ has mean square 1 over those data: no unit is always off or saturated, whatever the size of
-the inputs. Weights are drawn with the covariance of the first data to the power `shape`, so most
-units look along directions in which the data vary. For images the weights are drawn smooth.
+h = f(z Wᵀ + b) with z = x - μ, where μ is the mean of the first data, and z Wᵀ has mean square 1
+over those data: no unit is always off or saturated. Weights are drawn with the covariance of the
+first data to the power `shape`, so most units look along directions in which the data vary.
 """
 
 from __future__ import annotations
@@ -51,7 +50,6 @@ class Lift(nn.Module):
         """Fix all features by the first data `[n, in_features]`."""
 
     def check_calibrated(self) -> None:
-        """Raise RuntimeError before `calibrate`."""
         if not self.is_calibrated:
             raise RuntimeError(
                 f"{type(self).__name__} is not calibrated yet; call calibrate(rows) first"
@@ -207,19 +205,8 @@ class SideBySide(Lift):
 
     For inputs of different kinds, such as an image and what a network computes from it. Each
     part's features are scaled by one number to a mean variance of 1 over the first data, so a part
-    counts by its number of features, whatever their size.
-
-    Args:
-        parts: lifts, in the order of their columns. Those that are calibrated already stay as
-            they are.
-
-    >>> from conceptors import RandomFeatures, Readout
-    >>> _ = torch.manual_seed(0)
-    >>> pixels, hidden, labels = torch.rand(200, 64), torch.randn(200, 20), torch.arange(200) % 3
-    >>> lift = SideBySide(RandomFeatures(64, 100, image=(8, 8)), RandomFeatures(20, 50))
-    >>> lift.in_features, lift.out_features
-    (84, 150)
-    >>> readout = Readout(84, lift).learn(torch.cat([pixels, hidden], 1), labels)
+    counts by its number of features, whatever their size. Parts are in the order of their columns;
+    those that are calibrated already stay as they are.
     """
 
     scale: Tensor
@@ -250,11 +237,6 @@ class SideBySide(Lift):
 
     def _pairs(self, x: Tensor) -> list[tuple[Any, Tensor]]:
         """Each part with its columns."""
-        if x.shape[-1] != self.in_features:
-            raise ValueError(
-                f"these lifts take {self._widths} = {self.in_features} features side by side, got "
-                f"{x.shape[-1]}"
-            )
         return list(zip(self.parts, x.split(self._widths, -1)))
 
 
@@ -277,9 +259,8 @@ def warn_of_scales(rows: Tensor) -> None:
     """Warn of columns that are lost beside others of a much larger scale.
 
     The range is the measure, not the mean square, which is small for a pixel that is rarely lit.
-    One or two rows do not show a range.
     """
-    if len(rows) < 3:
+    if len(rows) < 3:  # which show no range
         return
     low, high = (bound.double() for bound in rows.aminmax(dim=0))
     ranges = high - low

@@ -42,17 +42,6 @@ class LayerInputs(nn.Module):
         out_features: number of features.
         widths: the same by layer, in their order. `"input"` is the network's input, if that is one
             tensor of floats, or `"(input)"` where a layer has that name.
-
-    >>> from conceptors import Readout
-    >>> _ = torch.manual_seed(0)
-    >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
-    >>> x, y = torch.rand(60, 1, 8, 8), torch.arange(60) % 3
-    >>> reader = LayerInputs(model, x[:2])
-    >>> reader.widths
-    {'input': 64, '3': 144}
-    >>> readout = Readout(reader.out_features, reader.lift(500))
-    >>> readout.learn(reader(x), y).predict(reader(x)).shape
-    torch.Size([60])
     """
 
     def __init__(
@@ -63,8 +52,6 @@ class LayerInputs(nn.Module):
         layers: str | Iterable[str] | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"LayerInputs takes an nn.Module, got {type(model).__name__}")
         self.model = model
         plain = example if isinstance(example, Tensor) and _is_plain(example) else None
         self._shape = None if plain is None else tuple(plain.shape[1:])
@@ -119,9 +106,6 @@ class LayerInputs(nn.Module):
         if width:
             parts.append(Scaling(width) if width >= count else RandomFeatures(width, count))
         return SideBySide(*parts)
-
-    def extra_repr(self) -> str:
-        return ", ".join(f"{name}: {width}" for name, width in self.widths.items())
 
     def _read(
         self, args: tuple[Any, ...], kwargs: Any, raw: dict[str, Tensor] | None = None
@@ -191,7 +175,7 @@ def _pooled(layer: nn.Module, x: Tensor) -> Tensor:
 
 
 def _lift_of_input(width: int, image: tuple[int, ...] | None, count: int) -> Lift:
-    """Patches of images in colour, smooth functions of grey ones, random ones of vectors."""
+    """Patches of images in colour, smooth features of grey ones, random features of vectors."""
     if image is None:
         return RandomFeatures(width, count, "fourier")
     if len(image) not in (2, 3) or math.prod(image) != width:

@@ -1,8 +1,8 @@
 """Features of images without training: what small patches look like, pooled over the image.
 
 Patches are brought to the same contrast and whitened. Each unit responds to patches that look like
-its filter, and responses are averaged over a grid of cells (Coates, Lee & Ng 2011). The filters are
-centres of patches of the first data (k-means on the sphere).
+its filter, a centre of patches of the first data (k-means on the sphere). Responses are averaged
+over a grid of cells (Coates, Lee & Ng 2011).
 """
 
 from __future__ import annotations

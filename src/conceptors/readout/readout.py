@@ -43,21 +43,20 @@ _CALIBRATION_ROWS = 2048  # rows that `learn_from` collects to calibrate the lif
 class Readout(SavedSums):
     """Features `[n, in_features]` to scores of all classes `[n, classes]`, or to numbers.
 
-    It stores sums over samples (`Sums`), and solves ridge regression on all samples so far when
-    an answer is needed. So neither the order of samples nor their batches and tasks matter.
+    It stores sums over samples, and solves ridge regression on all samples so far when an answer
+    is needed. So neither the order of samples nor their batches and tasks matter.
 
     Args:
         in_features: width of the features.
         lift: 0 to read the features as they are (shifted and scaled), a number of random features
-            of them (`RandomFeatures`), or a module with `out_features`, such as `PatchFeatures`.
-            The first data learned calibrate it: see `calibrate`.
+            of them, or a module with `out_features`, such as `PatchFeatures`. The first data
+            learned calibrate it.
         activation: of the random features, "relu", "tanh" or "fourier".
         classes: refuse labels from this number on; by default classes are added as they come.
         regularization: λ of E|y - W h|² + λ |W|², for numbers less their mean; "auto" chooses it
             by generalised cross-validation from the sums.
         scores: of classes: "regression", about 1 for the right one, or "likelihood", by linear
-            discriminant analysis from the same sums, which is better on features that are read as
-            they are.
+            discriminant analysis from the same sums.
         seed: seed of the random features.
 
     >>> import torch
@@ -82,7 +81,6 @@ class Readout(SavedSums):
         seed: int = 0,
     ) -> None:
         width = checks.whole(in_features, "in_features", 1)
-        checks.whole(seed, "seed", 0)
         limit = None if classes is None else checks.whole(classes, "classes", 1)
         super().__init__(lift_of(width, lift, activation, seed), limit)
         self.in_features = width
@@ -97,10 +95,7 @@ class Readout(SavedSums):
 
     @torch.inference_mode(False)
     def calibrate(self, features: Tensor) -> Self:
-        """Fix the lift by these features, once; otherwise the first `learn` does.
-
-        Readouts that are to be added up must have the same lift: see `fresh`.
-        """
+        """Fix the lift by these features, once; otherwise the first `learn` does."""
         if self._is_calibrated:
             raise RuntimeError("the lift is calibrated already; create a new Readout for another")
         rows = learnable(self._rows(features))
@@ -114,9 +109,6 @@ class Readout(SavedSums):
         Args:
             features: `[n, in_features]`.
             targets: labels `[n]` (integers, from 0), or numbers `[n]` or `[n, m]` (floats).
-
-        Raises:
-            ValueError, TypeError: unusable samples; nothing was learned.
         """
         return self._learn([(features, targets)])
 
@@ -275,19 +267,16 @@ class Readout(SavedSums):
         return scores.masked_fill(self.counts.to(scores.device) == 0, -torch.inf).argmax(1)
 
     def export(self) -> nn.Module:
-        """A plain `nn.Linear` with the same scores, after the lift if there is one; no sums inside.
-
-        One number per sample is returned as `[n, 1]`.
-        """
+        """A plain `nn.Linear` with the same scores `[n, m]`, after the lift if there is one."""
         weight, bias = self.solution.weights[:, :-1], self.solution.weights[:, -1]
-        has_lift = not isinstance(self.lift, Scaling)
         if isinstance(self.lift, Scaling):
             weight = weight * self.lift.scale
             bias = bias - weight @ self.lift.center.double()
         linear = nn.Linear(weight.shape[1], len(weight), device=weight.device)
         linear.load_state_dict({"weight": weight, "bias": bias})
-        linear.requires_grad_(False)
-        return (nn.Sequential(copy.deepcopy(self.lift), linear) if has_lift else linear).eval()
+        layers = [] if isinstance(self.lift, Scaling) else [copy.deepcopy(self.lift)]
+        exported = nn.Sequential(*layers, linear) if layers else linear
+        return exported.requires_grad_(False).eval()
 
     # --- many readouts --------------------------------------------------------------------
 
@@ -306,11 +295,9 @@ class Readout(SavedSums):
         if not isinstance(other, Readout):
             return NotImplemented
         learned = [readout for readout in (self, other) if readout._sums]
-        if not learned:
-            return self.fresh()
         _check_alike([readout._identity() for readout in learned])
-        total = learned[0].fresh().to(self._here.device)
-        total._kind = learned[0]._kind
+        total = (*learned, self)[0].fresh().to(self._here.device)
+        total._kind = self._kind or other._kind
         for sums in (readout._sums for readout in learned):
             assert sums is not None
             total._sums = total._sums or Sums(sums.dim, 0, self._here.device)
@@ -320,8 +307,7 @@ class Readout(SavedSums):
     def merged(self, group: Any = None) -> Readout:
         """A readout of what all processes of a `torch.distributed` group have learned.
 
-        Every process calls it and gets the same; its own sums stay as they are. All processes
-        must have the same, calibrated lift.
+        Every process calls it and gets the same. All must have the same, calibrated lift.
         """
         total = self + self.fresh()
         mine = (*self._identity(), self._sums.outputs if self._sums else 0)

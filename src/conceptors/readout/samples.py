@@ -24,7 +24,7 @@ def feature_rows(features: Any, width: int, device: torch.device) -> Tensor:
             f"choose them by feed=lambda model, batch: ..."
         )
     if features.layout != torch.strided:
-        raise TypeError(f"features must be a dense tensor, got {features.layout}; use .to_dense()")
+        raise TypeError("features must be a dense tensor; use .to_dense()")
     rows = features.flatten(1) if features.ndim > 2 else features
     if rows.ndim != 2 or rows.shape[1] != width:
         raise ValueError(f"features have shape {list(features.shape)}, expected [n, {width}]")
@@ -46,11 +46,9 @@ def learnable(rows: Tensor) -> Tensor:
 def target_rows(
     targets: Any, rows: Tensor, kind: int, outputs: int, classes: int | None
 ) -> tuple[int, Tensor]:
-    """The index in KINDS of these targets, and labels `[n]` or numbers `[n, m]`.
+    """The index in KINDS of these targets, and labels `[n]` below `classes`, or numbers `[n, m]`.
 
-    Args:
-        kind, outputs: of the targets that were learned so far.
-        classes: labels must be smaller.
+    `kind` and `outputs` are of the targets that were learned so far.
     """
     if not isinstance(targets, Tensor) or targets.dtype == torch.bool or targets.is_complex():
         raise TypeError("targets must be a tensor of integers (labels) or floats (numbers)")
@@ -86,7 +84,7 @@ def target_rows(
 
 
 def feed_without_labels(backbone: nn.Module, batch: Any) -> object:
-    """A backbone's output for a batch, of which most backbones do not take the labels."""
+    """A backbone's output for a batch; most backbones do not take labels."""
     if isinstance(batch, Mapping):
         batch = {key: value for key, value in batch.items() if key != "labels"}
     return feed_first(backbone, batch)

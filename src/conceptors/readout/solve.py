@@ -10,10 +10,9 @@ A chosen λ minimises generalised cross-validation (Golub, Heath & Wahba 1979),
 
 an estimate of the squared error on new samples that needs only the sums: no sample is held out.
 
-Where only the largest output counts, GCV shrinks too much: the noisier the data, the more the
-squared error asks to shrink all outputs alike, which changes no comparison. So λ is multiplied by
-the share M = E[y · ŷ] / E|y|² of the targets that predictions ŷ of new samples retain. The same
-leave-one-out formula estimates it: ŷ = W b - h / (1 - h) (y - W b) with h = tr C / n.
+Where only the largest output counts, GCV shrinks too much, because shrinking all outputs alike
+changes no comparison. So λ is multiplied by the share M = E[y · ŷ] / E|y|² of the targets that
+predictions ŷ = W b - h / (1 - h) (y - W b) of new samples retain, with h = tr C / n.
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ from torch import Tensor
 from conceptors._internal.precision import exactly
 from conceptors.readout.sums import Sums
 
-_START = -2  # the search begins at this power of ten, relative to the mean of R's diagonal;
-# always the same, so λ depends on the sums alone and not on earlier solutions
+_START = -2  # the search begins at this power of ten, relative to the mean of R's diagonal
 _LARGEST = 4
 _PROBES = 32  # random vectors for a trace
 _EXACT = 512  # columns up to which a trace is exact
@@ -43,10 +41,7 @@ _NEVER = -1e4  # log-likelihood of a class that was never seen
 
 
 class Solution(NamedTuple):
-    """Weights W `[m, d]`, their λ, and the share tr C / d of the space that the data claim.
-
-    The share is an estimate where there are more than 512 columns.
-    """
+    """Weights W `[m, d]`, their λ, and the share tr C / d of the space that the data claim."""
 
     weights: Tensor
     regularization: float
@@ -123,10 +118,7 @@ def _chosen(sums: Sums, largest: bool) -> Solution:
     best = min((e for e in (best, best - 0.5, best + 0.5) if e >= least), key=error)
     trial = trials[best]
     if trial is None:
-        raise ValueError(
-            f"sums of {sums.count:g} samples with mean square {size:.3g} cannot be solved; their "
-            f"inputs differ too much in size"
-        )
+        raise ValueError("these sums cannot be solved: their inputs differ too much in size")
     if largest:
         less = trial.solution.regularization * min(max(trial.retained, _LEAST_RETAINED), 1.0)
         trial = _try(sums, max(less, size * 10.0**least)) or trial
@@ -196,13 +188,9 @@ def likelihoods(sums: Sums, solution: Solution, shrinkage: float = _SHRINKAGE) -
     """Weights `[m, d]` of rows b that end in 1, to log-likelihoods of m classes.
 
     Linear discriminant analysis of the scores f = W b, by optimal scoring (Hastie, Buja &
-    Tibshirani 1995). Over the samples of class k, f has mean M_k, and, pooled over classes,
-    covariance S. For new samples, with h = tr C / n, M' = (M - h I) / (1 - h) and
-    S' = S / (1 - h)². If scores were normal with these, the log-likelihood of class k would be
-
-        M'_kᵀ S'⁻¹ f - M'_kᵀ S'⁻¹ M'_k / 2 + log p_k,
-
-    up to what all classes share: again linear in b. S' is shrunk towards a multiple of I.
+    Tibshirani 1995): M'_kᵀ S'⁻¹ f - M'_kᵀ S'⁻¹ M'_k / 2 + log p_k, up to what all classes share.
+    f has mean M_k over class k and, pooled over classes, covariance S. For new samples, with
+    h = tr C / n, M' = (M - h I) / (1 - h) and S' = S / (1 - h)², shrunk to a multiple of I.
     """
     weights, n = solution.weights, sums.count
     seen = sums.squares > 0

@@ -15,10 +15,7 @@ from conceptors.readout.sums import Sums
 
 
 class SavedSums(nn.Module):
-    """A lift, and sums over lifted samples, saved as plain tensors.
-
-    A damaged state is refused as a whole, also as a part of a larger model's state.
-    """
+    """A lift, and sums over lifted samples. A damaged state is refused as a whole."""
 
     _here: Tensor  # on the module's device
 
@@ -60,12 +57,12 @@ class SavedSums(nn.Module):
         state = {
             key[len(prefix) :]: state_dict[key] for key in state_dict if key.startswith(prefix)
         }
-        own = {key: state[key] for key in state if key == "kind" or key.startswith("sums.")}
-        for key in own:
-            del state_dict[prefix + key]  # what is left is the lift's
-        if not own:
+        if not state:
             args[-3].append(prefix + "kind")
             return
+        own = {key: state[key] for key in state if key == "kind" or key.startswith("sums.")}
+        for key in own:
+            del state_dict[prefix + key]  # the others are the lift's
         try:
             kind, sums = self._read(own)
             lift: Any = copy.deepcopy(self.lift)

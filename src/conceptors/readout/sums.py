@@ -16,19 +16,16 @@ from conceptors.moments import Correlation
 
 
 class Sums:
-    """Sums over samples, in float64.
+    """Sums over samples, in float64: `gram`, `cross`, `squares` and `count`.
 
-    Attributes:
-        cross: Σ y bᵀ `[m, d]`.
-        squares: Σ y² `[m]`; for labels the number of samples of each class.
-        eps: rounding error of the coarsest rows so far.
+    For labels, `squares` is the number of samples of each class.
     """
 
     def __init__(self, dim: int, outputs: int = 0, device: torch.device | None = None) -> None:
         self._moments = Correlation(dim, device=device)
         self.cross = torch.zeros(outputs, dim, dtype=torch.float64, device=device)
         self.squares = torch.zeros(outputs, dtype=torch.float64, device=device)
-        self.eps = 0.0
+        self.eps = 0.0  # rounding error of the coarsest rows so far
 
     @property
     def gram(self) -> Tensor:
