@@ -17,7 +17,7 @@ SOURCE = Path(conceptors.__file__).parent
 STOREYS = ["_internal", "algebra", "moments", "estimators", "layers", "shield", "experiments"]
 STOREYS += ["methods", "scenarios", "integrations", "report", "bench", "cli", "__main__"]
 # what a function may import when it is called
-LATER = {"shield.inspection": {"report"}, "experiments.all": {"cli"}}
+LATER = {"shield.inspection": {"report"}}
 MODULES = sorted(
     ".".join(path.relative_to(SOURCE).with_suffix("").parts) for path in SOURCE.rglob("*.py")
 )
