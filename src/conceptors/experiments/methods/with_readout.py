@@ -30,10 +30,9 @@ _CALIBRATION = 10_000  # samples of the first task that a lift is fixed by at mo
 @dataclass(frozen=True)
 class ReadingSettings(RidgeSettings, shielded.ShieldedSettings):
     lift: int = setting(
-        2000,
-        "random features of inputs, and of layers where that is more than they have; 0: none there",
+        2000, "random features of images, and of layers with fewer numbers than that"
     )
-    filters: int = setting(1600, "patches that inputs in colour are compared with instead")
+    filters: int = setting(1600, "patches that images in colour are compared with instead")
     body: str = setting("auto", _BODY, ("shielded", "fixed", "auto"))
 
 
@@ -130,7 +129,7 @@ class CabReadoutSettings(ReadingSettings, cab.CabSettings):
 
 class CabReadout(ReadsOut, cab.Cab):
     name = "cab-readout"
-    about = "cab for all layers but the last, and a Readout of images and layers in its place"
+    about = "cab for all layers but the last, and a Readout of images and layers"
     settings_type = CabReadoutSettings
 
 
@@ -141,5 +140,5 @@ class ShieldReadoutSettings(ReadingSettings, shielded.AutoSettings):
 
 class ShieldReadout(ReadsOut):
     name = "shield-readout"
-    about = "the same under Shield(model), default settings"
+    about = "Shield(model) for all layers but the last, and a Readout of images and layers"
     settings_type = ShieldReadoutSettings

@@ -58,7 +58,7 @@ class ClosedForm(Learner):
         """Fix a lift by features `[n, width]` of the first task."""
 
     def add(self, rows: Tensor, labels: Tensor) -> None:
-        """Learn features `[n, width]` with labels `[n]`: a part of a task."""
+        """Learn a part of a task: features `[n, width]` with labels `[n]`."""
         raise NotImplementedError
 
     def scores(self, rows: Tensor) -> Tensor:
