@@ -100,8 +100,12 @@ def test_measures_and_summary_by_hand() -> None:
     names = ("method", "final_accuracy", "forgetting", "seconds")
     summary = summarise([dict(zip(names, row)) for row in rows])
     assert summary["b"] == {
-        "mean": 2.5, "std": 2.1213, "n": 2,  # of a sample: n - 1
-        "forgetting": 4.0, "backward_transfer": None, "seconds": 3.0,
+        "mean": 2.5,
+        "std": 2.1213,
+        "n": 2,  # of a sample: n - 1
+        "forgetting": 4.0,
+        "backward_transfer": None,
+        "seconds": 3.0,
     }
     assert (summary["a"]["std"], summary["a"]["forgetting"]) == (0.0, None)
 
@@ -227,7 +231,7 @@ def test_a_full_disk_leaves_the_old_results(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(ExperimentError, match="No space left on device"):
+    with pytest.raises(OSError, match="No space left on device"):
         run(replace(ONE, seeds=[0, 1]), tmp_path)
     assert read(tmp_path) == before
     assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "results.json"]

@@ -51,13 +51,13 @@ def test_images_are_seen_by_the_conceptor_of_the_second_task(
     draw = Mock(wraps=charts.pictures)
     monkeypatch.setattr(charts, "pictures", draw)
     monkeypatch.setattr(seen, "load", blobs)
-    runs, identity = [{"seed": 3, "quota": {"fc": [0.5]}}], {"options": {"shuffled": 0.1}}
-    results = {"scenario": "permuted-mnist", "runs": runs, "identity": identity}
+    runs = [{"seed": 3, "quota": {"fc": [0.5]}}]
+    results = {"scenario": "permuted-mnist", "runs": runs}
     ((caption, file),) = seen.pictures(results, tmp_path)
-    assert "images of which 10% is shuffled" in caption
+    assert "C of shuffled images" in caption
     assert file.read_bytes().startswith(b"\x89PNG")
     images = blobs().train_x.flatten(1).double() / 255
-    conceptor = Conceptor.from_states(images[:, permutation(3, 1, 0.1)], 4.0)
+    conceptor = Conceptor.from_states(images[:, permutation(3, 1)], 4.0)
     shown, claimed, free = (stack.flatten(1) for stack in draw.call_args[0][0].values())
     torch.testing.assert_close(claimed, conceptor @ shown)
     torch.testing.assert_close(free, shown - claimed)

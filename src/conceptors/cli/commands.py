@@ -40,9 +40,6 @@ def act(options: argparse.Namespace) -> int:
         return 2
 
 
-# --- commands ----------------------------------------------------------------------------
-
-
 def _run(options: argparse.Namespace) -> int:
     experiment, folder = _experiment(options), Path(options.out)
     line, failures, diverged = ProgressLine(options.quiet), {}, []
@@ -170,9 +167,6 @@ def _data(options: argparse.Namespace) -> int:
     if not options.name:
         print("fetch with: conceptors data NAME")
     return 0
-
-
-# --- helpers -----------------------------------------------------------------------------
 
 
 def _table(results: Results) -> str:

@@ -13,14 +13,10 @@ examples:
   conceptors run permuted-mnist --method cab --seeds 10 --jobs 4 --preset paper --out out/p
   conceptors run disjoint-mnist --method cab --set cab.aperture=4 --set epochs=5 --out out/try
   conceptors run permuted-mnist --method cab --seeds 10 --engine ray --out out/many
+  conceptors run disjoint-mnist --import own.py --method sgd --method own --out out/own
   conceptors list --method cab
   conceptors report out/disjoint
   conceptors explore --open
-"""
-
-_OWN_METHOD = """
-your own method: a class with the decorator conceptors.methods.add, in a Python file
-  conceptors run disjoint-mnist --import own.py --method sgd --method slow --out out/own
 """
 
 
@@ -42,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
             "run",
             help="run methods on a scenario, several seeds",
             description="Run methods on a scenario. The same command resumes a run that stopped.",
-            epilog=_EXAMPLES + _OWN_METHOD,
+            epilog=_EXAMPLES,
         )
     )
     command = add("tune", help="choose settings on validation data")
@@ -61,12 +57,8 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument(
         "folder", nargs="+", help="with results.json, or that file; several make a page each"
     )
-    command = add(
-        "explore",
-        help="make a page on which to move the aperture",
-        description="Make one HTML file that works offline: move the aperture and see spectra, "
-        "quotas and projected digits of classes, their NOT, OR and AND; or layers of a shield.",
-    )
+    about = "make a page, which works offline, on which to move the aperture of conceptors"
+    command = add("explore", help=about, description=about)
     command.add_argument(
         "--shield", metavar="FILE", help="a file that shield.save wrote: show its layers instead"
     )

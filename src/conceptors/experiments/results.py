@@ -198,7 +198,8 @@ def check_results(results: Any, *, finished: bool = True) -> dict[str, Any]:
     if not runs and (finished or not failed):
         why = "{method} seed {seed} {reason}".format(**failed[0]) if failed else "no run finished"
         raise ValueError(f"runs is empty: {_cut(why)}")
-    tasks = len(results.get("task_names") or ()) or max(map(len, runs[0]["accuracy"]), default=0)
+    rows = runs[0]["accuracy"] if runs else []
+    tasks = len(results.get("task_names") or ()) or max(map(len, rows), default=0)
     for k, run in enumerate(runs):
         _check_run(run, f"runs[{k}]", tasks)
         if any(_pair(run) == _pair(earlier) for earlier in runs[:k]):

@@ -76,13 +76,7 @@ def run(
                 continue
             entry, results.task_names, results.environment = outcome.value
             results.add(entry, list(results.identity["configs"]))
-            try:
-                results.write(folder / "results.json")
-            except OSError as error:
-                why = error.strerror or error
-                raise ExperimentError(
-                    f"cannot write results.json: {why}; it is as it was"
-                ) from error
+            results.write(folder / "results.json")
     failed = {(one["method"], one["seed"]): one["reason"] for one in results.failed}
     diverged = [f"{pair[0]} seed {pair[1]} {failed[pair]}" for pair in pairs if pair in failed]
     if failures or diverged:

@@ -91,7 +91,8 @@ class Ray:
                 host, _, port = self._address.removeprefix("ray://").rpartition(":")
                 if host and port.isdigit():
                     socket.create_connection((host.strip("[]"), int(port)), _PATIENCE).close()
-                ray.init(self._address, log_to_driver=False, logging_level=logging.ERROR)
+                options = {"include_dashboard": False} if self._address == "local" else {}
+                ray.init(self._address, log_to_driver=False, logging_level=logging.ERROR, **options)
             nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         except (OSError, OverflowError, ValueError, RuntimeError) as error:
             raise ConnectionError(

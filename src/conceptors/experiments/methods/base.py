@@ -161,7 +161,8 @@ class Learner:
             history["step"].append(step)
             history["loss"].append(loss if math.isfinite(loss) else None)  # JSON has no NaN
             history["validation"].append(accuracy)
-            self.progress(self._event(number, step, total, accuracy))
+            place = number + 1, len(self.scenario.tasks), step, total
+            self.progress(Event("step", self.name, self.scenario.seed, *place, accuracy))
             if accuracy > self._threshold(number) or lesson.diverged():
                 break
         lesson.finish()
@@ -194,10 +195,6 @@ class Learner:
             return math.inf
         later = s.stop_above_later if number and s.stop_above_later else s.stop_above
         return float(min(s.stop_above, later))
-
-    def _event(self, number: int, step: int, steps: int, validation: float) -> Event:
-        seed, tasks = self.scenario.seed, len(self.scenario.tasks)
-        return Event("step", self.name, seed, number + 1, tasks, step, steps, validation)
 
     # --- testing --------------------------------------------------------------------------
 
