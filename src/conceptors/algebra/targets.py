@@ -1,4 +1,4 @@
-"""Apertures chosen anew for every task and layer: by themselves, a quota, or energy to retain."""
+"""Rules that choose an aperture for every task and layer: automatic, a quota, or an energy."""
 
 from __future__ import annotations
 
@@ -11,29 +11,28 @@ from torch import Tensor
 from conceptors._internal import checks
 
 _ROUNDING = 1e-12  # share of the energy that float32 may add by itself, after some layers
-CLAIMED = 0.9  # of the energy, by a soft shield that is not told a share
+CLAIMED = 0.9  # of the energy, by a soft shield without a given share
 
 
 @dataclass(frozen=True)
 class Auto:
-    """What `aperture="auto"` stands for: energy is claimed, and drift is pulled back.
+    """What `aperture="auto"` stands for: claim energy, and pull drift back.
 
-    The aperture is such that E xᵀ C x = share · E|x|², whatever the scale of the rows x. While a
-    later task is learned, every layer is drawn back to what it did on the remembered rows by the
-    gradient of pull/2 · E|ΔW x|² / E|W x|², summed over the tasks: pull/2 is what it costs to
-    change all that a layer gave out on a task's data. The loss is taken to be of the usual size,
-    about one when a task begins.
+    The aperture satisfies E xᵀ C x = share · E|x|², whatever the scale of the rows x. While a later
+    task is learned, every layer is pulled back to its outputs on the remembered rows by the
+    gradient of pull/2 · E|ΔW x|² / E|W x|², summed over the tasks: pull/2 is the cost of changing
+    all outputs of a layer on a task's data. The loss should be of the usual size, about one when a
+    task begins.
 
-    A hard shield lets nothing move that it claims, so that nothing is pulled. It is asked to keep
-    what was learned: if no share is named, it claims all that is more than rounding, `Energy(1)`.
+    A hard shield lets no claimed direction move, so nothing is pulled. Without a share it claims
+    all that is more than rounding, `Energy(1)`.
 
     Attributes:
         share: of the energy; None for 0.9, or all if hard.
         pull: see above.
-        room: of every layer's inputs that is left to steps, however much is claimed. For many
-            tasks: where a layer is fuller, all its odds are made smaller alike for the projection,
-            and the pull goes on as before. Layers of one or two inputs a group, as norms are, leave
-            none.
+        room: share of every layer's inputs that stays free, however much is claimed. Where a layer
+            is fuller, all its odds are scaled down alike for the projection; the pull stays as it
+            is. Layers with one or two inputs per group, such as norms, have no room.
     """
 
     share: float | None = None
@@ -53,10 +52,9 @@ class Auto:
     def aperture(self, sigma: Tensor, dim: int, hard: bool, rounding: float = _ROUNDING) -> Tensor:
         """α `[g]` for the largest eigenvalues `[g, <= d]`, descending, of R `[g, d, d]`."""
         if hard:
-            wanted = Energy(1.0 if self.share is None else self.share)
-            return wanted.aperture(sigma, dim, hard, rounding)
-        total = sigma.sum(-1, keepdim=True).clamp_min(torch.finfo(sigma.dtype).tiny)
-        share = (sigma / total).cpu()
+            energy = Energy(1.0 if self.share is None else self.share)
+            return energy.aperture(sigma, dim, hard, rounding)
+        share = _shares(sigma).cpu()
         goal = CLAIMED if self.share is None else self.share
         return _solve(sigma, lambda s: (s * share).sum(-1), goal)
 
@@ -92,46 +90,17 @@ class Energy:
 
     def aperture(self, sigma: Tensor, dim: int, hard: bool, rounding: float = _ROUNDING) -> Tensor:
         """α `[g]` for the largest eigenvalues `[g, <= d]`, descending, of R `[g, d, d]`."""
-        total = sigma.sum(-1, keepdim=True).clamp_min(torch.finfo(sigma.dtype).tiny)
         if hard:
-            reached = sigma.cumsum(-1) / total
             enough = min(self.share * (1 - _ROUNDING), 1 - rounding)
-            return _between(sigma, (reached < enough).sum(-1) + 1)
-        share = (sigma / total).cpu()
+            return _between(sigma, (_shares(sigma).cumsum(-1) < enough).sum(-1) + 1)
+        share = _shares(sigma).cpu()
         return _solve(sigma, lambda s: (s.square() * share).sum(-1), self.share)
 
 
-@dataclass(frozen=True)
-class ByGroup:
-    """A number for every group of a layer, such as the networks of a stack.
-
-    Where a layer has several times as many groups, each number is for as many that follow each
-    other.
-    """
-
-    apertures: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        if not self.apertures:
-            raise ValueError("ByGroup needs at least one aperture")
-        for value in self.apertures:
-            checks.number(value, "aperture", 0.0, float("inf"))
-
-    def of(self, groups: int) -> Tensor:
-        """α `[g]`."""
-        each, over = divmod(groups, len(self.apertures))
-        if over:
-            raise ValueError(
-                f"{len(self.apertures)} apertures cannot be shared by {groups} groups; give one "
-                f"for each, or a number for all"
-            )
-        return torch.tensor(self.apertures, dtype=torch.float64).repeat_interleave(each)
-
-
 def slack(values: Tensor, dim: int, room: float) -> Tensor:
-    """By what to multiply the odds of singular values `[g, r]` of d, to leave room; `[g]`.
+    """The factor `[g]` on the odds of singular values `[g, r]` of d that leaves this much room.
 
-    1 where the mean singular value is 1 - room or less already, or cannot be: singular values of
+    1 where the mean singular value is at most 1 - room already, or cannot be: singular values of
     exactly 1 stay. As apertures are the roots of odds, this is aperture adaptation.
 
     >>> s = torch.tensor([[0.9, 0.9], [0.5, 0.0]])
@@ -142,9 +111,14 @@ def slack(values: Tensor, dim: int, room: float) -> Tensor:
     odds = torch.where(hard, 0.0, values / (1 - values)).double()
     ordered = odds.sort(-1, descending=True).values
     fixed = hard.sum(-1) / dim
-    found = _solve(ordered, lambda s: s.sum(-1) / dim + fixed.cpu(), 1 - room).square()
-    full = (values.sum(-1) / dim > 1 - room) & (fixed < 1 - room)
-    return torch.where(full, found.to(values), 1.0)
+    factor = _solve(ordered, lambda s: s.sum(-1) / dim + fixed.cpu(), 1 - room).square()
+    is_full = (values.sum(-1) / dim > 1 - room) & (fixed < 1 - room)
+    return torch.where(is_full, factor.to(values), 1.0)
+
+
+def _shares(sigma: Tensor) -> Tensor:
+    """Eigenvalues as shares of their sum."""
+    return sigma / sigma.sum(-1, keepdim=True).clamp_min(torch.finfo(sigma.dtype).tiny)
 
 
 def _between(sigma: Tensor, count: Tensor) -> Tensor:
@@ -152,11 +126,10 @@ def _between(sigma: Tensor, count: Tensor) -> Tensor:
     tiny = torch.finfo(sigma.dtype).eps * sigma[..., :1].clamp_min(1e-300)
     padded = torch.cat([sigma, torch.zeros_like(sigma[..., :1])], -1)
     index = count.to(sigma.device).clamp(1, sigma.shape[-1]).unsqueeze(-1)
-    last = padded.take_along_dim(index - 1, -1)
+    last = torch.maximum(padded.take_along_dim(index - 1, -1), tiny)
     following = padded.take_along_dim(index, -1).clamp_min(tiny)
-    edge = torch.maximum(last, tiny).sqrt() * following.clamp_max(torch.maximum(last, tiny)).sqrt()
-    found: Tensor = edge.squeeze(-1).rsqrt()
-    return found
+    edge: Tensor = last.sqrt() * following.clamp_max(last).sqrt()
+    return edge.squeeze(-1).rsqrt()
 
 
 def _solve(sigma: Tensor, rises: Callable[[Tensor], Tensor], goal: float) -> Tensor:
@@ -170,6 +143,6 @@ def _solve(sigma: Tensor, rises: Callable[[Tensor], Tensor], goal: float) -> Ten
     for _ in range(56):
         middle = (low + high) / 2
         values = sigma / (sigma + torch.exp(-2 * middle).unsqueeze(-1))
-        under = rises(values) < goal
-        low, high = torch.where(under, middle, low), torch.where(under, high, middle)
+        is_below = rises(values) < goal
+        low, high = torch.where(is_below, middle, low), torch.where(is_below, high, middle)
     return ((low + high) / 2).exp().to(device)
