@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from conceptors.algebra.aperture import (
-        ApertureChoice,
-        aperture_by_gradient,
+        Auto,
+        Energy,
+        Quota,
         aperture_by_validation,
         aperture_for_quota,
     )
     from conceptors.algebra.conceptor import Conceptor, similarity
-    from conceptors.algebra.targets import Auto, Energy, Quota
     from conceptors.estimators.evidence import ConceptorClassifier
     from conceptors.estimators.layer_inputs import LayerInputs
     from conceptors.estimators.lift import RandomFeatures
@@ -43,8 +43,7 @@ __version__ = "0.1.0"
 
 # Loaded on first use: torch takes seconds, scikit-learn for the estimators is optional.
 _HOMES = {
-    "ApertureChoice": "algebra.aperture",
-    "Auto": "algebra.targets",
+    "Auto": "algebra.aperture",
     "Conceptor": "algebra.conceptor",
     "ConceptorClassifier": "estimators.evidence",
     "ConceptorRidge": "estimators.ridge",
@@ -52,26 +51,24 @@ _HOMES = {
     "ConceptorSGDRegressor": "estimators.sgd",
     "ContinualMLPClassifier": "integrations.sklearn",
     "Correlation": "moments.correlation",
-    "Energy": "algebra.targets",
+    "Energy": "algebra.aperture",
     "FrequentDirections": "moments.frequent_directions",
     "LayerInputs": "estimators.layer_inputs",
     "MemoryFullWarning": "estimators.ridge",
     "PatchFeatures": "estimators.patches",
-    "Quota": "algebra.targets",
+    "Quota": "algebra.aperture",
     "RandomFeatures": "estimators.lift",
     "Readout": "estimators.readout",
     "Shield": "shield.shield",
     "ShieldFullWarning": "shield.room",
     "SideBySide": "estimators.side_by_side",
     "UnprotectedWarning": "shield.watch",
-    "aperture_by_gradient": "algebra.aperture",
     "aperture_by_validation": "algebra.aperture",
     "aperture_for_quota": "algebra.aperture",
     "similarity": "algebra.conceptor",
 }
 
 __all__ = [
-    "ApertureChoice",
     "Auto",
     "Conceptor",
     "ConceptorClassifier",
@@ -93,7 +90,6 @@ __all__ = [
     "SideBySide",
     "UnprotectedWarning",
     "__version__",
-    "aperture_by_gradient",
     "aperture_by_validation",
     "aperture_for_quota",
     "similarity",

@@ -1,17 +1,121 @@
-"""Choosing an aperture for one correlation matrix or data set: by quota, or by cross-validation."""
+"""Ways to choose an aperture: rules for every task and layer, a wanted quota, cross-validation."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from conceptors._internal import checks
 from conceptors.algebra import spectrum as spectra
+from conceptors.algebra.checks import check_states
 from conceptors.algebra.conceptor import Conceptor
-from conceptors.algebra.targets import Quota
+
+_ROUNDING = 1e-12  # share of the energy that float32 may add by itself, after some layers
+CLAIMED = 0.9  # of the energy, by a soft shield without a given share
+
+
+@dataclass(frozen=True)
+class Auto:
+    """What `aperture="auto"` stands for: claim energy, and pull drift back.
+
+    The aperture satisfies E xᵀ C x = share · E|x|², whatever the scale of the rows x. While a later
+    task is learned, every layer is pulled back to its outputs on the remembered rows by the
+    gradient of pull/2 · E|ΔW x|² / E|W x|², summed over the tasks: pull/2 is the cost of changing
+    all outputs of a layer on a task's data. The loss should be of the usual size, about one when a
+    task begins.
+
+    A hard shield lets no claimed direction move, so nothing is pulled. Without a share it claims
+    all that is more than rounding, `Energy(1)`.
+
+    Attributes:
+        share: of the energy; None for 0.9, or all if hard.
+        pull: see above.
+        room: share of every layer's inputs that stays free, however much is claimed. Where a layer
+            is fuller, all its odds are scaled down alike for the projection; the pull stays as it
+            is. Layers with one or two inputs per group, such as norms, have no room.
+    """
+
+    share: float | None = None
+    pull: float = 20.0
+    room: float = 0.2
+
+    def __post_init__(self) -> None:
+        if self.share is not None:
+            checks.number(self.share, "Auto share", 0.0, 1.0, open_low=True)
+        checks.number(self.pull, "Auto pull", 0.0, float("inf"))
+        checks.number(self.room, "Auto room", 0.0, 1.0)
+        if self.room == 1.0:
+            raise ValueError("Auto room must be less than 1: then nothing would be claimed")
+        if self.share == 1.0:
+            raise ValueError("Auto share must be less than 1: all energy is never claimed softly")
+
+    def aperture(self, sigma: Tensor, dim: int, hard: bool, rounding: float = _ROUNDING) -> Tensor:
+        """α `[g]` for the largest eigenvalues `[g, <= d]`, descending, of R `[g, d, d]`."""
+        if hard:
+            energy = Energy(1.0 if self.share is None else self.share)
+            return energy.aperture(sigma, dim, hard, rounding)
+        share = _shares(sigma).cpu()
+        goal = CLAIMED if self.share is None else self.share
+        return _solve(sigma, lambda s: (s * share).sum(-1), goal)
+
+
+@dataclass(frozen=True)
+class Quota:
+    """Every task claims this share of each layer's input space (or all it occupies, if less)."""
+
+    share: float
+
+    def __post_init__(self) -> None:
+        checks.number(self.share, "Quota", 0.0, 1.0, open_low=True)
+
+    def aperture(self, sigma: Tensor, dim: int, hard: bool, rounding: float = _ROUNDING) -> Tensor:
+        if hard:
+            count = max(1, round(self.share * dim))
+            return _between(sigma, torch.full(sigma.shape[:-1], count))
+        return _solve(sigma, lambda s: s.sum(-1) / dim, self.share)
+
+
+@dataclass(frozen=True)
+class Energy:
+    """Every task's conceptor retains this share of the energy of its rows, E|C x|² / E|x|².
+
+    A hard one may retain all of it, `Energy(1)`: every direction that is more than rounding.
+    """
+
+    share: float
+
+    def __post_init__(self) -> None:
+        checks.number(self.share, "Energy", 0.0, 1.0, open_low=True)
+
+    def aperture(self, sigma: Tensor, dim: int, hard: bool, rounding: float = _ROUNDING) -> Tensor:
+        if hard:
+            enough = min(self.share * (1 - _ROUNDING), 1 - rounding)
+            return _between(sigma, (_shares(sigma).cumsum(-1) < enough).sum(-1) + 1)
+        share = _shares(sigma).cpu()
+        return _solve(sigma, lambda s: (s.square() * share).sum(-1), self.share)
+
+
+def slack(values: Tensor, dim: int, room: float) -> Tensor:
+    """The factor `[g]` on the odds of singular values `[g, r]` of d that leaves this much room.
+
+    1 where the mean singular value is at most 1 - room already, or cannot be: singular values of
+    exactly 1 stay. As apertures are the roots of odds, this is aperture adaptation.
+
+    >>> s = torch.tensor([[0.9, 0.9], [0.5, 0.0]])
+    >>> slack(s, dim=2, room=0.25)
+    tensor([0.3333, 1.0000])
+    """
+    hard = values == 1
+    odds = torch.where(hard, 0.0, values / (1 - values)).double()
+    ordered = odds.sort(-1, descending=True).values
+    fixed = hard.sum(-1) / dim
+    factor = _solve(ordered, lambda s: s.sum(-1) / dim + fixed.cpu(), 1 - room).square()
+    is_full = (values.sum(-1) / dim > 1 - room) & (fixed < 1 - room)
+    return torch.where(is_full, factor.to(values), 1.0)
 
 
 def aperture_for_quota(correlation: Tensor, quota: float) -> float:
@@ -66,7 +170,7 @@ def aperture_by_validation(
     >>> aperture_by_validation(X, lambda C, rows: -abs(float(C.quota) - 0.5), [0.1, 1.0, 10.0])
     1.0
     """
-    rows = checks.states(states)
+    rows = check_states(states)
     if rows.ndim != 2:
         raise ValueError(f"states must have shape [n, d], got {list(rows.shape)}")
     if len(rows) < 2:
@@ -88,3 +192,35 @@ def aperture_by_validation(
                 raise ValueError(f"score returned NaN at aperture {candidate:g}, fold {i}")
             totals[k] += value
     return candidates[totals.index(max(totals))]
+
+
+def _shares(sigma: Tensor) -> Tensor:
+    """Eigenvalues as shares of their sum."""
+    return sigma / sigma.sum(-1, keepdim=True).clamp_min(torch.finfo(sigma.dtype).tiny)
+
+
+def _between(sigma: Tensor, count: Tensor) -> Tensor:
+    """The aperture at which exactly the `count` largest directions have s >= 1/2."""
+    tiny = torch.finfo(sigma.dtype).eps * sigma[..., :1].clamp_min(1e-300)
+    padded = torch.cat([sigma, torch.zeros_like(sigma[..., :1])], -1)
+    index = count.to(sigma.device).clamp(1, sigma.shape[-1]).unsqueeze(-1)
+    last = torch.maximum(padded.take_along_dim(index - 1, -1), tiny)
+    following = padded.take_along_dim(index, -1).clamp_min(tiny)
+    edge: Tensor = last.sqrt() * following.clamp_max(last).sqrt()
+    return edge.squeeze(-1).rsqrt()
+
+
+def _solve(sigma: Tensor, rises: Callable[[Tensor], Tensor], goal: float) -> Tensor:
+    """Bisection on log α, all groups at once; ends at the largest aperture if out of reach.
+
+    On the CPU, as a GPU would wait for the many small calls.
+    """
+    device, sigma = sigma.device, sigma.cpu()
+    top = sigma[..., 0].clamp_min(1e-300)
+    low, high = -0.5 * top.log() - 20, -0.5 * top.log() + 20
+    for _ in range(56):
+        middle = (low + high) / 2
+        values = sigma / (sigma + torch.exp(-2 * middle).unsqueeze(-1))
+        is_below = rises(values) < goal
+        low, high = torch.where(is_below, middle, low), torch.where(is_below, high, middle)
+    return ((low + high) / 2).exp().to(device)

@@ -12,8 +12,11 @@ from torch import Tensor
 from conceptors._internal import checks
 from conceptors.algebra import logic
 from conceptors.algebra import spectrum as spectra
+from conceptors.algebra.checks import check_spectrum, check_states
 from conceptors.algebra.forms import Change, Form, OddsForm, SpectrumForm
 from conceptors.algebra.spectrum import Spectrum
+
+Device = torch.device | str | None
 
 
 class Conceptor:
@@ -79,7 +82,7 @@ class Conceptor:
         Raises:
             TypeError, ValueError: not float rows, empty, NaN or infinite, aperture not positive.
         """
-        rows = checks.states(states)
+        rows = check_states(states)
         alpha = checks.aperture(aperture, rows.shape[:-2], rows)
         count, dim = rows.shape[-2:]
         wide = rows.to(spectra.work_dtype(rows))
@@ -101,11 +104,6 @@ class Conceptor:
         Raises:
             TypeError, ValueError: not square, not symmetric, indefinite, not finite, aperture
                 not positive.
-
-        >>> import torch
-        >>> R = torch.diag(torch.tensor([3.0, 1.0, 0.0]))
-        >>> Conceptor.from_correlation(R, aperture=1.0).singular_values
-        tensor([0.7500, 0.5000, 0.0000])
         """
         matrix = checks.positive_semidefinite(correlation, "correlation")
         return cls.from_second_moment(matrix, aperture)
@@ -123,10 +121,17 @@ class Conceptor:
     @classmethod
     def from_matrix(cls, matrix: Tensor) -> Conceptor:
         """The conceptor with this matrix: symmetric `[..., d, d]`, eigenvalues in [0, 1]."""
-        matrix = checks.conceptor_matrix(matrix)
-        rounding = spectra.tolerance(matrix.shape[-1], matrix.dtype)
-        spectrum = spectra.from_matrix(matrix.to(spectra.work_dtype(matrix)), rounding)
-        return cls.from_form(SpectrumForm(spectrum, matrix.dtype))
+        x = checks.symmetric(matrix, "matrix")
+        values, vectors = torch.linalg.eigh(x.to(spectra.work_dtype(x)))
+        low, high, rounding = float(values.amin()), float(values.amax()), checks.loose(x.dtype)
+        if not -rounding <= low <= high <= 1 + rounding:
+            raise ValueError(
+                f"matrix of shape {list(x.shape)} is not a conceptor: its eigenvalues reach from "
+                f"{low:.4g} to {high:.4g} where [0, 1] is needed; for a correlation matrix use "
+                f"Conceptor.from_correlation"
+            )
+        values = spectra.snap(values, spectra.tolerance(x.shape[-1], x.dtype))
+        return cls.from_form(SpectrumForm(Spectrum(vectors, spectra.odds_of(values)), x.dtype))
 
     @classmethod
     def from_spectrum(
@@ -139,13 +144,8 @@ class Conceptor:
             values: s `[..., r]` in [0, 1].
             rest: singular value, 0 or 1, of all directions orthogonal to U.
             aperture: what it was built with, if known; stored as a note.
-
-        >>> import torch
-        >>> C = Conceptor.from_spectrum(torch.eye(1000)[:, :2], torch.tensor([1.0, 0.5]))
-        >>> C.rank, round(float(C.quota), 4), round(float((~C).quota), 4)
-        (2, 0.0015, 0.9985)
         """
-        vectors, values, rest = checks.spectrum(vectors, values, rest)
+        vectors, values, rest = check_spectrum(vectors, values, rest)
         alpha = None
         if aperture is not None:
             alpha = checks.aperture(aperture, values.shape[:-1], values)
@@ -157,11 +157,7 @@ class Conceptor:
 
     @classmethod
     def zero(
-        cls,
-        dim: int,
-        *,
-        dtype: torch.dtype = torch.float64,
-        device: torch.device | str | None = None,
+        cls, dim: int, *, dtype: torch.dtype = torch.float64, device: Device = None
     ) -> Conceptor:
         """The conceptor that claims nothing, C = 0: the start of every sequence of tasks."""
         dim, dtype = checks.whole(dim, "dim", 1), checks.real_dtype(dtype)
@@ -170,11 +166,7 @@ class Conceptor:
 
     @classmethod
     def identity(
-        cls,
-        dim: int,
-        *,
-        dtype: torch.dtype = torch.float64,
-        device: torch.device | str | None = None,
+        cls, dim: int, *, dtype: torch.dtype = torch.float64, device: Device = None
     ) -> Conceptor:
         """The conceptor that claims everything, C = I."""
         return ~cls.zero(dim, dtype=dtype, device=device)
@@ -245,7 +237,7 @@ class Conceptor:
 
     def truncation_errors(self) -> Tensor:
         """Entry k: ‖C - C.factored(rank=k)‖ in the spectral norm, k = 0 … rank."""
-        return spectra.truncations(self.form.spectrum())[0]
+        return spectra.truncation_errors(self.form.spectrum())
 
     # --- logic ----------------------------------------------------------------------------
 
@@ -255,8 +247,6 @@ class Conceptor:
 
     def __or__(self, other: Conceptor) -> Conceptor:
         """OR: what either claims. At equal aperture the conceptor of the sum of correlations."""
-        if not isinstance(other, Conceptor):
-            return NotImplemented
         self._check_partner(other)
         aperture = _common_aperture(self._aperture, other._aperture)
         if isinstance(self.form, OddsForm) and isinstance(other.form, OddsForm):
@@ -268,22 +258,17 @@ class Conceptor:
 
     def __and__(self, other: Conceptor) -> Conceptor:
         """AND: what both claim, ¬(¬A ∨ ¬B)."""
-        if not isinstance(other, Conceptor):
-            return NotImplemented
         self._check_partner(other)
         parts = self.form.exact_spectrum(), other.form.exact_spectrum()
         return self._with(logic.conjoin(*parts, self.dtype))
 
     def __le__(self, other: Conceptor) -> Tensor:
         """Whether `other` - self has no negative eigenvalue, up to rounding: bool `[...]`."""
-        if not isinstance(other, Conceptor):
-            return NotImplemented
         self._check_partner(other)
         return logic.precedes(self.form.spectrum(), other.form.spectrum())
 
     def __ge__(self, other: Conceptor) -> Tensor:
-        if not isinstance(other, Conceptor):
-            return NotImplemented
+        self._check_partner(other)
         return other <= self
 
     def adapt(self, gamma: float) -> Conceptor:
@@ -332,7 +317,7 @@ class Conceptor:
                 f"x must have shape [..., {self.dim}] to be projected by a conceptor of dimension "
                 f"{self.dim}, got {list(x.shape)}"
             )
-        checks.same_kind(x, self._example(), "x", "the conceptor")
+        checks.same_kind(x, self, "x", "the conceptor")
         if x.ndim > 1 and checks.broadcast(self.batch_shape, x.shape[:-2]) is None:
             raise ValueError(
                 f"rows x of shape {list(x.shape)} do not fit a batch of conceptors of shape "
@@ -357,12 +342,6 @@ class Conceptor:
 
         The error ‖C - C.factored(...)‖ in the spectral norm is at most `tolerance`, or, for a
         given rank, `C.truncation_errors()[rank]`. Without arguments it is 0.
-
-        >>> import torch
-        >>> R = torch.diag(torch.tensor([9.0, 1.0, 0.01, 0.0]))
-        >>> C = Conceptor.from_correlation(R, aperture=1.0)
-        >>> C.factored(tolerance=0.02).rank, C.factored().rank
-        (2, 3)
         """
         if rank is not None and tolerance is not None:
             raise ValueError(f"give rank ({rank}) or tolerance ({tolerance}), not both")
@@ -370,14 +349,12 @@ class Conceptor:
             rank = checks.whole(rank, "rank", 0, self.dim)
         allowed = 0.0 if tolerance is None else checks.number(tolerance, "tolerance", 0.0, 1.0)
         parts = self.form.spectrum()
-        errors, rests = spectra.truncations(parts)
         if rank is None:
-            is_enough = (errors <= allowed).reshape(-1, errors.shape[-1]).all(0)
-            rank = int(is_enough.nonzero()[0])
+            errors = spectra.truncation_errors(parts).reshape(-1, parts.rank + 1)
+            rank = int((errors <= allowed).all(0).nonzero()[0])
         if rank == self.dim:
             return self
-        rank = min(rank, parts.rank)
-        return self._with(spectra.truncate(parts._replace(rest=rests[rank]), rank), self._aperture)
+        return self._with(spectra.truncate(parts, rank), self._aperture)
 
     def top_k(self, rank: int) -> Conceptor:
         """Only the `rank` largest singular values, all others 0, in factored form."""
@@ -392,9 +369,7 @@ class Conceptor:
         return self._with(spectra.complete(parts), self._aperture)
 
     def to(
-        self,
-        device: torch.device | torch.dtype | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, device: Device | torch.dtype = None, dtype: torch.dtype | None = None
     ) -> Conceptor:
         """On another device, in another dtype (float32 or float64); `to(dtype)` works too."""
         if isinstance(device, torch.dtype):
@@ -424,8 +399,6 @@ class Conceptor:
         if aperture is not None:
             aperture = change(aperture, aperture.shape[depth:])
         return self.from_form(self.form.mapped(change, depth), aperture)
-
-    # --- files and copies -----------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
         """Write a safetensors file (see `conceptors.algebra.files`)."""
@@ -459,8 +432,6 @@ class Conceptor:
             f"dtype={str(self.dtype).removeprefix('torch.')}, device={self.device})"
         )
 
-    # --- checks ---------------------------------------------------------------------------
-
     def _check_partner(self, other: Conceptor) -> None:
         if not isinstance(other, Conceptor):
             raise TypeError(f"a Conceptor is needed, got {type(other).__name__}")
@@ -469,16 +440,12 @@ class Conceptor:
                 f"conceptors of different size, {self.dim} and {other.dim}, cannot be combined; "
                 f"both must describe the same space"
             )
-        checks.same_kind(self._example(), other._example(), "one conceptor", "the other")
+        checks.same_kind(self, other, "one conceptor", "the other")
         if checks.broadcast(self.batch_shape, other.batch_shape) is None:
             raise ValueError(
                 f"batches of conceptors of shape {list(self.batch_shape)} and "
                 f"{list(other.batch_shape)} do not broadcast"
             )
-
-    def _example(self) -> Tensor:
-        """An empty tensor of this dtype and device."""
-        return torch.empty(0, dtype=self.dtype, device=self.device)
 
 
 def similarity(a: Conceptor, b: Conceptor) -> Tensor:

@@ -6,10 +6,9 @@ import json
 import math
 from pathlib import Path
 
-import torch
-
-from conceptors._internal import checks, files
+from conceptors._internal import checks, storage
 from conceptors.algebra import spectrum as spectra
+from conceptors.algebra.checks import check_spectrum
 from conceptors.algebra.conceptor import Conceptor
 from conceptors.algebra.forms import SpectrumForm
 from conceptors.algebra.spectrum import Spectrum
@@ -38,7 +37,7 @@ def save(conceptor: Conceptor, path: str | Path) -> None:
         "version": str(VERSION),
         "rest": json.dumps(conceptor.spectrum[2]),
     }
-    files.write_tensors(tensors, header, path)
+    storage.write(tensors, header, path)
 
 
 def load(path: str | Path) -> Conceptor:
@@ -49,7 +48,7 @@ def load(path: str | Path) -> Conceptor:
         ValueError: damaged, not a conceptor file, of a newer version, or with numbers that are no
             conceptor.
     """
-    tensors, header = files.read_tensors(path, "conceptor")
+    tensors, header = storage.read(path, "conceptor")
     if header.get("format") != FORMAT:
         raise ValueError(
             f"{path} contains no conceptor (format {header.get('format')!r:.60}, tensors "
@@ -64,15 +63,11 @@ def load(path: str | Path) -> Conceptor:
         vectors, odds, aperture = tensors["vectors"], tensors["odds"], tensors.get("aperture")
         if bool((checks.real_tensor(odds, "odds").isnan() | (odds < 0)).any()):
             raise ValueError("odds must be numbers in [0, inf]")
-        _, values, rest = checks.spectrum(
+        _, values, rest = check_spectrum(
             vectors, spectra.values_of(odds), json.loads(header["rest"])
         )
-        if aperture is not None and (
-            aperture.shape != values.shape[:-1]
-            or aperture.dtype != odds.dtype
-            or not bool(((aperture > 0) & torch.isfinite(aperture)).all())
-        ):
-            raise ValueError(f"aperture {aperture.tolist()} is not positive and finite")
+        if aperture is not None:
+            aperture = checks.aperture(aperture, values.shape[:-1], values)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(
             f"{path} is marked as a conceptor file but its content is not valid: {error!s:.500}"

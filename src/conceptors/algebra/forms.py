@@ -52,14 +52,10 @@ class OddsForm:
         return matrix
 
     def quota(self) -> Tensor:
-        """The mean singular value, the same whether or not the spectrum is already known."""
+        """The mean singular value `[...]`, by the matrix."""
         if self._quota is None:
-            exact = spectra.matrix_of_odds(self.matrix)
-            if exact is None:
-                values = spectra.singular_values(self.spectrum())
-            else:
-                values = exact.diagonal(dim1=-2, dim2=-1)
-            self._quota = values.mean(-1).to(self.dtype).clamp(0, 1)
+            diagonal = self.dense(keep=False).diagonal(dim1=-2, dim2=-1)
+            self._quota = diagonal.mean(-1).clamp(0, 1)
         return self._quota.clone()
 
     def trace(self) -> Tensor:
@@ -68,8 +64,6 @@ class OddsForm:
 
     def top(self, rank: int) -> Spectrum:
         """The `rank` largest odds alone."""
-        if self._exact is None and spectra.is_thin(rank, self.matrix.shape[-1]):
-            return spectra.cast(spectra.leading(self.matrix, rank), self.dtype)
         return spectra.truncate(self.spectrum(), rank)
 
     def mapped(self, change: Change, depth: int) -> OddsForm:
@@ -127,9 +121,7 @@ class SpectrumForm:
         if dtype == self.dtype:
             return self
         parts = spectra.cast(self._parts, dtype)
-        return SpectrumForm(
-            parts._replace(vectors=spectra.orthonormalised(parts.vectors)), dtype
-        )
+        return SpectrumForm(parts._replace(vectors=spectra.orthonormalised(parts.vectors)), dtype)
 
 
 Form = OddsForm | SpectrumForm

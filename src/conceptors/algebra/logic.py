@@ -12,24 +12,8 @@ import math
 import torch
 from torch import Tensor
 
-from conceptors.algebra.spectrum import (
-    Spectrum,
-    cast,
-    complete,
-    graded,
-    items_of,
-    negate,
-    orthonormalised,
-    pad,
-    snap,
-    sorted_qr,
-    stack,
-    to_matrix,
-    tolerance,
-    value_of_rest,
-    values_of,
-    work_dtype,
-)
+from conceptors.algebra import spectrum as spectra
+from conceptors.algebra.spectrum import Spectrum, tolerance, value_of_rest, values_of
 
 _ACCURATE = 1e-12  # an error of singular values that eigh may make
 
@@ -46,19 +30,21 @@ def disjoin(a: Spectrum, b: Spectrum, stored: torch.dtype | None = None) -> Spec
     """
     stored = a.vectors.dtype if stored is None else stored
     if (other := _beside_neutral(a, b, 0.0)) is not None:
-        return cast(other, stored)
+        return spectra.cast(other, stored)
     a, b = _widen(a), _widen(b)
     if a.dim == 1:  # numbers, and often thousands of them: one per token
         total = _number(a) + _number(b)
-        return cast(Spectrum(torch.ones_like(total).unsqueeze(-1), total), stored)
+        return spectra.cast(Spectrum(torch.ones_like(total).unsqueeze(-1), total), stored)
     is_dense = a.rank + b.rank >= a.dim
     if is_dense:
-        a, b = (x if x.is_dense or not x.rest else complete(x) for x in (a, b))
+        a, b = (x if x.is_dense or not x.rest else spectra.complete(x) for x in (a, b))
     elif a.rest or b.rest:
         batch = _common_batch(a, b)
-        pairs = zip(items_of(a, batch), items_of(b, batch))
-        return cast(stack([_add_outside(x, y, stored) for x, y in pairs], batch), stored)
-    return cast(_add_inside(a, b, stored, is_dense), stored)
+        pairs = zip(spectra.items_of(a, batch), spectra.items_of(b, batch))
+        return spectra.cast(
+            spectra.stack([_add_outside(x, y, stored) for x, y in pairs], batch), stored
+        )
+    return spectra.cast(_add_inside(a, b, stored, is_dense), stored)
 
 
 def conjoin(a: Spectrum, b: Spectrum, stored: torch.dtype | None = None) -> Spectrum:
@@ -69,8 +55,8 @@ def conjoin(a: Spectrum, b: Spectrum, stored: torch.dtype | None = None) -> Spec
     """
     stored = a.vectors.dtype if stored is None else stored
     if (other := _beside_neutral(a, b, math.inf)) is not None:
-        return cast(other, stored)
-    return negate(disjoin(negate(_widen(a)), negate(_widen(b)), stored))
+        return spectra.cast(other, stored)
+    return spectra.negate(disjoin(spectra.negate(_widen(a)), spectra.negate(_widen(b)), stored))
 
 
 def precedes(a: Spectrum, b: Spectrum) -> Tensor:
@@ -78,17 +64,15 @@ def precedes(a: Spectrum, b: Spectrum) -> Tensor:
     tol = tolerance(a.dim, a.vectors.dtype)
     a, b = _widen(a), _widen(b)
     if a.rank + b.rank >= a.dim:
-        gap = to_matrix(b) - to_matrix(a)
-        is_below: Tensor = torch.linalg.eigvalsh(gap).amin(-1) >= -4 * tol
-        return is_below
-    batch = _common_batch(a, b)
-    results = []
-    for x, y in zip(items_of(a, batch), items_of(b, batch)):
-        outside = _added(x.vectors, y.vectors, tol)
-        gap = _compress(y, x.vectors, outside) - _compress(x, x.vectors, outside)
-        low = float(torch.linalg.eigvalsh(gap).amin()) if gap.numel() else 0.0
-        results.append(low >= -4 * tol and x.rest <= y.rest)
-    return torch.tensor(results, device=a.vectors.device).reshape(batch)
+        gap = spectra.to_matrix(b) - spectra.to_matrix(a)
+    elif a.rest > b.rest:
+        return torch.zeros(_common_batch(a, b), dtype=torch.bool, device=a.odds.device)
+    else:  # within the span of the directions of both
+        basis = torch.linalg.qr(torch.cat([x.vectors for x in _expanded(a, b)], -1)).Q
+        gap = _compress(b, basis) - _compress(a, basis)
+        gap = torch.nn.functional.pad(gap, (0, 1, 0, 1))  # both may have rank 0
+    is_below: Tensor = torch.linalg.eigvalsh(gap).amin(-1) >= -4 * tol
+    return is_below
 
 
 def similarity(a: Spectrum, b: Spectrum) -> Tensor:
@@ -125,7 +109,7 @@ def _ratio(shared: Tensor, norm_a: Tensor, norm_b: Tensor, dim: int) -> Tensor:
     """shared / (norm_a norm_b), clamped to [0, 1]; 0 / 0 is 0."""
     product = norm_a * norm_b
     rho = torch.where(product > 0, shared / product, 0.0)
-    return snap(rho, tolerance(dim, shared.dtype))
+    return spectra.snap(rho, tolerance(dim, shared.dtype))
 
 
 # --- parts of OR -------------------------------------------------------------------------
@@ -160,7 +144,7 @@ def _add_inside(a: Spectrum, b: Spectrum, stored: torch.dtype, is_dense: bool) -
     odds, order = odds.sort(dim=-1, descending=True, stable=True)
     vectors = vectors.take_along_dim(order.unsqueeze(-2), -1)
     count = a.dim if is_dense else int((odds > 0).sum(-1).amax())
-    joined = pad(Spectrum(vectors[..., :count], odds[..., :count]), count)
+    joined = spectra.pad(Spectrum(vectors[..., :count], odds[..., :count]), count)
     claimed = joined.odds.unsqueeze(-2) > 0
     if hard.shape[-1] or (is_dense and not bool(claimed.all())):
         # claimed columns come first: QR makes them orthonormal, and the others complete them
@@ -243,9 +227,9 @@ def _squares(roots: Tensor, stored: torch.dtype) -> tuple[Tensor, Tensor]:
         values, vectors = torch.linalg.eigh(roots @ roots.mT)
         noise = tolerance(dim, roots.dtype)
     else:
-        turn, roots = sorted_qr(roots)
+        turn, roots = spectra.sorted_qr(roots)
         basis = turn if basis is None else basis @ turn
-        resolved = graded(roots @ roots.mT * size.unsqueeze(-1).square())
+        resolved = spectra.graded(roots @ roots.mT * size.unsqueeze(-1).square())
         if resolved is not None:
             return basis @ resolved.vectors, resolved.odds
         if count > dim:
@@ -259,22 +243,22 @@ def _squares(roots: Tensor, stored: torch.dtype) -> tuple[Tensor, Tensor]:
     return vectors if basis is None else basis @ vectors, odds
 
 
-def _compress(spectrum: Spectrum, inside: Tensor, outside: Tensor) -> Tensor:
-    """The conceptor matrix within the span of the columns of `inside` and `outside`."""
+def _compress(spectrum: Spectrum, basis: Tensor) -> Tensor:
+    """The conceptor matrix within the span of orthonormal columns."""
     rest = value_of_rest(spectrum)
-    u = torch.cat([inside.mT @ spectrum.vectors, outside.mT @ spectrum.vectors])
-    matrix = (u * (values_of(spectrum.odds) - rest)) @ u.mT
-    matrix.diagonal().add_(rest)
+    u = basis.mT @ spectrum.vectors
+    matrix: Tensor = (u * (values_of(spectrum.odds) - rest).unsqueeze(-2)) @ u.mT
+    matrix.diagonal(dim1=-2, dim2=-1).add_(rest)
     return matrix
 
 
 def _widen(spectrum: Spectrum) -> Spectrum:
     """In the dtype of factorisations, its directions orthonormal to rounding there."""
-    dtype = work_dtype(spectrum.vectors)
+    dtype = spectra.work_dtype(spectrum.vectors)
     if spectrum.vectors.dtype == dtype:
         return spectrum
-    wide = cast(spectrum, dtype)
-    return wide._replace(vectors=orthonormalised(wide.vectors))
+    wide = spectra.cast(spectrum, dtype)
+    return wide._replace(vectors=spectra.orthonormalised(wide.vectors))
 
 
 # --- subspaces ---------------------------------------------------------------------------

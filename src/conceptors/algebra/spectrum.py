@@ -24,7 +24,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_SMALL, _STEPS = 512, 16  # dimensions in which eigh is as fast, and steps of `leading`
 _LARGE = 1e5  # odds beyond which the rounding of one eigh would show in small singular values
 _RESOLVED, _WINDOW = 1e-8, 1e16  # 1 - s that eigh resolves, and the odds that one window covers
 
@@ -161,29 +160,6 @@ def occupied(moment: Tensor, rounding: float) -> Spectrum:
     return Spectrum(basis, torch.where(is_rounding, 0.0, torch.inf).to(basis))
 
 
-def is_thin(rank: int, dim: int) -> bool:
-    """Whether `leading` finds `rank` of `dim` directions faster than eigh finds all."""
-    return dim >= _SMALL and 4 * rank <= dim
-
-
-def leading(odds: Tensor, rank: int) -> Spectrum:
-    """The `rank` largest odds of Q `[..., d, d]` and their directions, by subspace iteration.
-
-    On a few more directions than requested. It mixes only directions of nearly the same odds, and
-    the same matrix always gives the same result.
-    """
-    dim, width = odds.shape[-1], rank + max(32, rank // 4)
-    generator = torch.Generator(odds.device).manual_seed(dim)
-    start = torch.randn(dim, width, generator=generator, dtype=odds.dtype, device=odds.device)
-    block = start.expand(*odds.shape[:-2], dim, width)
-    for _ in range(_STEPS):
-        block = torch.linalg.qr(odds @ block).Q
-    values, turn = torch.linalg.eigh(block.mT @ odds @ block)
-    values, vectors = values.flip(-1)[..., :rank], (block @ turn).flip(-1)[..., :rank]
-    smallest = tolerance(dim, odds.dtype) * values[..., :1]
-    return Spectrum(vectors, torch.where(values > smallest, values, 0.0))
-
-
 def from_rows(rows: Tensor) -> Spectrum:
     """Spectrum of Q = rowsᵀ rows for fewer rows than columns `[..., n, d]`, without a d x d matrix.
 
@@ -205,12 +181,6 @@ def sorted_qr(columns: Tensor) -> tuple[Tensor, Tensor]:
     basis, triangle = torch.linalg.qr(columns)
     noise = tolerance(columns.shape[-1], columns.dtype) * columns.square().sum(-2).sqrt()
     return basis, torch.where(triangle.abs() > noise.unsqueeze(-2), triangle, 0.0)
-
-
-def from_matrix(matrix: Tensor, tol: float) -> Spectrum:
-    """Spectrum of a conceptor matrix; singular values within `tol` of 0 or 1 become that."""
-    values, vectors = torch.linalg.eigh(matrix)
-    return Spectrum(vectors, odds_of(snap(values, tol)))
 
 
 # --- matrices without spectra ------------------------------------------------------------
@@ -328,37 +298,22 @@ def project(spectrum: Spectrum, x: Tensor) -> Tensor:
 
 
 def truncate(spectrum: Spectrum, rank: int) -> Spectrum:
-    """Only the `rank` directions that differ most from the rest.
-
-    The spectral norm of the error is the largest difference dropped (see `truncations`).
-    """
+    """Only the `rank` directions that differ most from the rest."""
     strongest = _distance(spectrum).topk(min(rank, spectrum.rank), dim=-1).indices
     vectors = spectrum.vectors.take_along_dim(strongest.unsqueeze(-2), -1)
-    return Spectrum(vectors, spectrum.odds.take_along_dim(strongest, -1), spectrum.rest)
+    rest = 0.0 if spectrum.is_dense else spectrum.rest
+    return Spectrum(vectors, spectrum.odds.take_along_dim(strongest, -1), rest)
 
 
-def truncations(spectrum: Spectrum) -> tuple[Tensor, list[float]]:
-    """For k = 0 … r: the error of k directions alone, `[..., r + 1]`, and the odds of the rest.
-
-    A dense spectrum may choose the rest, 0 or inf; it is the same for a whole batch.
-    """
-    if not spectrum.is_dense:
-        return _dropped(spectrum), [spectrum.rest] * (spectrum.rank + 1)
-    low = _dropped(spectrum._replace(rest=0.0))
-    high = _dropped(spectrum._replace(rest=math.inf))
-    size = spectrum.rank + 1
-    is_low = low.reshape(-1, size).amax(0) <= high.reshape(-1, size).amax(0)
-    return torch.where(is_low, low, high), [0.0 if yes else math.inf for yes in is_low]
-
-
-def _dropped(spectrum: Spectrum) -> Tensor:
-    """Entry k is the largest difference from the rest beyond the k largest, `[..., r + 1]`."""
+def truncation_errors(spectrum: Spectrum) -> Tensor:
+    """Entry k is the spectral norm of the error of `truncate` to rank k, `[..., r + 1]`."""
     ordered = _distance(spectrum).sort(-1, descending=True).values
     return torch.cat([ordered, ordered.new_zeros((*ordered.shape[:-1], 1))], -1)
 
 
 def _distance(spectrum: Spectrum) -> Tensor:
-    return (values_of(spectrum.odds) - value_of_rest(spectrum)).abs()
+    rest = 0.0 if spectrum.is_dense else value_of_rest(spectrum)
+    return (values_of(spectrum.odds) - rest).abs()
 
 
 def complete(spectrum: Spectrum) -> Spectrum:
