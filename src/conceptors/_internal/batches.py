@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from conceptors._internal.messages import outside
+from conceptors._internal.checks import outside
 
 Feed = Callable[[nn.Module, Any], object]
 
@@ -36,8 +36,8 @@ def feed_first(model: nn.Module, batch: Any) -> object:
         if type(error) not in (TypeError, RuntimeError):  # memory is short, or the like
             raise
         kind = f"mapping of {list(batch)}" if isinstance(batch, Mapping) else type(batch).__name__
-        if isinstance(batch, (tuple, list)):
-            kind += f" of {len(batch)}, of which the first part was passed"
+        part = isinstance(batch, (tuple, list))
+        kind += f" of {len(batch)}, of which the first part was passed" if part else ""
         raise type(error)(
             f"the model could not be called with a batch that is a {kind}: {error}; "
             f"{_how_to_feed(model, batch)}"
@@ -183,10 +183,10 @@ def _size(batch: Any) -> int | None:
     """Number of samples in a batch, where it is known."""
     if isinstance(batch, Tensor):
         return len(batch) if batch.ndim else None
+    if not isinstance(batch, (list, tuple, Mapping)):
+        return None
     values = batch.values() if isinstance(batch, Mapping) else batch
-    if isinstance(batch, (list, tuple, Mapping)):
-        return next((len(v) for v in values if isinstance(v, Tensor) and v.ndim), None)
-    return None
+    return next((len(v) for v in values if isinstance(v, Tensor) and v.ndim), None)
 
 
 def _first(batch: Any, size: int, count: int) -> Any:

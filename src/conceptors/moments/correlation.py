@@ -75,6 +75,8 @@ class Correlation:
     def merge(self, other: Correlation) -> Correlation:
         """Add everything that another correlation has seen. Associative and commutative."""
         check_mergeable(self, other)
+        if other.sum.shape != self.sum.shape:
+            raise ValueError("cannot merge second moments with different numbers of groups")
         check_total(self._trace() + other._trace().to(self.sum), self.weight + other.weight)
         return self.add(other.sum, other.weight, other.count)
 
@@ -104,11 +106,7 @@ class Correlation:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a saved state of the same dimension."""
         if not isinstance(state, dict) or not {"sum", "weight", "count"} <= state.keys():
-            raise ValueError(
-                "the state of a correlation is a dict of sum, weight and count, got "
-                f"{sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__}; "
-                "pass what state_dict() returned"
-            )
+            raise ValueError("pass what state_dict() returned: a dict of sum, weight and count")
         total = checks.positive_semidefinite(state["sum"], "sum")
         if total.shape != self.sum.shape:
             raise ValueError(
