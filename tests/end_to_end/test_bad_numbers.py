@@ -30,7 +30,6 @@ APERTURES: dict[str, Call] = {
     "from_states": lambda a: Conceptor.from_states(ROWS, a),
     "from_correlation": lambda a: Conceptor.from_correlation(ROWS, a),
     "from_spectrum": lambda a: Conceptor.from_spectrum(ROWS, ROWS[0], aperture=a),
-    "from_conceptor": lambda a: Conceptor.from_conceptor(DENSE, a),
     "Correlation": STREAM.conceptor,
     "FrequentDirections": SKETCH.conceptor,
     "bound": SKETCH.conceptor_error_bound,
@@ -45,7 +44,7 @@ NUMBERS: dict[str, Call] = {
     "quota": lambda x: aperture_for_quota(ROWS, x),
     "rest": lambda x: Conceptor.from_spectrum(ROWS, ROWS[0], rest=x),
 }
-MAY_BE_NONE = ("from_spectrum", "from_conceptor", "tolerance", "atol")
+MAY_BE_NONE = ("from_spectrum", "tolerance", "atol")
 
 
 @pytest.mark.parametrize(
@@ -71,7 +70,7 @@ def test_apertures_must_be_positive(name: str, bad: Any) -> None:
         APERTURES[name](bad)
 
 
-@pytest.mark.parametrize("name", [name for name in APERTURES if name != "from_conceptor"])
+@pytest.mark.parametrize("name", APERTURES)
 def test_an_infinite_aperture_is_reached_by_adapt(name: str) -> None:
     with pytest.raises(ValueError, match=r"finite, got inf.*\.adapt\(math\.inf\)"):
         APERTURES[name](math.inf)
@@ -224,8 +223,6 @@ def test_partners_that_are_no_conceptors(name: str, bad: Any) -> None:
 def test_a_product_of_conceptors_is_none() -> None:
     with pytest.raises(TypeError, match="use A & B"):
         DENSE @ FACTORED  # type: ignore[operator]
-    with pytest.raises(TypeError, match="needs a Conceptor, got Tensor"):
-        Conceptor.from_conceptor(torch.eye(3))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("C", [BATCH, BATCH.dense()], ids=["factored", "dense"])

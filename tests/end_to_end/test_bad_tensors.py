@@ -14,7 +14,6 @@ from conceptors import (
     Conceptor,
     Correlation,
     FrequentDirections,
-    aperture_by_gradient,
     aperture_by_validation,
     aperture_for_quota,
 )
@@ -37,7 +36,6 @@ TENSORS: dict[str, Call] = {
     "FrequentDirections.update": lambda x: FrequentDirections(3, 1).update(x),
     "FrequentDirections weights": lambda x: FrequentDirections(3, 1).update(torch.ones(3, 3), x),
     "aperture_for_quota": lambda x: aperture_for_quota(x, 0.5),
-    "aperture_by_gradient": aperture_by_gradient,
     "aperture_by_validation": lambda x: aperture_by_validation(x, score),
 }
 ACTS_ON_ANY_NUMBERS = ("dense @", "factored @", "evidence")
@@ -124,7 +122,6 @@ SHAPES: list[tuple[str, torch.Tensor, str]] = [
         torch.eye(3)[None],
         r"one matrix \[d, d\] is needed, got shape \[1, 3, 3\]",
     ),
-    ("aperture_by_gradient", torch.ones(3), r"got \[3\]"),
     ("aperture_by_validation", torch.ones(3), r"got \[3\]"),
     ("aperture_by_validation", torch.ones(2, 3, 3), r"got \[2, 3, 3\]"),
 ]
@@ -183,8 +180,6 @@ CONTENT: list[tuple[str, Any, str]] = [
     ("Correlation weights", torch.tensor([1.0, -1, 1]), "must not be negative, got -1"),
     ("FrequentDirections weights", torch.tensor([1.0, -1, 1]), "must not be negative, got -1"),
     ("aperture_for_quota", SKEW, "not symmetric"),
-    ("aperture_by_gradient", INDEFINITE, "positive semi-definite"),
-    ("aperture_by_gradient", torch.zeros(2, 2), "zero"),
     ("aperture_by_validation", torch.ones(1, 3), "at least 2 rows, got 1"),
 ]
 

@@ -17,7 +17,6 @@ from conceptors import (
     Conceptor,
     Correlation,
     FrequentDirections,
-    aperture_by_gradient,
     aperture_by_validation,
     aperture_for_quota,
     similarity,
@@ -191,9 +190,7 @@ def test_pairs(x: Tensor, y: Tensor, aperture: float) -> None:
             assert (A <= B).dtype == torch.bool
 
 
-@given(
-    NUMBERS, st.sampled_from(["adapt", "harden", "rank", "tolerance", "atol", "index", "aperture"])
-)
+@given(NUMBERS, st.sampled_from(["adapt", "harden", "rank", "tolerance", "atol", "index"]))
 def test_methods(value: Any, name: str) -> None:
     for C in (
         Conceptor.from_states(normal(0, 9, 3), 2.0),
@@ -206,7 +203,6 @@ def test_methods(value: Any, name: str) -> None:
             "tolerance": partial(C.factored, tolerance=value),
             "atol": partial(C.allclose, C, atol=value),
             "index": partial(indexed, C, value),
-            "aperture": partial(Conceptor.from_conceptor, C, aperture=value),
         }
         found = attempt(calls[name])
         if isinstance(found, Conceptor):
@@ -262,7 +258,6 @@ def test_apertures(R: Tensor, quota: Any) -> None:
     for alpha in (
         attempt(lambda: aperture_for_quota(R, quota)),
         attempt(lambda: aperture_for_quota(R, 0.3)),
-        attempt(lambda: aperture_by_gradient(R)),
     ):
         if alpha is not None:
             assert 0 < alpha < math.inf
@@ -281,5 +276,4 @@ def test_validation(x: Tensor, apertures: list[Any], folds: Any, seed: Any) -> N
         attempt(lambda: aperture_by_validation(x, quota, folds=2)),
     ):
         if chosen is not None:
-            assert chosen.aperture in chosen.apertures
-            assert not any(map(math.isnan, chosen.mean))
+            assert 0 < chosen < math.inf

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from inspect import Parameter, signature
+from inspect import signature
 from threading import Lock
 from typing import Any
 
@@ -40,14 +40,14 @@ def feed_first(model: nn.Module, batch: Any) -> object:
         kind += f" of {len(batch)}, of which the first part was passed" if part else ""
         raise type(error)(
             f"the model could not be called with a batch that is a {kind}: {error}; "
-            f"{_how_to_feed(model, batch)}"
+            f"{_how_to_feed(batch)}"
         ) from error
 
 
 def _warn_of_unused_parts(model: nn.Module, batch: Any) -> None:
     """Warn of a batch like (ids, mask, labels) for a model that accepts masks."""
-    kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
-    accepted = [p.name for p in signature(model.forward).parameters.values() if p.kind in kinds]
+    arguments = signature(model.forward).parameters.values()
+    accepted = [p.name for p in arguments if p.kind <= p.POSITIONAL_OR_KEYWORD]
     if len(batch) > 2 and len(accepted) > 1:
         listed = ", ".join(accepted[:4]) + (", …" if len(accepted) > 4 else "")
         warnings.warn(
@@ -58,12 +58,10 @@ def _warn_of_unused_parts(model: nn.Module, batch: Any) -> None:
         )
 
 
-def _how_to_feed(model: nn.Module | None, batch: Any) -> str:
+def _how_to_feed(batch: Any) -> str:
     if not isinstance(batch, Mapping):
         return _FEED
-    accepted = signature(model.forward).parameters if model is not None else {}
-    names = [name for name in batch if name in accepted] or list(batch)[:1] or ["inputs"]
-    return _FEED.replace("batch[0], batch[1]", ", ".join(f"batch[{name!r}]" for name in names))
+    return _FEED.replace("batch[0], batch[1]", f"batch[{next(iter(batch), 'inputs')!r}]")
 
 
 def check_batches(batches: Any, who: str) -> None:
@@ -71,7 +69,7 @@ def check_batches(batches: Any, who: str) -> None:
     if isinstance(batches, Mapping):
         raise TypeError(
             f"{who} takes batches, and got one mapping of {list(batches)}: pass a DataLoader "
-            f"or [batch]; {_how_to_feed(None, batches)}"
+            f"or [batch]; {_how_to_feed(batches)}"
         )
     if not isinstance(batches, tuple) or not all(isinstance(x, Tensor) for x in batches):
         return

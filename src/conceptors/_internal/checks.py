@@ -17,8 +17,6 @@ import torch
 from torch import Tensor
 
 _DTYPES = (torch.float32, torch.float64)
-_MOST = 30  # names that are listed
-_OURS = ("conceptors.", "torch.", "contextlib")
 
 
 def real_tensor(x: Any, name: str) -> Tensor:
@@ -115,11 +113,6 @@ def aperture(value: Any, batch: torch.Size, like: Tensor) -> Tensor:
         each = real_tensor(value, "aperture").detach()
         if not bool((torch.isfinite(each) & (each > 0)).all()):
             raise ValueError(f"every aperture must be positive and finite, got {each.tolist()}")
-        if broadcast(each.shape, batch) != batch:
-            raise ValueError(
-                f"aperture of shape {list(each.shape)} does not fit the batch shape "
-                f"{list(batch)}; give one number, or one for each member of the batch"
-            )
     else:
         one = number(value, "aperture", 0.0, math.inf, open_low=True)
         if math.isinf(one):
@@ -128,7 +121,13 @@ def aperture(value: Any, batch: torch.Size, like: Tensor) -> Tensor:
                 f"conceptor"
             )
         each = torch.tensor(one, dtype=torch.float64)
-    alpha = each.broadcast_to(batch).to(like).clone()
+    try:
+        alpha = each.broadcast_to(batch).to(like).clone()
+    except RuntimeError:
+        raise ValueError(
+            f"aperture of shape {list(each.shape)} does not fit the batch shape {list(batch)}; "
+            f"give one number, or one for each member of the batch"
+        ) from None
     if not bool((torch.isfinite(alpha) & (alpha > 0)).all()):
         raise ValueError(f"aperture {value} is beyond the range of {like.dtype}; scale the data")
     return alpha
@@ -166,14 +165,6 @@ def whole(value: Any, name: str, low: int, high: int | None = None) -> int:
     return int(value)
 
 
-def broadcast(*shapes: torch.Size) -> torch.Size | None:
-    """The common shape, or None if there is none."""
-    try:
-        return torch.Size(torch.broadcast_shapes(*shapes))
-    except RuntimeError:
-        return None
-
-
 def loose(dtype: torch.dtype) -> float:
     """What counts as rounding in matrices that callers computed: the square root of epsilon."""
     return math.sqrt(torch.finfo(dtype).eps)
@@ -185,16 +176,17 @@ def nearest(name: str, known: Iterable[str]) -> str:
     >>> nearest("disjoint-mist", ["disjoint-mnist", "permuted-mnist"])
     "; did you mean 'disjoint-mnist'? there are: disjoint-mnist, permuted-mnist"
     """
-    names = sorted(known)
+    names, most = sorted(known), 30
     close = get_close_matches(str(name), names, n=2, cutoff=0.5)
     hint = f"did you mean {' or '.join(repr(n) for n in close)}? " if close else ""
-    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
-    return f"; {hint}there are: {', '.join(names[:_MOST])}{more}"
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"; {hint}there are: {', '.join(names[:most])}{more}"
 
 
 def outside() -> int:
     """The `stacklevel` of the user's own code, beyond this package and torch."""
+    ours = ("conceptors.", "torch.", "contextlib")
     frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_OURS):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(ours):
         frame, level = frame.f_back, level + 1
     return level

@@ -1,8 +1,4 @@
-"""Work on a GPU, recorded once as a CUDA graph and then replayed.
-
-Small networks spend most of their time on launching kernels, which a replay avoids. The memory that
-the work reads and writes must stay where it is.
-"""
+"""Work on a GPU, recorded once as a CUDA graph and then replayed, without launching kernels."""
 
 from __future__ import annotations
 
@@ -19,7 +15,10 @@ _BRANCHES = 4  # small kernels that do not depend on each other share the GPU
 
 
 class CudaGraph:
-    """Pieces of work that may run in any order; the first calls run as usual (and count)."""
+    """Pieces of work that may run in any order; the first calls run as usual (and count).
+
+    The memory that the work reads and writes must stay where it is.
+    """
 
     def __init__(
         self, *pieces: Callable[[], None], device: torch.device | None = None, exact: bool = True

@@ -71,8 +71,8 @@ def _precision(backends: list[Any], wanted: list[str]) -> Iterator[None]:
 
 def _products() -> list[Any]:
     """The settings of matrix products: on a GPU and on the CPU, or of both (before torch 2.9)."""
-    cuda, cpu = torch.backends.cuda.matmul, torch.backends.mkldnn
-    return [cuda, cpu.matmul] if hasattr(cuda, "fp32_precision") else [_OldProducts()]
+    cuda, cpu = torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None)
+    return [cuda, cpu] if hasattr(cuda, "fp32_precision") else [_OldProducts()]
 
 
 class _OldProducts:

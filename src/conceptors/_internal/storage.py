@@ -21,12 +21,7 @@ _ENDING = ".part"
 
 
 def write(tensors: Mapping[str, Tensor], header: Mapping[str, str], path: str | Path) -> None:
-    """Write tensors and a header of strings as a safetensors file.
-
-    Raises:
-        ImportError: safetensors is not installed.
-        OSError: the folder does not exist, is read-only or full; an older file stays as it was.
-    """
+    """Write tensors and a header of strings as a safetensors file; OSError where that fails."""
     safetensors = _safetensors()
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     signed = {**header, "sha256": digest(plain, header)}
@@ -34,11 +29,9 @@ def write(tensors: Mapping[str, Tensor], header: Mapping[str, str], path: str | 
 
 
 def read(path: str | Path, what: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and header of a file that `write` wrote; `what` names its kind in errors.
+    """Tensors and header of a file that `write` wrote; ValueError if it is damaged or another.
 
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: damaged, or not such a file.
+    `what` names its kind in errors.
     """
     safetensors = _safetensors()
     data = Path(path).read_bytes()

@@ -70,3 +70,12 @@ def check_spectrum(vectors: Any, values: Any, rest: Any) -> tuple[Tensor, Tensor
             f"{rest}; leave them out"
         )
     return vectors, values, float(rest)
+
+
+def fit_together(*shapes: torch.Size) -> bool:
+    """Whether shapes broadcast."""
+    try:
+        torch.broadcast_shapes(*shapes)
+    except RuntimeError:
+        return False
+    return True

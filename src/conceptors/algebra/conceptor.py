@@ -12,7 +12,7 @@ from torch import Tensor
 from conceptors._internal import checks
 from conceptors.algebra import logic
 from conceptors.algebra import spectrum as spectra
-from conceptors.algebra.checks import check_spectrum, check_states
+from conceptors.algebra.checks import check_spectrum, check_states, fit_together
 from conceptors.algebra.forms import Change, Form, OddsForm, SpectrumForm
 from conceptors.algebra.spectrum import Spectrum
 
@@ -318,7 +318,7 @@ class Conceptor:
                 f"{self.dim}, got {list(x.shape)}"
             )
         checks.same_kind(x, self, "x", "the conceptor")
-        if x.ndim > 1 and checks.broadcast(self.batch_shape, x.shape[:-2]) is None:
+        if x.ndim > 1 and not fit_together(self.batch_shape, x.shape[:-2]):
             raise ValueError(
                 f"rows x of shape {list(x.shape)} do not fit a batch of conceptors of shape "
                 f"{list(self.batch_shape)}; x needs shape [..., n, {self.dim}] with leading "
@@ -441,7 +441,7 @@ class Conceptor:
                 f"both must describe the same space"
             )
         checks.same_kind(self, other, "one conceptor", "the other")
-        if checks.broadcast(self.batch_shape, other.batch_shape) is None:
+        if not fit_together(self.batch_shape, other.batch_shape):
             raise ValueError(
                 f"batches of conceptors of shape {list(self.batch_shape)} and "
                 f"{list(other.batch_shape)} do not broadcast"

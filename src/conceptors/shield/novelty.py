@@ -34,8 +34,8 @@ def join_novel(claimed: Conceptor, new: Conceptor, known: float) -> Conceptor:
         return Conceptor.from_form(OddsForm(odds, new.dtype))
     parts = claimed.form.spectrum(), new.form.spectrum()
     basis, _ = torch.linalg.qr(torch.cat([part.vectors for part in parts], -1))  # [..., d, r]
-    inside = [_gram(basis.mT @ part.vectors, part.odds) for part in parts]
-    values, turn = torch.linalg.eigh(_joined(*inside, known))
+    old, more = (_gram(basis.mT @ part.vectors, part.odds) for part in parts)
+    values, turn = torch.linalg.eigh(_joined(old, more, known))
     joined = Spectrum(basis @ turn, values.clamp_min(0))
     return Conceptor.from_form(SpectrumForm(joined, claimed.dtype))
 
