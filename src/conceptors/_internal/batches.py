@@ -111,11 +111,13 @@ class _Eager:
     def __enter__(self) -> None:
         with self._lock:
             if not self._users:
-                fast = torch.backends.mha
-                self._settings.callback(fast.set_fastpath_enabled, fast.get_fastpath_enabled())
-                fast.set_fastpath_enabled(False)  # it bypasses the layers it is made of
-                self._settings.enter_context(torch.random.fork_rng([]))
-                self._settings.enter_context(torch.compiler.set_stance("force_eager"))
+                with ExitStack() as settings:
+                    fast = torch.backends.mha
+                    settings.callback(fast.set_fastpath_enabled, fast.get_fastpath_enabled())
+                    fast.set_fastpath_enabled(False)  # it bypasses the layers it is made of
+                    settings.enter_context(torch.random.fork_rng([]))
+                    settings.enter_context(torch.compiler.set_stance("force_eager"))
+                    self._settings = settings.pop_all()
             self._users += 1
 
     def __exit__(self, *_: object) -> None:

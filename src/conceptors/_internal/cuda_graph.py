@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
+from functools import partial
 from itertools import cycle
 
 import torch
@@ -24,7 +25,8 @@ class CudaGraph:
         self, *pieces: Callable[[], None], device: torch.device | None = None, exact: bool = True
     ) -> None:
         """`exact`: in full precision, whatever is set outside."""
-        self._pieces, self._device, self._exact = pieces, device, exact
+        self._pieces, self._device = pieces, device
+        self._precision = partial(exactly, gradients=True) if exact else nullcontext
         self._graph: torch.cuda.CUDAGraph | None = None
         self._calls = 0
 
@@ -55,9 +57,6 @@ class CudaGraph:
         with self._precision(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
             _side_by_side(self._pieces)
         self._graph = graph
-
-    def _precision(self) -> AbstractContextManager[None]:
-        return exactly(gradients=True) if self._exact else nullcontext()
 
 
 def _side_by_side(pieces: Sequence[Callable[[], None]]) -> None:

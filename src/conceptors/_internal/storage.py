@@ -29,10 +29,7 @@ def write(tensors: Mapping[str, Tensor], header: Mapping[str, str], path: str | 
 
 
 def read(path: str | Path, what: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and header of a file that `write` wrote; ValueError if it is damaged or another.
-
-    `what` names its kind in errors.
-    """
+    """Tensors and header of a file that `write` wrote; ValueError, naming `what`, for others."""
     safetensors = _safetensors()
     data = Path(path).read_bytes()
     remedy = f"restore it from a copy, or save the {what} again"
@@ -105,13 +102,10 @@ def _sweep(path: Path) -> None:
     if sys.platform == "win32":
         return
     for orphan in path.parent.glob(f".{escape(path.name)}.*{_ENDING}"):
-        with suppress(OSError):  # it belongs to someone else, or has gone meanwhile
-            handle = os.open(orphan, os.O_RDWR | os.O_NOFOLLOW)
-            try:
-                if _lock(handle):
-                    os.unlink(orphan)
-            finally:
-                os.close(handle)
+        # an OSError: it belongs to someone else, or has gone meanwhile
+        with suppress(OSError), os.fdopen(os.open(orphan, os.O_RDWR | os.O_NOFOLLOW)) as file:
+            if _lock(file.fileno()):
+                os.unlink(orphan)
 
 
 def _create(path: Path) -> tuple[int, str]:

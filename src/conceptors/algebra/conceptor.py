@@ -359,7 +359,9 @@ class Conceptor:
     def top_k(self, rank: int) -> Conceptor:
         """Only the `rank` largest singular values, all others 0, in factored form."""
         rank = checks.whole(rank, "rank", 0, self.dim)
-        return self._with(self.form.top(rank), self._aperture)
+        parts = self.form.spectrum()
+        parts = spectra.complete(parts) if parts.rest else parts
+        return self._with(spectra.truncate(parts, rank), self._aperture)
 
     def dense(self) -> Conceptor:
         """The same conceptor with all d directions."""

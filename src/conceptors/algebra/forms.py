@@ -62,10 +62,6 @@ class OddsForm:
         """tr Q `[...]`."""
         return self.matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
 
-    def top(self, rank: int) -> Spectrum:
-        """The `rank` largest odds alone."""
-        return spectra.truncate(self.spectrum(), rank)
-
     def mapped(self, change: Change, depth: int) -> OddsForm:
         """Apply `change` to every tensor and its shape beyond the `depth` batch dimensions."""
         form = OddsForm(change(self.matrix, self.matrix.shape[depth:]), self.dtype)
@@ -109,10 +105,6 @@ class SpectrumForm:
     def trace(self) -> Tensor:
         missing = self._parts.dim - self._parts.rank
         return self._parts.odds.sum(-1) + (missing * self._parts.rest if missing else 0.0)
-
-    def top(self, rank: int) -> Spectrum:
-        parts = spectra.complete(self._parts) if self._parts.rest else self._parts
-        return spectra.truncate(parts._replace(rest=0.0), rank)
 
     def mapped(self, change: Change, depth: int) -> SpectrumForm:
         return SpectrumForm(_mapped(self._parts, change, depth), self.dtype)
