@@ -72,9 +72,8 @@ def test_float32_is_close_to_float64(count: int, aperture: float) -> None:
     assert C.matrix().dtype == C.singular_values.dtype == C.quota.dtype == torch.float32
     assert distance(C, wanted) < 5e-7
     assert distance(~C, ~wanted) < 5e-7
-    close = {"atol": 2e-7, "rtol": 0}
-    torch.testing.assert_close(C.singular_values.double(), wanted.singular_values, **close)
-    torch.testing.assert_close(C.quota.double(), wanted.quota, **close)
+    for found, exact in ((C.singular_values, wanted.singular_values), (C.quota, wanted.quota)):
+        torch.testing.assert_close(found.double(), exact, atol=2e-7, rtol=0)
     assert distance(C.to(torch.float64), wanted) < (1e-12 if count == 400 else 5e-7)
 
 
