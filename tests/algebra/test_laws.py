@@ -13,7 +13,6 @@ from torch import Tensor
 
 from conceptors import Conceptor, similarity
 from helpers import (
-    build,
     conceptors,
     eye,
     normal,
