@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from conceptors.algebra.aperture import aperture_by_validation, aperture_for_quota
     from conceptors.algebra.conceptor import Conceptor, similarity
-    from conceptors.algebra.targets import Auto, Energy, Quota
+    from conceptors.algebra.aperture import Auto, Energy, Quota
     from conceptors.estimators.ridge import ConceptorRidge, ConceptorRidgeClassifier
     from conceptors.estimators.sgd import ConceptorSGDRegressor
     from conceptors.moments.correlation import Correlation
@@ -31,17 +31,17 @@ __version__ = "0.1.0"
 
 # Loaded on first use: torch takes seconds, scikit-learn for the estimators is optional.
 _HOMES = {
-    "Auto": "algebra.targets",
+    "Auto": "algebra.aperture",
     "Conceptor": "algebra.conceptor",
     "ConceptorRidge": "estimators.ridge",
     "ConceptorRidgeClassifier": "estimators.ridge",
     "ConceptorSGDRegressor": "estimators.sgd",
     "Correlation": "moments.correlation",
-    "Energy": "algebra.targets",
+    "Energy": "algebra.aperture",
     "FrequentDirections": "moments.frequent_directions",
     "LayerInputs": "readout.network",
     "PatchFeatures": "readout.patches",
-    "Quota": "algebra.targets",
+    "Quota": "algebra.aperture",
     "RandomFeatures": "readout.features",
     "Readout": "readout.readout",
     "Shield": "shield.shield",

@@ -1,4 +1,4 @@
-"""Files: what is written is read back to the bit; what is damaged or hostile is refused."""
+"""Files: what is written is read back to the bit; damaged or hostile files are refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from torch import Tensor
 
 from conceptors import Conceptor
 from conceptors._internal import storage
-from conceptors.algebra import files
 from helpers import normal, rotation
 
 
@@ -29,62 +28,36 @@ def padded() -> Conceptor:
     return A | Conceptor.from_spectrum(spans, torch.ones(2, 2).double())
 
 
-def joined() -> Conceptor:
-    found = Conceptor.zero(60, dtype=torch.float32)
-    for seed in range(30):
-        found = found | Conceptor.from_states(normal(seed, 2, 20).float() @ torch.eye(20, 60), 1.0)
-    return found
-
-
-MADE: dict[str, Callable[[], Conceptor]] = {
+EXAMPLES: dict[str, Callable[[], Conceptor]] = {
     "dense": lambda: Conceptor.from_states(normal(0, 20, 5), 2.0),
     "factored": lambda: Conceptor.from_states(normal(0, 3, 7), 2.0),
     "float32": lambda: Conceptor.from_states(normal(0, 20, 5).float(), 270.0),
-    "factored float32": lambda: Conceptor.from_states(normal(0, 3, 7).float(), 0.1),
-    "batch": lambda: Conceptor.from_states(normal(0, 2, 3, 4, 5), 2.0),
     "apertures": lambda: Conceptor.from_states(normal(0, 2, 9, 5), torch.tensor([1.0, 2.0])),
-    "negated": lambda: ~Conceptor.from_states(normal(0, 20, 5), 2.0),
     "negated factored": lambda: ~Conceptor.from_states(normal(0, 3, 7), 2.0),
-    "zero": lambda: Conceptor.zero(6),
     "identity": lambda: Conceptor.identity(6, dtype=torch.float32),
-    "hard": lambda: Conceptor.from_states(normal(0, 20, 5), 2.0).harden(),
-    "no aperture": lambda: Conceptor.from_spectrum(rotation(0, 5)[:, :2], torch.ones(2).double()),
-    "padded": padded,
     "padded negated": lambda: ~padded(),
     "widened": lambda: Conceptor.from_states(normal(0, 3, 40).float(), 2.0).to(torch.float64),
     "very wide": lambda: Conceptor.from_states(normal(0, 3, 7), 1.0).adapt(1e12),
-    "after many": joined,
 }
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_round_trip(name: str, tmp_path: Path) -> None:
-    C = MADE[name]()
+    C = EXAMPLES[name]()
     C.save(tmp_path / "c.safetensors")
     D = Conceptor.load(str(tmp_path / "c.safetensors"))
-    assert (D.dtype, D.rank, D.dim, D.batch_shape) == (C.dtype, C.rank, C.dim, C.batch_shape)
-    assert str(D.aperture) == str(C.aperture)
+    assert (D.rank, repr(D), str(D.aperture)) == (C.rank, repr(C), str(C.aperture))
     for a, b in zip(C.spectrum, D.spectrum):
         assert torch.equal(torch.as_tensor(a), torch.as_tensor(b))
     torch.testing.assert_close(D.matrix(), C.matrix(), rtol=0, atol=1e-6)
-    assert torch.equal(D.singular_values, C.singular_values)
-    for gamma in (1e-6, math.inf):  # odds are kept, not only rounded singular values
+    for gamma in (1e-6, math.inf):  # odds are stored, not only rounded singular values
         assert torch.equal(D.adapt(gamma).singular_values, C.adapt(gamma).singular_values)
-    files.save(D, tmp_path / "again.safetensors")
-    again = Conceptor.load(tmp_path / "again.safetensors")
-    assert torch.equal(again.spectrum[0], C.spectrum[0])
-    assert sorted(os.listdir(tmp_path)) == ["again.safetensors", "c.safetensors"]
-
-
-def test_saving_overwrites_and_leaves_nothing_beside(tmp_path: Path) -> None:
-    path = tmp_path / "c.safetensors"
-    Conceptor.zero(3).save(path)
-    Conceptor.identity(4).save(path)
-    assert Conceptor.load(path).dim == 4
+    Conceptor.identity(4).save(tmp_path / "c.safetensors")  # overwrites
+    assert Conceptor.load(tmp_path / "c.safetensors").dim == 4
     assert os.listdir(tmp_path) == ["c.safetensors"]
     mask = os.umask(0)
     os.umask(mask)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~mask  # as any other new file
+    assert stat.S_IMODE((tmp_path / "c.safetensors").stat().st_mode) == 0o666 & ~mask
 
 
 # --- damage ------------------------------------------------------------------------------
@@ -93,16 +66,19 @@ def test_saving_overwrites_and_leaves_nothing_beside(tmp_path: Path) -> None:
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
     path = tmp_path / "c.safetensors"
-    MADE["factored"]().save(path)
+    EXAMPLES["factored"]().save(path)
     return path
 
 
-def test_a_truncated_file_is_refused(written: Path) -> None:
+def test_a_truncated_or_longer_file_is_refused(written: Path) -> None:
     data = written.read_bytes()
     for size in sorted({0, 1, 7, 8, 9, 100, *range(0, len(data), 13), len(data) - 1}):
         written.write_bytes(data[:size])
-        with pytest.raises(ValueError, match=f"c.safetensors is damaged.*{size} bytes.*restore"):
+        with pytest.raises(ValueError, match=rf"c\.safetensors is damaged.*{size} bytes.*restore"):
             Conceptor.load(written)
+    written.write_bytes(data + b"more")
+    with pytest.raises(ValueError, match="damaged"):
+        Conceptor.load(written)
 
 
 def test_a_flipped_bit_anywhere_is_noticed(written: Path) -> None:
@@ -122,34 +98,20 @@ def test_a_flipped_bit_anywhere_is_noticed(written: Path) -> None:
             assert (D.spectrum[2], D.aperture) == (C.spectrum[2], C.aperture)
 
 
-def test_appended_bytes_are_refused(written: Path) -> None:
-    written.write_bytes(written.read_bytes() + b"more")
-    with pytest.raises(ValueError, match="damaged"):
-        Conceptor.load(written)
-
-
-@pytest.mark.parametrize("data", [b"", b"PK\x03\x04" * 100, b"\x00" * 64, b"\xff" * 64, b"{}"])
-def test_what_is_no_such_file_is_refused(data: bytes, tmp_path: Path) -> None:
-    (tmp_path / "x").write_bytes(data)
-    with pytest.raises(ValueError, match="damaged or not a safetensors file"):
-        Conceptor.load(tmp_path / "x")
-
-
-def test_foreign_files_are_refused(tmp_path: Path) -> None:
+def test_foreign_files_are_refused_and_never_executed(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
-    save_file({"weight": torch.eye(3), "bias": torch.ones(3)}, path)
-    with pytest.raises(ValueError, match=r"holds no conceptor.*'bias', 'weight'"):
+    for data in (b"PK\x03\x04" * 100, b"\x00" * 64, b"\xff" * 64, b"{}"):
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match="damaged or not a safetensors file"):
+            Conceptor.load(path)
+    torch.save(EXAMPLES["dense"](), path)  # a pickle, whatever it is called
+    with pytest.raises(ValueError, match="damaged or not a safetensors file"):
         Conceptor.load(path)
-    save_file({"weight": torch.eye(3)}, path, {"format": "pt"})
-    with pytest.raises(ValueError, match="format 'pt'"):
+    save_file({"weight": torch.eye(3), "bias": torch.ones(3)}, path, {"format": "pt"})
+    with pytest.raises(ValueError, match=r"contains no conceptor.*'pt'.*'bias', 'weight'"):
         Conceptor.load(path)
-
-
-def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"nothing\.safetensors"):
         Conceptor.load(tmp_path / "nothing.safetensors")
-    with pytest.raises(OSError, match="directory"):
-        Conceptor.load(tmp_path)
 
 
 # --- hostile or wrong content, with a right checksum -------------------------------------
@@ -167,52 +129,34 @@ def forge(path: Path, tensors: dict[str, Tensor | None], header: dict[str, str |
     path.write_bytes(save(content, words))
 
 
-GOOD = MADE["factored"]().spectrum
+GOOD = EXAMPLES["factored"]().spectrum
 HALF = torch.full((3,), 0.5, dtype=torch.float64)
 FORGERIES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "other format": ({}, {"format": "conceptors.Shield"}, r"'conceptors.Shield'.*C\.save"),
     "newer version": ({}, {"version": "2"}, "version '2'.*upgrade"),
-    "no version": ({}, {"version": None}, "version None"),
     "no rest": ({}, {"rest": None}, "rest"),
     "rest 0.5": ({}, {"rest": "0.5"}, "rest must be 0 or 1"),
-    "rest list": ({}, {"rest": "[1]"}, "rest"),
-    "rest nonsense": ({}, {"rest": "zero"}, "not valid"),
-    "other dtype": ({}, {"dtype": "float32"}, "dtype float32 does not match"),
     "no odds": ({"odds": None}, {}, "odds"),
-    "no vectors": ({"vectors": None}, {}, "vectors"),
-    "no values": ({"values": None}, {}, "values"),
     "NaN vectors": ({"vectors": GOOD[0] * math.nan}, {}, "NaN"),
-    "NaN values": ({"values": HALF * math.nan}, {}, "NaN"),
     "NaN odds": ({"odds": HALF * math.nan}, {}, "odds"),
     "negative odds": ({"odds": -HALF}, {}, "odds"),
-    "large values": ({"values": 3 * HALF}, {}, r"\[0, 1\]"),
-    "negative values": ({"values": -HALF}, {}, r"\[0, 1\]"),
-    "contradiction": ({"odds": 7 * HALF}, {}, "contradict"),
     "skew vectors": ({"vectors": GOOD[0] + 0.1}, {}, "not orthonormal"),
     "zero column": ({"vectors": GOOD[0] * torch.tensor([1, 1, 0])}, {}, "zeros"),
-    "wide vectors": ({"vectors": GOOD[0].mT.contiguous()}, {}, "shape"),
-    "flat vectors": ({"vectors": GOOD[0].flatten()}, {}, "shape"),
-    "few values": ({"values": HALF[:2]}, {}, "shape"),
-    "few odds": ({"odds": HALF[:2]}, {}, "odds of shape"),
-    "empty batch": (
-        {"vectors": torch.zeros(0, 7, 3), "values": torch.zeros(0, 3), "odds": torch.zeros(0, 3)},
-        {},
-        "shape",
-    ),
+    "few odds": ({"odds": HALF[:2]}, {}, "shape"),
+    "empty batch": ({"vectors": torch.zeros(0, 7, 3), "odds": torch.zeros(0, 3)}, {}, "shape"),
     "integers": ({"vectors": torch.eye(7, 3, dtype=torch.int64)}, {}, "int64"),
-    "half": ({"values": HALF.half()}, {}, "float16"),
-    "complex odds": ({"odds": HALF.to(torch.complex64)}, {}, "dtype"),
-    "bool odds": ({"odds": torch.ones(3, dtype=torch.bool)}, {}, "dtype"),
-    "mixed": ({"values": HALF.float()}, {}, "float32"),
-    "negative aperture": ({"aperture": torch.tensor(-1.0).double()}, {}, "aperture -1.0"),
-    "infinite aperture": ({"aperture": torch.tensor(math.inf).double()}, {}, "aperture inf"),
-    "other aperture": ({"aperture": torch.tensor(2.0)}, {}, "aperture"),
+    "complex odds": ({"odds": HALF.to(torch.complex64)}, {}, "float32 or float64"),
+    "mixed": ({"odds": HALF.float()}, {}, "float32"),
+    "negative aperture": ({"aperture": torch.tensor(-1.0).double()}, {}, "aperture .*-1.0"),
+    "infinite aperture": ({"aperture": torch.tensor(math.inf).double()}, {}, "aperture .*inf"),
     "two apertures": ({"aperture": torch.tensor([2.0, 2.0]).double()}, {}, "aperture"),
 }
 
 
 @pytest.mark.parametrize("name", FORGERIES)
 def test_wrong_content_is_refused(name: str, written: Path) -> None:
+    forge(written, {"aperture": None}, {})  # changes nothing else: signing is done right
+    assert torch.equal(Conceptor.load(written).spectrum[0], GOOD[0])
     tensors, header, message = FORGERIES[name]
     forge(written, tensors, header)
     with pytest.raises(ValueError, match=message) as caught:
@@ -220,46 +164,16 @@ def test_wrong_content_is_refused(name: str, written: Path) -> None:
     assert str(written) in str(caught.value)
 
 
-def test_a_forgery_that_changes_nothing_is_read(written: Path) -> None:
-    """The tests above fail for the reason they name, not for the way they are made."""
-    forge(written, {}, {})
-    assert torch.equal(Conceptor.load(written).spectrum[0], GOOD[0])
-    forge(written, {"aperture": None}, {})
-    assert Conceptor.load(written).aperture is None
-
-
-def test_nothing_is_executed(tmp_path: Path) -> None:
-    """A pickle is not read, whatever it is called."""
-    torch.save(MADE["dense"](), tmp_path / "c.safetensors")
-    with pytest.raises(ValueError, match="damaged or not a safetensors file"):
-        Conceptor.load(tmp_path / "c.safetensors")
-
-
 # --- writing that fails ------------------------------------------------------------------
 
 
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+def test_folders_that_are_missing_or_in_the_way(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"create it first.*nowhere"):
         Conceptor.zero(3).save(tmp_path / "nowhere" / "c.safetensors")
-
-
-def test_a_folder_in_the_way(tmp_path: Path) -> None:
     (tmp_path / "c").mkdir()
     with pytest.raises(OSError, match="directory"):
         Conceptor.zero(3).save(tmp_path / "c")
     assert os.listdir(tmp_path) == ["c"]
-
-
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    folder = tmp_path
-    if os.geteuid() == 0:  # the superuser may write anywhere but there
-        folder = Path("/proc")
-    tmp_path.chmod(0o500)
-    try:
-        with pytest.raises(OSError, match=r"c\.safetensors"):
-            Conceptor.zero(3).save(folder / "c.safetensors")
-    finally:
-        tmp_path.chmod(0o700)
 
 
 @pytest.mark.parametrize("call", ["os.replace", "os.fsync", "os.chmod", "tempfile.mkstemp"])
@@ -272,16 +186,9 @@ def test_a_failed_write_leaves_the_old_file_whole(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(f"conceptors._internal.files.{call}", fail)
+    monkeypatch.setattr(f"conceptors._internal.storage.{call}", fail)
     with pytest.raises(type(error)):
         Conceptor.identity(9).save(written)
     monkeypatch.undo()
     assert written.read_bytes() == before
     assert os.listdir(written.parent) == [written.name]
-    Conceptor.load(written)
-
-
-def test_only_conceptors_are_saved(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="Tensor"):
-        files.save(torch.eye(3), tmp_path / "c")  # type: ignore[arg-type]
-    assert not os.listdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Laws of logic and apertures: what holds for conceptors of every kind, and what does not."""
+"""Laws of logic, apertures, order and similarity, for conceptors of every kind."""
 
 from __future__ import annotations
 
@@ -11,19 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from conceptors import Conceptor
+from conceptors import Conceptor, similarity
 from helpers import (
-    KINDS,
-    build,
     conceptors,
-    distance,
     eye,
     normal,
     reference_and,
     reference_or,
     rotation,
     same,
-    symmetric,
 )
 
 GAMMAS = st.sampled_from([0.0, 1e-6, 1e-3, 0.5, 1.0, 2.0, 30.0, 1e6, math.inf])
@@ -46,15 +42,6 @@ def test_and_and_or_are_those_of_the_literature(pair: list[Conceptor]) -> None:
     assert same(A | B, reference_or(A.matrix(), B.matrix()), 1e-7)
 
 
-@given(conceptors(2, kinds=("soft", "data", "identity")))
-def test_invertible_conceptors_follow_the_inverse_formula(pair: list[Conceptor]) -> None:
-    """A ∧ B = (A⁻¹ + B⁻¹ - I)⁻¹."""
-    A, B = (C.dense() for C in pair)
-    if min(float(C.singular_values.min()) for C in (A, B)) > 0:
-        inverses = torch.linalg.inv(A.matrix()) + torch.linalg.inv(B.matrix())
-        assert same(A & B, torch.linalg.inv(inverses - eye(A.dim)))
-
-
 @given(st.integers(0, 1000), st.integers(1, 8), st.floats(0.1, 10))
 def test_or_at_equal_aperture_is_the_conceptor_of_the_sum(
     seed: int, dim: int, aperture: float
@@ -68,15 +55,6 @@ def test_or_at_equal_aperture_is_the_conceptor_of_the_sum(
         assert same(A | B, wanted, 1e-10)
         assert same(A.dense().adapt(1.0) | B.adapt(1.0), wanted, 1e-9)  # by spectra
         assert (A | B).aperture == A.aperture
-
-
-def test_many_ors_are_the_conceptor_of_the_sum_of_all() -> None:
-    X = normal(0, 12, 3, 30)
-    together = Conceptor.zero(30)
-    for rows in X:
-        together = together | Conceptor.from_states(rows, 2.0)
-    wanted = Conceptor.from_correlation((X.mT @ X / 3).sum(0), 2.0)
-    assert same(together, wanted, 1e-10)
 
 
 @given(conceptors(1), FINITE)
@@ -148,16 +126,6 @@ def test_zero_and_identity_are_neutral_or_absorbing(one: list[Conceptor]) -> Non
         assert float((C | i).singular_values.min()) == 1
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_or_with_zero_keeps_even_what_is_nearly_one(dtype: torch.dtype) -> None:
-    """The start of every sequence of tasks must not round odds of 10⁷ to infinity."""
-    C = Conceptor.from_states(100 * normal(0, 60, 40).to(dtype), 30.0)
-    for found in (Conceptor.zero(40, dtype=dtype) | C, C | Conceptor.zero(40, dtype=dtype)):
-        back = found.adapt(1e-4)
-        torch.testing.assert_close(back.singular_values, C.adapt(1e-4).singular_values)
-        assert 0 < float(back.quota) < 0.5
-
-
 @given(st.integers(0, 10**6), st.integers(2, 8), st.data())
 def test_hard_projectors_make_the_lattice_of_subspaces(seed: int, dim: int, data: Any) -> None:
     """AND projects on the intersection of the ranges, OR on their sum, exactly."""
@@ -191,24 +159,6 @@ def test_hard_projectors_make_the_lattice_of_subspaces(seed: int, dim: int, data
         assert (A | B).singular_values.tolist() == [1.0] * total + [0.0] * (dim - total)
 
 
-@given(st.integers(0, 10**6), st.integers(2, 8), st.data())
-def test_and_of_soft_conceptors_lives_on_the_intersection(seed: int, dim: int, data: Any) -> None:
-    both = data.draw(st.integers(0, dim - 1))
-    rest = data.draw(st.integers(0, (dim - both) // 2))
-    basis = rotation(seed, dim)
-    shared, a, b = basis.split([both, rest, dim - both - rest], 1)
-    A, B = (
-        Conceptor.from_spectrum(
-            torch.linalg.qr(torch.cat([shared, own], 1)).Q,
-            normal(seed + i, both + own.shape[1]).sigmoid(),
-        )
-        for i, own in enumerate((a, b[:, :rest]))
-    )
-    found = A & B
-    assert same(shared @ shared.mT @ found.matrix(), found.matrix())
-    assert int((found.singular_values > 0).sum()) == both
-
-
 # --- aperture ----------------------------------------------------------------------------
 
 
@@ -234,28 +184,9 @@ def test_not_turns_the_aperture_around(one: list[Conceptor], gamma: float) -> No
     C = one[0]
     inverse = math.inf if gamma == 0 else 1 / gamma
     assert same(~C.adapt(gamma), (~C).adapt(inverse), 1e-12)
-
-
-@given(conceptors(1))
-def test_limits_of_the_aperture(one: list[Conceptor]) -> None:
-    C = one[0]
     s = C.singular_values
     assert torch.equal(C.adapt(math.inf).singular_values, (s > 0).double())
     assert torch.equal(C.adapt(0).singular_values, (s == 1).double())
-    P = C.adapt(math.inf).matrix()
-    assert same(P @ C.matrix(), C.matrix(), 1e-12)  # the projector on the range
-    K = C.adapt(0).matrix()
-    assert same(K @ C.matrix(), K, 1e-12)  # the projector on what C leaves as it is
-
-
-@given(
-    conceptors(2, kinds=("soft", "deficient", "hard", "mixed", "data")), st.sampled_from([0.1, 3.0])
-)
-def test_adaptation_distributes_over_and_and_or(pair: list[Conceptor], gamma: float) -> None:
-    """Odds add in OR, and adaptation scales them."""
-    A, B = pair
-    assert same((A | B).adapt(gamma), A.adapt(gamma) | B.adapt(gamma), 1e-7)
-    assert same((A & B).adapt(gamma), A.adapt(gamma) & B.adapt(gamma), 1e-7)
 
 
 # --- laws that do not hold, pinned -------------------------------------------------------
@@ -269,56 +200,114 @@ def test_or_is_not_idempotent_but_widens_the_aperture(one: list[Conceptor]) -> N
     assert same(C & C, C.adapt(1 / math.sqrt(2)), 1e-9)
 
 
-def test_idempotence_fails() -> None:
-    """s = 1/2 has odds 1; twice that is s = 2/3."""
-    C = Conceptor.from_matrix(torch.tensor([[0.5]]).double())
-    assert float((C | C).matrix()) == pytest.approx(2 / 3, abs=1e-15)
-    assert float((C & C).matrix()) == pytest.approx(1 / 3, abs=1e-15)
+# --- order -------------------------------------------------------------------------------
 
 
-def test_absorption_fails() -> None:
-    """A ∨ (A ∧ B) = A and A ∧ (A ∨ B) = A fail at once: odds 1 + 1/2, and 1 / (1 + 1/2)."""
-    A = B = Conceptor.from_matrix(torch.tensor([[0.5]]).double())
-    assert float((A | (A & B)).matrix()) == pytest.approx(0.6, abs=1e-15)
-    assert float((A & (A | B)).matrix()) == pytest.approx(0.4, abs=1e-15)
+@given(conceptors(2))
+def test_order(pair: list[Conceptor]) -> None:
+    A, B = pair
+    assert bool(A <= (A | B))
+    assert bool((A & B) <= A)
+    assert bool((A | B) >= B)
+    assert bool(Conceptor.zero(A.dim) <= A)
+    assert bool(Conceptor.identity(A.dim) >= A)
+    assert bool(A.dense() >= A)
+    assert bool((A & B) <= (A | B))
 
 
-def test_distributivity_fails() -> None:
-    """A ∧ (B ∨ C) against (A ∧ B) ∨ (A ∧ C), all s = 1/2: odds 2/3 against 1."""
-    A = B = C = Conceptor.from_matrix(torch.tensor([[0.5]]).double())
-    assert float((A & (B | C)).matrix()) == pytest.approx(2 / 5, abs=1e-15)
-    assert float(((A & B) | (A & C)).matrix()) == pytest.approx(1 / 2, abs=1e-15)
-
-
-def test_distributivity_fails_even_for_projectors() -> None:
-    """Three lines in a plane: A ∧ (B ∨ C) = A, but A ∧ B = A ∧ C = 0."""
-    A, B, C = (
-        Conceptor.from_spectrum(rotation(seed, 2)[:, :1], torch.ones(1).double())
-        for seed in (1, 2, 3)
+def test_order_can_fail_both_ways_and_sees_small_violations() -> None:
+    A, B = (
+        Conceptor.from_matrix(torch.diag(torch.tensor(s)).double())
+        for s in ([0.9, 0.1], [0.1, 0.9])
     )
-    assert same(A & (B | C), A)
-    assert same((A & B) | (A & C), Conceptor.zero(2))
+    assert not bool(A <= B)
+    assert not bool(B <= A)
+    part = Conceptor.from_spectrum(rotation(0, 9)[:, :2], torch.tensor([0.9, 0.4]).double())
+    for C in (A, part):
+        assert bool(C.adapt(1 - 1e-9) <= C)
+        assert not bool(C.adapt(1 - 1e-9) >= C)
 
 
-def test_the_excluded_third_and_contradiction_fail() -> None:
-    """C ∨ ¬C = I and C ∧ ¬C = 0 hold for hard conceptors only."""
-    C = Conceptor.from_spectrum(eye(2), torch.tensor([0.5, 1.0]).double())
-    assert (C | ~C).singular_values.tolist() == pytest.approx([1, 2 / 3])
-    assert (C & ~C).singular_values.tolist() == pytest.approx([1 / 3, 0])
-    H = C.harden(0.7)
-    assert same(H | ~H, eye(2))
-    assert same(H & ~H, Conceptor.zero(2))
+# --- quota, harden -----------------------------------------------------------------------
 
 
-def test_every_kind_of_conceptor_is_tried() -> None:
-    """The generator really makes exact zeros and ones, soft values, and all three forms."""
-    R = symmetric(0, 9, 6)
-    found = {kind: build(kind, "dense", rotation(0, 6), 5).singular_values for kind in KINDS}
-    assert {0.0, 1.0} < set(found["mixed"].tolist())
-    assert set(found["hard"].tolist()) == {0.0, 1.0}
-    assert 0.0 in found["deficient"].tolist()
-    assert 1.0 not in found["deficient"].tolist()
-    assert float(found["wide"].min()) < 2e-3 < 1 - 1e-3 < float(found["wide"].max())
-    assert build("soft", "negated", rotation(0, 6), 3).spectrum[2] == 1
-    assert build("soft", "factored", rotation(0, 6), 3).is_factored
-    assert distance(Conceptor.from_correlation(R, 1.0), Conceptor.from_correlation(R, 2.0)) > 0.01
+@given(conceptors(2))
+def test_quota_stays_in_bounds(pair: list[Conceptor]) -> None:
+    A, B = pair
+    for C in (A, B, ~A, A | B, A & B, A.adapt(3.0), A.harden()):
+        s = C.singular_values
+        assert 0 <= float(C.quota) <= 1
+        assert bool(((s >= 0) & (s <= 1)).all())
+        assert bool((s[:-1] >= s[1:]).all())
+        torch.testing.assert_close(C.quota, s.mean(), atol=1e-12, rtol=0)
+        torch.testing.assert_close(C.quota, C.matrix().trace() / C.dim, atol=1e-10, rtol=0)
+    assert float((A & B).quota) <= float(A.quota) + 1e-12 <= float((A | B).quota) + 2e-12
+
+
+@given(conceptors(1), st.sampled_from([1e-3, 0.3, 0.5, 0.9, 1.0]))
+def test_harden(one: list[Conceptor], threshold: float) -> None:
+    C = one[0]
+    H = C.harden(threshold)
+    s = C.singular_values
+    assert torch.equal(H.singular_values, (s >= threshold).double())
+    assert same(H.matrix() @ H.matrix(), H.matrix(), 1e-12)
+    assert same(H.matrix() @ C.matrix(), C.matrix() @ H.matrix(), 1e-12)  # the same directions
+    kept = torch.linalg.eigvalsh(H.matrix() @ C.matrix() @ H.matrix()).flip(0)
+    torch.testing.assert_close(kept, torch.where(s >= threshold, s, 0.0), atol=1e-10, rtol=0)
+    assert same(H.harden(), H, 1e-15)
+
+
+# --- similarity --------------------------------------------------------------------------
+
+
+def report_similarity(A: Tensor, B: Tensor) -> float:
+    """|(S^i)^½ (U^i)ᵀ U^j (S^j)^½|² / (|diag S^i| |diag S^j|), by singular value decompositions."""
+    (Ua, Sa, _), (Ub, Sb, _) = torch.linalg.svd(A), torch.linalg.svd(B)
+    inner = Sa.sqrt().diag() @ Ua.mT @ Ub @ Sb.sqrt().diag()
+    return float(inner.square().sum() / (Sa.norm() * Sb.norm()))
+
+
+@given(conceptors(2))
+def test_similarity_is_that_of_the_report(pair: list[Conceptor]) -> None:
+    A, B = pair
+    rho = float(similarity(A, B))
+    assert 0 <= rho <= 1
+    assert rho == pytest.approx(float(similarity(B, A)), abs=1e-14)
+    if float(A.quota) > 1e-9 and float(B.quota) > 1e-9:
+        assert rho == pytest.approx(report_similarity(A.matrix(), B.matrix()), abs=1e-12)
+        assert float(similarity(A, A.dense())) == 1
+    else:
+        assert rho == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("form", ["factored", "dense"])
+def test_similarity_of_orthogonal_conceptors_is_exactly_zero(dtype: torch.dtype, form: str) -> None:
+    U = rotation(0, 60).to(dtype)
+    s = normal(1, 8).sigmoid().to(dtype)
+    A, B = (Conceptor.from_spectrum(U[:, i : i + 8], s) for i in (0, 8))
+    if form == "dense":
+        A, B = A.dense(), B.dense()
+    assert float(similarity(A, B)) == 0
+    hard = A.harden()
+    assert float(similarity(hard, ~hard)) == 0
+    assert float(similarity(A, A.dense())) == 1
+    assert float(similarity(A, Conceptor.zero(60, dtype=dtype))) == 0
+    zero, identity = Conceptor.zero(60, dtype=dtype), Conceptor.identity(60, dtype=dtype)
+    assert float(similarity(zero, zero)) == float(similarity(zero, identity)) == 0
+    assert float(similarity(identity, identity)) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("count", [3, 40])
+def test_similarity_does_not_depend_on_the_scale_of_the_data(
+    dtype: torch.dtype, count: int
+) -> None:
+    X, Y = normal(0, count, 6).to(dtype), normal(1, count, 6).to(dtype)
+    small = [Conceptor.from_states(1e-7 * Z, 1.0) for Z in (X, Y)]  # s about 1e-14
+    tiny = [Conceptor.from_states(1e-15 * Z, 1.0) for Z in (X, Y)]
+    found, again = similarity(*small), similarity(*tiny)
+    wanted = float((X.mT @ X * (Y.mT @ Y)).sum() / ((X.mT @ X).norm() * (Y.mT @ Y).norm()))
+    assert float(found) == pytest.approx(wanted, rel=1e-5)
+    assert float(again) == pytest.approx(wanted, rel=1e-5)
+    assert float(similarity(tiny[0], tiny[0].dense())) == 1

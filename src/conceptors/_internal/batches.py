@@ -1,4 +1,4 @@
-"""Batches as people have them, and a model that is run on them without leaving a trace."""
+"""Batches in their usual forms, and a model that is run on them without leaving a trace."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from inspect import Parameter, signature
+from inspect import signature
+from threading import Lock
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from conceptors._internal.outside import outside
-from conceptors._internal.threads import SharedSetting
+from conceptors._internal.checks import outside
 
 Feed = Callable[[nn.Module, Any], object]
 
@@ -28,26 +28,28 @@ def feed_first(model: nn.Module, batch: Any) -> object:
     try:
         if isinstance(batch, Mapping):
             return model(**{k: moved(v, device) for k, v in batch.items()})
-        first = batch[0] if isinstance(batch, (tuple, list)) else batch
-        _tell_what_is_left_out(model, batch)
-        return model(moved(first, device))
+        if not isinstance(batch, (tuple, list)):
+            return model(moved(batch, device))
+        _warn_of_unused_parts(model, batch)
+        return model(moved(batch[0], device))
     except (TypeError, RuntimeError) as error:
         if type(error) not in (TypeError, RuntimeError):  # memory is short, or the like
             raise
+        kind = f"mapping of {list(batch)}" if isinstance(batch, Mapping) else type(batch).__name__
+        part = isinstance(batch, (tuple, list))
+        kind += f" of {len(batch)}, of which the first part was passed" if part else ""
         raise type(error)(
-            f"the model could not be called with a batch that is {_described(batch)}: {error}; "
-            f"{_how_to_feed(model, batch)}"
+            f"the model could not be called with a batch that is a {kind}: {error}; "
+            f"{_how_to_feed(batch)}"
         ) from error
 
 
-def _tell_what_is_left_out(model: nn.Module, batch: Any) -> None:
-    """Warn of a batch like (ids, mask, labels) for a model that takes masks."""
-    if not isinstance(batch, (tuple, list)) or len(batch) < 3:
-        return
-    kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
-    takes = [p.name for p in signature(model.forward).parameters.values() if p.kind in kinds]
-    if len(takes) > 1:
-        listed = ", ".join(takes[:4]) + (", …" if len(takes) > 4 else "")
+def _warn_of_unused_parts(model: nn.Module, batch: Any) -> None:
+    """Warn of a batch like (ids, mask, labels) for a model that accepts masks."""
+    arguments = signature(model.forward).parameters.values()
+    accepted = [p.name for p in arguments if p.kind <= p.POSITIONAL_OR_KEYWORD]
+    if len(batch) > 2 and len(accepted) > 1:
+        listed = ", ".join(accepted[:4]) + (", …" if len(accepted) > 4 else "")
         warnings.warn(
             f"of batches of {len(batch)} only the first part is given to the model, which takes "
             f"{listed}; if more of it belongs there, "
@@ -56,28 +58,18 @@ def _tell_what_is_left_out(model: nn.Module, batch: Any) -> None:
         )
 
 
-def _how_to_feed(model: nn.Module | None, batch: Any) -> str:
+def _how_to_feed(batch: Any) -> str:
     if not isinstance(batch, Mapping):
         return _FEED
-    takes = signature(model.forward).parameters if model is not None else {}
-    parts = [name for name in batch if name in takes] or list(batch)[:1] or ["inputs"]
-    return _FEED.replace("batch[0], batch[1]", ", ".join(f"batch[{name!r}]" for name in parts))
-
-
-def _described(batch: Any) -> str:
-    if isinstance(batch, Mapping):
-        return f"a mapping of {list(batch)}"
-    if isinstance(batch, (tuple, list)):
-        return f"a {type(batch).__name__} of {len(batch)}, of which the first part was passed"
-    return f"a {type(batch).__name__}"
+    return _FEED.replace("batch[0], batch[1]", f"batch[{next(iter(batch), 'inputs')!r}]")
 
 
 def check_batches(batches: Any, who: str) -> None:
-    """Refuse one batch where batches are expected: it would be taken apart in silence."""
+    """Refuse one batch where batches are expected: its parts would be taken for batches."""
     if isinstance(batches, Mapping):
         raise TypeError(
             f"{who} takes batches, and got one mapping of {list(batches)}: pass a DataLoader "
-            f"or [batch]; {_how_to_feed(None, batches)}"
+            f"or [batch]; {_how_to_feed(batches)}"
         )
     if not isinstance(batches, tuple) or not all(isinstance(x, Tensor) for x in batches):
         return
@@ -92,37 +84,50 @@ def check_batches(batches: Any, who: str) -> None:
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients or compiled shortcuts; everything restored on leaving."""
+    """Evaluation mode without gradients or compiled shortcuts; everything is restored on exit."""
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"the network must be an nn.Module, got {type(model).__name__}; what is done with it "
             f"beyond calling it goes into feed=lambda model, batch: ..."
         )
     flags = [(module, module.training) for module in model.modules()]
-    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
-    forked = [d.index or 0 for d in devices]
+    devices = {p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"}
+    forked = torch.random.fork_rng(devices, device_type="cuda", enabled=bool(devices))
     try:
         model.eval()
-        with (
-            torch.no_grad(),
-            _EAGER(),
-            torch.random.fork_rng(forked, device_type="cuda", enabled=bool(forked)),
-        ):
+        with torch.no_grad(), _EAGER, forked:
             yield
     finally:
         for module, flag in flags:
             module.training = flag
 
 
-def _go_eager(stack: ExitStack) -> None:
-    fast = torch.backends.mha.get_fastpath_enabled()
-    stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
-    torch.backends.mha.set_fastpath_enabled(False)  # it bypasses the layers it is made of
-    stack.enter_context(torch.random.fork_rng([]))
-    stack.enter_context(torch.compiler.set_stance("force_eager"))
+class _Eager:
+    """No compiled shortcuts while at least one thread needs that: settings of the whole process."""
+
+    def __init__(self) -> None:
+        self._users, self._lock, self._settings = 0, Lock(), ExitStack()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._users:
+                with ExitStack() as settings:
+                    fast = torch.backends.mha
+                    settings.callback(fast.set_fastpath_enabled, fast.get_fastpath_enabled())
+                    fast.set_fastpath_enabled(False)  # it bypasses the layers it is made of
+                    settings.enter_context(torch.random.fork_rng([]))
+                    settings.enter_context(torch.compiler.set_stance("force_eager"))
+                    self._settings = settings.pop_all()
+            self._users += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                self._settings.close()
 
 
-_EAGER = SharedSetting(_go_eager)
+_EAGER = _Eager()
 
 
 def iterate(batches: Any, limit: int | None, who: str) -> Iterator[Any]:
@@ -135,22 +140,19 @@ def iterate(batches: Any, limit: int | None, who: str) -> Iterator[Any]:
             f"{who} takes a DataLoader, an iterable of batches or a tensor of samples, got "
             f"{type(batches).__name__}{hint}"
         )
-    left = limit
+    remaining = math.inf if limit is None else limit
     for batch in batches:
         size = _size(batch)
         if size == 0:
             continue
-        if left is None or size is None:
-            yield batch
-            continue
-        if left <= 0:
+        if remaining <= 0:
             return
-        yield batch if size <= left else _first(batch, size, left)
-        left -= size
+        yield batch if size is None or size <= remaining else _first(batch, size, int(remaining))
+        remaining -= size or 0
 
 
 def expected(batches: Any, limit: int | None, first: Any) -> int | None:
-    """How many batches will come, as far as that can be told from the first one."""
+    """How many batches will come, as far as the first one tells."""
     count: int | None = None
     with suppress(TypeError, NotImplementedError):
         count = len(batches)
@@ -163,7 +165,7 @@ def expected(batches: Any, limit: int | None, first: Any) -> int | None:
     return most if count is None else min(most, count)
 
 
-def with_progress(batches: Iterator[Any], shown: bool, what: str) -> Iterable[Any]:
+def with_progress(batches: Iterable[Any], shown: bool, what: str) -> Iterable[Any]:
     if not shown:
         return batches
     try:
@@ -178,13 +180,13 @@ def moved(value: Any, device: torch.device) -> Any:
 
 
 def _size(batch: Any) -> int | None:
-    """Number of samples in a batch, where that can be told."""
+    """Number of samples in a batch, where it is known."""
     if isinstance(batch, Tensor):
         return len(batch) if batch.ndim else None
+    if not isinstance(batch, (list, tuple, Mapping)):
+        return None
     values = batch.values() if isinstance(batch, Mapping) else batch
-    if isinstance(values, (list, tuple)) or isinstance(batch, Mapping):
-        return next((len(v) for v in values if isinstance(v, Tensor) and v.ndim), None)
-    return None
+    return next((len(v) for v in values if isinstance(v, Tensor) and v.ndim), None)
 
 
 def _first(batch: Any, size: int, count: int) -> Any:

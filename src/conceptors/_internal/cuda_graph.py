@@ -1,13 +1,11 @@
-"""Work on a GPU, recorded once as a CUDA graph and then replayed.
-
-Small networks spend most of their time on launching kernels, which a replay does not. The memory
-that the work reads and writes must stay where it is.
-"""
+"""Work on a GPU, recorded once as a CUDA graph and then replayed, without launching kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
+from functools import partial
+from itertools import cycle
 
 import torch
 
@@ -18,24 +16,19 @@ _BRANCHES = 4  # small kernels that do not depend on each other share the GPU
 
 
 class CudaGraph:
-    """Pieces of work that may run in any order; the first calls run as usual (and count)."""
+    """Pieces of work that may run in any order; the first calls run as usual (and count).
+
+    The memory that the work reads and writes must stay where it is.
+    """
 
     def __init__(
-        self,
-        *pieces: Callable[[], None],
-        device: torch.device | None = None,
-        exact: bool = True,
+        self, *pieces: Callable[[], None], device: torch.device | None = None, exact: bool = True
     ) -> None:
         """`exact`: in full precision, whatever is set outside."""
-        self._pieces = pieces
-        self._device = device
-        self._exact = exact
+        self._pieces, self._device = pieces, device
+        self._precision = partial(exactly, gradients=True) if exact else nullcontext
         self._graph: torch.cuda.CUDAGraph | None = None
         self._calls = 0
-
-    @property
-    def recorded(self) -> bool:
-        return self._graph is not None
 
     def __call__(self) -> None:
         with torch.cuda.device(self._device):
@@ -65,18 +58,14 @@ class CudaGraph:
             _side_by_side(self._pieces)
         self._graph = graph
 
-    def _precision(self) -> AbstractContextManager[None]:
-        return exactly(gradients=True) if self._exact else nullcontext()
-
 
 def _side_by_side(pieces: Sequence[Callable[[], None]]) -> None:
     main = torch.cuda.current_stream()
     branches = [torch.cuda.Stream() for _ in pieces[1:_BRANCHES]]
     for branch in branches:
         branch.wait_stream(main)
-    streams = [main, *branches]
-    for number, piece in enumerate(pieces):
-        with torch.cuda.stream(streams[number % len(streams)]):
+    for piece, stream in zip(pieces, cycle([main, *branches])):
+        with torch.cuda.stream(stream):
             piece()
     for branch in branches:
         main.wait_stream(branch)

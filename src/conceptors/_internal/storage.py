@@ -1,26 +1,27 @@
-"""Tensors in safetensors files: checked by a checksum, whole or not at all, never executed."""
+"""Files that appear whole or not at all, and tensors in them: checked, and never executed."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
+import sys
+import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
+from glob import escape
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from conceptors._internal.files import write_atomically
+_ENDING = ".part"
 
 
 def write(tensors: Mapping[str, Tensor], header: Mapping[str, str], path: str | Path) -> None:
-    """Write tensors and a header of strings.
-
-    Raises:
-        ImportError: safetensors is not installed.
-        OSError: the folder does not exist, is read-only or full; an older file stays as it was.
-    """
+    """Write tensors and a header of strings as a safetensors file; OSError where that fails."""
     safetensors = _safetensors()
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     signed = {**header, "sha256": digest(plain, header)}
@@ -28,38 +29,30 @@ def write(tensors: Mapping[str, Tensor], header: Mapping[str, str], path: str | 
 
 
 def read(path: str | Path, what: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and header of a file that `write` wrote; `what` names its kind in errors.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: damaged, or not such a file.
-    """
+    """Tensors and header of a file that `write` wrote; ValueError, naming `what`, for others."""
     safetensors = _safetensors()
     data = Path(path).read_bytes()
+    remedy = f"restore it from a copy, or save the {what} again"
     try:
         tensors: dict[str, Tensor] = safetensors.load(data)
         size = int.from_bytes(data[:8], "little")
         header: dict[str, str] = json.loads(data[8 : 8 + size]).get("__metadata__", {})
     except Exception as error:
         raise ValueError(
-            f"{path} is damaged or not a safetensors file ({len(data)} bytes: {error}); "
-            f"restore it from a copy, or save the {what} again"
+            f"{path} is damaged or not a safetensors file ({len(data)} bytes: {error}); {remedy}"
         ) from error
     if "sha256" not in header:
         raise ValueError(
-            f"{path} is a safetensors file but holds no {what} (format "
+            f"{path} is a safetensors file but contains no {what} (format "
             f"{header.get('format')!r:.60}, tensors {sorted(tensors)[:5]})"
         )
     if header.pop("sha256") != digest(tensors, header):
-        raise ValueError(
-            f"{path} is damaged: its content does not match its checksum; restore it from a copy, "
-            f"or save the {what} again"
-        )
+        raise ValueError(f"{path} is damaged: its content does not match its checksum; {remedy}")
     return tensors, header
 
 
 def digest(tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> str:
-    """SHA-256 of all that a file says, so that no flipped bit goes unnoticed."""
+    """SHA-256 of all content, which detects every flipped bit."""
     total = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):
         total.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
@@ -73,3 +66,84 @@ def _safetensors() -> Any:
     except ImportError:
         raise ImportError("files need safetensors: pip install 'conceptors[files]'") from None
     return safetensors.torch
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file so that a crash or a full disk leaves the old content or the new, whole.
+
+    A link at `path` is replaced, not followed. Several processes may do this at once: each writes
+    its own file, and the last one stays. Files that killed processes left are removed.
+    """
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "no such folder; create it first", str(path.parent))
+    _sweep(path)
+    handle, temporary = _create(path)
+    file = os.fdopen(handle, "wb")
+    try:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(temporary, 0o666 & ~mask)
+        if sys.platform == "win32":
+            file.close()  # an open file cannot be renamed there
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    finally:
+        file.close()  # only now: the lock on it shows that this process lives
+    _sync_folder(path.parent)
+
+
+def _sweep(path: Path) -> None:
+    """Remove temporary files of `path` whose writers are gone."""
+    if sys.platform == "win32":
+        return
+    for orphan in path.parent.glob(f".{escape(path.name)}.*{_ENDING}"):
+        # an OSError: it belongs to someone else, or has gone meanwhile
+        with suppress(OSError), os.fdopen(os.open(orphan, os.O_RDWR | os.O_NOFOLLOW)) as file:
+            if _lock(file.fileno()):
+                os.unlink(orphan)
+
+
+def _create(path: Path) -> tuple[int, str]:
+    """A locked new file beside `path`; another one where a sweep was faster than the lock."""
+    while True:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_ENDING)
+        if sys.platform == "win32":
+            return handle, name
+        try:
+            if _lock(handle) and os.path.samestat(os.fstat(handle), os.stat(name)):
+                return handle, name
+        except FileNotFoundError:
+            pass
+        except OSError:  # a file system without locks: there nobody sweeps either
+            return handle, name
+        os.close(handle)
+
+
+def _lock(handle: int) -> bool:
+    """Whether nobody else holds the file; locks go when their processes do."""
+    import fcntl
+
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename in a folder last: after a crash the name leads to the new file."""
+    if sys.platform == "win32":
+        return
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems cannot
+            raise
+    finally:
+        os.close(handle)

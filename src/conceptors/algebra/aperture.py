@@ -1,25 +1,128 @@
-"""Choosing an aperture: by a wanted quota, by the largest gradient, or by cross-validation."""
+"""Ways to choose an aperture: rules for every task and layer, a wanted quota, cross-validation."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from conceptors._internal import checks
 from conceptors.algebra import spectrum as spectra
+from conceptors.algebra.checks import check_states
 from conceptors.algebra.conceptor import Conceptor
-from conceptors.algebra.targets import Quota
+
+_ROUNDING = 1e-12  # share of the energy that float32 may add by itself, after some layers
+CLAIMED = 0.9  # of the energy, by a soft shield without a given share
+
+
+@dataclass(frozen=True)
+class Auto:
+    """What `aperture="auto"` stands for: claim energy, and pull drift back.
+
+    The aperture satisfies E xᵀ C x = share · E|x|², whatever the scale of the rows x. While a later
+    task is learned, every layer is pulled back to its outputs on the remembered rows by the
+    gradient of pull/2 · E|ΔW x|² / E|W x|², summed over the tasks: pull/2 is the cost of changing
+    all outputs of a layer on a task's data. The loss should be of the usual size, about one when a
+    task begins.
+
+    A hard shield lets no claimed direction move, so nothing is pulled. Without a share it claims
+    all that is more than rounding, `Energy(1)`.
+
+    Attributes:
+        share: of the energy; None for 0.9, or all if hard.
+        pull: see above.
+        room: share of every layer's inputs that stays free, however much is claimed. Where a layer
+            is fuller, all its odds are scaled down alike for the projection; the pull stays as it
+            is. Layers with one or two inputs per group, such as norms, have no room.
+    """
+
+    share: float | None = None
+    pull: float = 20.0
+    room: float = 0.2
+
+    def __post_init__(self) -> None:
+        if self.share is not None:
+            checks.number(self.share, "Auto share", 0.0, 1.0, open_low=True)
+        checks.number(self.pull, "Auto pull", 0.0, float("inf"))
+        checks.number(self.room, "Auto room", 0.0, 1.0)
+        if self.room == 1.0:
+            raise ValueError("Auto room must be less than 1: then nothing would be claimed")
+        if self.share == 1.0:
+            raise ValueError("Auto share must be less than 1: all energy is never claimed softly")
+
+    def aperture(self, sigma: Tensor, dim: int, hard: bool, rounding: float = _ROUNDING) -> Tensor:
+        """α `[g]` for the largest eigenvalues `[g, <= d]`, descending, of R `[g, d, d]`."""
+        if hard:
+            energy = Energy(1.0 if self.share is None else self.share)
+            return energy.aperture(sigma, dim, hard, rounding)
+        share = _shares(sigma).cpu()
+        goal = CLAIMED if self.share is None else self.share
+        return _solve(sigma, lambda s: (s * share).sum(-1), goal)
+
+
+@dataclass(frozen=True)
+class Quota:
+    """Every task claims this share of each layer's input space (or all it occupies, if less)."""
+
+    share: float
+
+    def __post_init__(self) -> None:
+        checks.number(self.share, "Quota", 0.0, 1.0, open_low=True)
+
+    def aperture(self, sigma: Tensor, dim: int, hard: bool, rounding: float = _ROUNDING) -> Tensor:
+        if hard:
+            count = max(1, round(self.share * dim))
+            return _between(sigma, torch.full(sigma.shape[:-1], count))
+        return _solve(sigma, lambda s: s.sum(-1) / dim, self.share)
+
+
+@dataclass(frozen=True)
+class Energy:
+    """Every task's conceptor retains this share of the energy of its rows, E|C x|² / E|x|².
+
+    A hard one may retain all of it, `Energy(1)`: every direction that is more than rounding.
+    """
+
+    share: float
+
+    def __post_init__(self) -> None:
+        checks.number(self.share, "Energy", 0.0, 1.0, open_low=True)
+
+    def aperture(self, sigma: Tensor, dim: int, hard: bool, rounding: float = _ROUNDING) -> Tensor:
+        if hard:
+            enough = min(self.share * (1 - _ROUNDING), 1 - rounding)
+            return _between(sigma, (_shares(sigma).cumsum(-1) < enough).sum(-1) + 1)
+        share = _shares(sigma).cpu()
+        return _solve(sigma, lambda s: (s.square() * share).sum(-1), self.share)
+
+
+def slack(values: Tensor, dim: int, room: float) -> Tensor:
+    """The factor `[g]` on the odds of singular values `[g, r]` of d that leaves this much room.
+
+    1 where the mean singular value is at most 1 - room already, or cannot be: singular values of
+    exactly 1 stay. As apertures are the roots of odds, this is aperture adaptation.
+
+    >>> s = torch.tensor([[0.9, 0.9], [0.5, 0.0]])
+    >>> slack(s, dim=2, room=0.25)
+    tensor([0.3333, 1.0000])
+    """
+    hard = values == 1
+    odds = torch.where(hard, 0.0, values / (1 - values)).double()
+    ordered = odds.sort(-1, descending=True).values
+    fixed = hard.sum(-1) / dim
+    factor = _solve(ordered, lambda s: s.sum(-1) / dim + fixed.cpu(), 1 - room).square()
+    is_full = (values.sum(-1) / dim > 1 - room) & (fixed < 1 - room)
+    return torch.where(is_full, factor.to(values), 1.0)
 
 
 def aperture_for_quota(correlation: Tensor, quota: float) -> float:
     """The aperture at which the conceptor of R `[d, d]` claims the share `quota` of the space.
 
-    One eigvalsh, then bisection on log α: Σ σ / (σ + α⁻²) / d grows with α. Largest quota within
-    reach is rank(R) / d.
+    One eigvalsh, then bisection on log α: Σ σ / (σ + α⁻²) / d grows with α. The quota stays below
+    rank(R) / d.
 
     Raises:
         ValueError: quota outside ]0, 1[ or beyond the rank of R.
@@ -31,47 +134,19 @@ def aperture_for_quota(correlation: Tensor, quota: float) -> float:
     (1.0, 0.5)
     """
     quota = checks.number(quota, "quota", 0.0, 1.0, open_low=True)
-    sigma = _eigenvalues(correlation)
-    reach = int((sigma > 0).sum()) / len(sigma)
-    if quota >= reach:
+    matrix = checks.positive_semidefinite(correlation, "correlation")
+    if matrix.ndim != 2:
+        raise ValueError(f"one matrix [d, d] is needed, got shape {list(matrix.shape)}")
+    sigma = torch.linalg.eigvalsh(matrix.double().cpu())
+    rounding = spectra.tolerance(len(sigma), sigma.dtype) * sigma[-1].clamp_min(0)
+    sigma = torch.where(sigma > rounding, sigma, 0.0)
+    rank = int((sigma > 0).sum())
+    if quota >= rank / len(sigma):
         raise ValueError(
-            f"quota {quota:g} cannot be reached: the correlation matrix has rank "
-            f"{int((sigma > 0).sum())} of {len(sigma)}, so quotas stay below {reach:g}"
+            f"quota {quota:g} cannot be reached: the correlation matrix has rank {rank} of "
+            f"{len(sigma)}, so quotas stay below {rank / len(sigma):g}"
         )
     return float(Quota(quota).aperture(sigma.flip(0), len(sigma), hard=False))
-
-
-def aperture_by_gradient(correlation: Tensor) -> float:
-    """The aperture at which ‖C(α)‖² changes fastest with log α: the ∇-criterion of Jaeger (2014).
-
-    d‖C‖² / d log α = 4 Σ s² (1 - s); every maximum on a fine grid is refined by golden section.
-
-    >>> import torch
-    >>> round(aperture_by_gradient(torch.eye(3)), 4)  # 4 s² (1 - s) is largest at s = 2/3
-    1.4142
-    """
-    sigma = _eigenvalues(correlation)
-    if not bool((sigma > 0).any()):
-        raise ValueError("the correlation matrix is zero; no aperture tells anything about it")
-
-    def gradient(log: float) -> float:
-        s = _values(sigma, log)
-        return float((s.square() * (1 - s)).sum())
-
-    grid = torch.linspace(*_log_range(sigma), 400, dtype=torch.float64).tolist()
-    slopes = [gradient(log) for log in grid]
-    peaks = [i for i in range(1, 399) if slopes[i - 1] <= slopes[i] >= slopes[i + 1]]
-    refined = [_golden_section(gradient, grid[i - 1], grid[i + 1]) for i in peaks]
-    return math.exp(max(refined, key=gradient))
-
-
-class ApertureChoice(NamedTuple):
-    """What `aperture_by_validation` found: the best aperture, and mean and sd of every score."""
-
-    aperture: float
-    apertures: tuple[float, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
 
 
 def aperture_by_validation(
@@ -81,8 +156,8 @@ def aperture_by_validation(
     *,
     folds: int = 5,
     seed: int = 0,
-) -> ApertureChoice:
-    """The aperture of the best mean score on held-out rows (the paper's way).
+) -> float:
+    """The aperture with the best mean score on held-out rows, as the paper chooses it.
 
     Args:
         states: rows `[n, d]`; shuffled with `seed` and cut into `folds` parts.
@@ -91,17 +166,11 @@ def aperture_by_validation(
         apertures: candidates. Each fold is factored once, whatever their number.
 
     >>> import torch
-    >>> _ = torch.manual_seed(0)
-    >>> clean = torch.randn(200, 2, dtype=torch.float64) @ torch.tensor(
-    ...     [[3.0, 0, 0, 0], [0, 3.0, 0, 0]], dtype=torch.float64)
-    >>> noisy = clean + 0.3 * torch.randn(200, 4, dtype=torch.float64)
-    >>> def denoised(C, X):  # how well projected noise-added rows match the rows
-    ...     noise = torch.ones_like(X) * torch.tensor([0, 0, 1.0, 1.0], dtype=X.dtype)
-    ...     return -float((C @ (X + noise) - X).square().mean())
-    >>> 0.5 < aperture_by_validation(noisy, denoised).aperture < 2.5
-    True
+    >>> X = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
+    >>> aperture_by_validation(X, lambda C, rows: -abs(float(C.quota) - 0.5), [0.1, 1.0, 10.0])
+    1.0
     """
-    rows = checks.states(states)
+    rows = check_states(states)
     if rows.ndim != 2:
         raise ValueError(f"states must have shape [n, d], got {list(rows.shape)}")
     if len(rows) < 2:
@@ -113,46 +182,45 @@ def aperture_by_validation(
     generator = torch.Generator().manual_seed(checks.whole(seed, "seed", 0, 2**63 - 1))
     order = torch.randperm(len(rows), generator=generator)
     parts = order.to(rows.device).tensor_split(folds)
-    scores = torch.empty(len(parts), len(candidates), dtype=torch.float64)
+    totals = [0.0] * len(candidates)
     for i, held_out in enumerate(parts):
-        rest = torch.cat([part for j, part in enumerate(parts) if j != i])
-        unit = Conceptor.from_states(rows[rest], 1.0)
+        training = torch.cat([part for j, part in enumerate(parts) if j != i])
+        unit = Conceptor.from_states(rows[training], 1.0)
         for k, candidate in enumerate(candidates):
             value = float(score(unit.adapt(candidate), rows[held_out]))
             if math.isnan(value):
-                raise ValueError(f"score gave NaN at aperture {candidate:g}, fold {i}")
-            scores[i, k] = value
-    mean, std = scores.mean(0), scores.std(0)
-    best = int(mean.argmax())
-    return ApertureChoice(
-        candidates[best], tuple(candidates), tuple(mean.tolist()), tuple(std.tolist())
-    )
+                raise ValueError(f"score returned NaN at aperture {candidate:g}, fold {i}")
+            totals[k] += value
+    return candidates[totals.index(max(totals))]
 
 
-def _eigenvalues(correlation: Tensor) -> Tensor:
-    """Eigenvalues of R in float64 on the CPU; those of rounding size are 0, as in a conceptor."""
-    matrix = checks.positive_semidefinite(correlation, "correlation")
-    if matrix.ndim != 2:
-        raise ValueError(f"one matrix [d, d] is needed, got shape {list(matrix.shape)}")
-    sigma = torch.linalg.eigvalsh(matrix.double().cpu())
-    rounding = spectra.tolerance(len(sigma), sigma.dtype) * sigma[-1].clamp_min(0)
-    return torch.where(sigma > rounding, sigma, 0.0)
+def _shares(sigma: Tensor) -> Tensor:
+    """Eigenvalues as shares of their sum."""
+    return sigma / sigma.sum(-1, keepdim=True).clamp_min(torch.finfo(sigma.dtype).tiny)
 
 
-def _values(sigma: Tensor, log_aperture: float) -> Tensor:
-    """s = σ / (σ + α⁻²), for any log σ and log α without overflow."""
-    return torch.sigmoid(sigma.log() + 2 * log_aperture)
+def _between(sigma: Tensor, count: Tensor) -> Tensor:
+    """The aperture at which exactly the `count` largest directions have s >= 1/2."""
+    tiny = torch.finfo(sigma.dtype).eps * sigma[..., :1].clamp_min(1e-300)
+    padded = torch.cat([sigma, torch.zeros_like(sigma[..., :1])], -1)
+    index = count.to(sigma.device).clamp(1, sigma.shape[-1]).unsqueeze(-1)
+    last = torch.maximum(padded.take_along_dim(index - 1, -1), tiny)
+    following = padded.take_along_dim(index, -1).clamp_min(tiny)
+    edge: Tensor = last.sqrt() * following.clamp_max(last).sqrt()
+    return edge.squeeze(-1).rsqrt()
 
 
-def _log_range(sigma: Tensor) -> tuple[float, float]:
-    """log α from where all s are negligible to where all s of positive σ are nearly 1."""
-    positive = sigma[sigma > 0]
-    return -0.5 * math.log(float(positive.max())) - 20, -0.5 * math.log(float(positive.min())) + 20
+def _solve(sigma: Tensor, rises: Callable[[Tensor], Tensor], goal: float) -> Tensor:
+    """Bisection on log α, all groups at once; ends at the largest aperture if out of reach.
 
-
-def _golden_section(of: Callable[[float], float], low: float, high: float) -> float:
-    golden = (math.sqrt(5) - 1) / 2
-    while high - low > 1e-10:
-        left, right = high - golden * (high - low), low + golden * (high - low)
-        low, high = (left, high) if of(left) < of(right) else (low, right)
-    return (low + high) / 2
+    On the CPU, as a GPU would wait for the many small calls.
+    """
+    device, sigma = sigma.device, sigma.cpu()
+    top = sigma[..., 0].clamp_min(1e-300)
+    low, high = -0.5 * top.log() - 20, -0.5 * top.log() + 20
+    for _ in range(56):
+        middle = (low + high) / 2
+        values = sigma / (sigma + torch.exp(-2 * middle).unsqueeze(-1))
+        is_below = rises(values) < goal
+        low, high = torch.where(is_below, middle, low), torch.where(is_below, high, middle)
+    return ((low + high) / 2).exp().to(device)

@@ -12,21 +12,23 @@ from torch import Tensor
 from conceptors._internal import checks
 from conceptors.algebra import logic
 from conceptors.algebra import spectrum as spectra
-from conceptors.algebra.base import ConceptorBase
-from conceptors.algebra.forms import Change, OddsForm, SpectrumForm, truncations
+from conceptors.algebra.checks import check_spectrum, check_states, fit_together
+from conceptors.algebra.forms import Change, Form, OddsForm, SpectrumForm
 from conceptors.algebra.spectrum import Spectrum
 
+Device = torch.device | str | None
 
-class Conceptor(ConceptorBase):
+
+class Conceptor:
     """A soft projection on the directions that some data occupies.
 
     C = R (R + α⁻² I)⁻¹ minimises E‖x - C x‖² + α⁻² ‖C‖², where R = E[x xᵀ] and α, the aperture,
-    says how small a variance still counts. Its eigenvalues (here called singular values, as in
-    the conceptor literature; C is symmetric) are s = σ / (σ + α⁻²) in [0, 1].
+    says how small a variance still counts. Its eigenvalues (called singular values here, as in the
+    conceptor literature; C is symmetric) are s = σ / (σ + α⁻²) in [0, 1].
 
-    Make one with `from_states`, `from_correlation`, `from_matrix`, `from_spectrum`,
-    `from_conceptor`, `zero` or `identity`. Leading dimensions are a batch of conceptors. A
-    conceptor never changes; every operation gives a new one.
+    Create one with `from_states`, `from_correlation`, `from_matrix`, `from_spectrum`, `zero` or
+    `identity`. Leading dimensions are a batch of conceptors. A conceptor never changes; every
+    operation returns a new one.
 
     >>> import torch
     >>> from conceptors import Conceptor, similarity
@@ -42,7 +44,10 @@ class Conceptor(ConceptorBase):
     (True, True)
     """
 
-    __slots__ = ()
+    __slots__ = ("_aperture", "form")
+
+    form: Form
+    _aperture: Tensor | None  # [...]
 
     def __init__(self, *_: object, **__: object) -> None:
         raise TypeError(
@@ -50,50 +55,179 @@ class Conceptor(ConceptorBase):
             ".from_matrix, .from_spectrum, .zero or .identity"
         )
 
+    # --- creation -------------------------------------------------------------------------
+
+    @classmethod
+    def from_form(cls, form: Form, aperture: Tensor | None = None) -> Conceptor:
+        """Wrap one of the two forms of `conceptors.algebra.forms`, unchecked."""
+        self = object.__new__(cls)
+        object.__setattr__(self, "form", form)
+        object.__setattr__(self, "_aperture", aperture)
+        return self
+
     def _with(self, spectrum: Spectrum, aperture: Tensor | None = None) -> Conceptor:
         return self.from_form(SpectrumForm(spectrum, self.dtype), aperture)
 
-    # --- making ---------------------------------------------------------------------------
+    @classmethod
+    def from_states(cls, states: Tensor, aperture: float | Tensor) -> Conceptor:
+        """The conceptor of samples in rows, with R = Xᵀ X / n.
+
+        Second moments and factorisations are computed in float64; the result has the dtype of the
+        states. With fewer samples than dimensions the result has the factored form, exactly.
+
+        Args:
+            states: `[n, d]`, or a batch `[..., n, d]`; float32 or float64, tensor or numpy array.
+            aperture: α > 0, one number or one for each member of the batch.
+
+        Raises:
+            TypeError, ValueError: not float rows, empty, NaN or infinite, aperture not positive.
+        """
+        rows = check_states(states)
+        alpha = checks.aperture(aperture, rows.shape[:-2], rows)
+        count, dim = rows.shape[-2:]
+        wide = rows.to(spectra.work_dtype(rows))
+        wide = wide * (alpha.to(wide) / math.sqrt(count))[..., None, None]
+        _check_overflow(wide.square().sum((-2, -1)), aperture)
+        by_rows = count < dim and not _have_other_scales(wide)
+        odds = None if by_rows else wide.mT @ wide
+        if odds is None or not spectra.is_accurate(odds):
+            return cls.from_form(SpectrumForm(spectra.from_rows(wide), rows.dtype), alpha)
+        if count < dim:
+            spectrum = spectra.truncate(spectra.from_odds_matrix(odds), count)
+            return cls.from_form(SpectrumForm(spectrum, rows.dtype), alpha)
+        return cls.from_form(OddsForm(odds, rows.dtype), alpha)
 
     @classmethod
-    def from_conceptor(cls, other: Conceptor, aperture: float | None = None) -> Conceptor:
-        """Another conceptor, if wanted as if built at another aperture.
+    def from_correlation(cls, correlation: Tensor, aperture: float | Tensor) -> Conceptor:
+        """The conceptor of a correlation matrix R = E[x xᵀ], `[..., d, d]`.
 
-        That needs the aperture `other` was built with: φ(C, new / old).
-
-        >>> import torch
-        >>> C = Conceptor.from_states(torch.eye(2), aperture=1.0)
-        >>> D = Conceptor.from_conceptor(C, aperture=3.0)
-        >>> D.allclose(Conceptor.from_states(torch.eye(2), aperture=3.0))
-        True
+        Raises:
+            TypeError, ValueError: not square, not symmetric, indefinite, not finite, aperture
+                not positive.
         """
-        if not isinstance(other, Conceptor):
-            raise TypeError(f"from_conceptor needs a Conceptor, got {type(other).__name__}")
-        if aperture is None:
-            return other
-        new = checks.number(aperture, "aperture", 0.0, math.inf, open_low=True)
-        if other._aperture is None:
+        matrix = checks.positive_semidefinite(correlation, "correlation")
+        return cls.from_second_moment(matrix, aperture)
+
+    @classmethod
+    def from_second_moment(cls, matrix: Tensor, aperture: float | Tensor) -> Conceptor:
+        """`from_correlation` without a check of the matrix, which must be E[x xᵀ]."""
+        alpha = checks.aperture(aperture, matrix.shape[:-2], matrix)
+        odds = matrix.to(spectra.work_dtype(matrix))
+        scale = alpha.to(odds)[..., None, None]
+        form = OddsForm(odds * scale * scale, matrix.dtype)
+        _check_overflow(form.trace(), aperture)
+        return cls.from_form(form, alpha)
+
+    @classmethod
+    def from_matrix(cls, matrix: Tensor) -> Conceptor:
+        """The conceptor with this matrix: symmetric `[..., d, d]`, eigenvalues in [0, 1]."""
+        x = checks.symmetric(matrix, "matrix")
+        values, vectors = torch.linalg.eigh(x.to(spectra.work_dtype(x)))
+        low, high, rounding = float(values.amin()), float(values.amax()), checks.loose(x.dtype)
+        if not -rounding <= low <= high <= 1 + rounding:
             raise ValueError(
-                "this conceptor has no single aperture (it came from NOT, AND, harden or a "
-                "matrix); scale it with .adapt(gamma) instead"
+                f"matrix of shape {list(x.shape)} is not a conceptor: its eigenvalues reach from "
+                f"{low:.4g} to {high:.4g} where [0, 1] is needed; for a correlation matrix use "
+                f"Conceptor.from_correlation"
             )
-        old = other._aperture
-        if bool((old != old.flatten()[0]).any()):
-            raise ValueError(f"the batch has different apertures {old.tolist()}; use .adapt(gamma)")
-        return other.adapt(new / float(old.flatten()[0]))
+        values = spectra.snap(values, spectra.tolerance(x.shape[-1], x.dtype))
+        return cls.from_form(SpectrumForm(Spectrum(vectors, spectra.odds_of(values)), x.dtype))
+
+    @classmethod
+    def from_spectrum(
+        cls, vectors: Tensor, values: Tensor, *, rest: float = 0.0, aperture: float | None = None
+    ) -> Conceptor:
+        """The factored form C = U diag(s) Uᵀ + rest (I - U Uᵀ), without a d x d matrix.
+
+        Args:
+            vectors: U `[..., d, r]` with orthonormal columns.
+            values: s `[..., r]` in [0, 1].
+            rest: singular value, 0 or 1, of all directions orthogonal to U.
+            aperture: what it was built with, if known; stored as a note.
+        """
+        vectors, values, rest = check_spectrum(vectors, values, rest)
+        alpha = None
+        if aperture is not None:
+            alpha = checks.aperture(aperture, values.shape[:-1], values)
+        wide = spectra.work_dtype(vectors)
+        odds = spectra.odds_of(values.to(wide))
+        columns = spectra.orthonormalised(vectors.to(wide))
+        spectrum = Spectrum(columns, odds, math.inf if rest else 0.0)
+        return cls.from_form(SpectrumForm(spectrum, vectors.dtype), alpha)
+
+    @classmethod
+    def zero(
+        cls, dim: int, *, dtype: torch.dtype = torch.float64, device: Device = None
+    ) -> Conceptor:
+        """The conceptor that claims nothing, C = 0: the start of every sequence of tasks."""
+        dim, dtype = checks.whole(dim, "dim", 1), checks.real_dtype(dtype)
+        vectors = torch.zeros(dim, 0, dtype=dtype, device=device)
+        return cls.from_form(SpectrumForm(Spectrum(vectors, vectors[0].clone()), dtype))
 
     @classmethod
     def identity(
-        cls,
-        dim: int,
-        *,
-        dtype: torch.dtype = torch.float64,
-        device: torch.device | str | None = None,
+        cls, dim: int, *, dtype: torch.dtype = torch.float64, device: Device = None
     ) -> Conceptor:
         """The conceptor that claims everything, C = I."""
         return ~cls.zero(dim, dtype=dtype, device=device)
 
-    # --- reading --------------------------------------------------------------------------
+    # --- properties -----------------------------------------------------------------------
+
+    @property
+    def dim(self) -> int:
+        """d, the size of the space."""
+        return self.form.tensor.shape[-2]
+
+    @property
+    def rank(self) -> int:
+        """Number of stored directions; `dim` in the dense form."""
+        return self.form.tensor.shape[-1]
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """Shape of the batch, empty for a single conceptor."""
+        return self.form.tensor.shape[:-2]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.form.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.form.tensor.device
+
+    @property
+    def aperture(self) -> float | Tensor | None:
+        """The aperture it was built with; None after NOT, AND, or when it is not known."""
+        if self._aperture is None:
+            return None
+        return self._aperture.clone() if self._aperture.ndim else float(self._aperture)
+
+    @property
+    def is_factored(self) -> bool:
+        """Whether fewer than `dim` directions are stored."""
+        return self.rank < self.dim
+
+    @property
+    def singular_values(self) -> Tensor:
+        """All d singular values, descending, in [0, 1]: `[..., d]`."""
+        return spectra.singular_values(self.form.spectrum())
+
+    @property
+    def spectrum(self) -> tuple[Tensor, Tensor, float]:
+        """(U `[..., d, r]`, s `[..., r]`, rest): C = U diag(s) Uᵀ + rest (I - U Uᵀ)."""
+        parts = self.form.spectrum()
+        rest = 0.0 if parts.is_dense else spectra.value_of_rest(parts)
+        return parts.vectors.clone(), spectra.values_of(parts.odds), rest
+
+    @property
+    def quota(self) -> Tensor:
+        """Mean singular value: the share of the space that C claims, `[...]`."""
+        return self.form.quota()
+
+    def odds_trace(self) -> Tensor:
+        """tr Q `[...]` of the odds Q = C (I - C)⁻¹, which is α² R; infinite where any s is 1."""
+        return self.form.trace()
 
     def matrix(self) -> Tensor:
         """The d x d matrix, `[..., d, d]`."""
@@ -101,20 +235,9 @@ class Conceptor(ConceptorBase):
             return spectra.to_matrix(self.form.spectrum())
         return self.form.dense(keep=False)
 
-    def evidence(self, x: Tensor) -> Tensor:
-        """xᵀ C x for vectors x `[..., d]`: how much of x lies in what C claims.
-
-        >>> import torch
-        >>> C = Conceptor.from_spectrum(torch.eye(2)[:, :1], torch.tensor([1.0]))
-        >>> C.evidence(torch.tensor([[2.0, 5.0], [0.0, 1.0]]))
-        tensor([4., 0.])
-        """
-        x = checks.real_tensor(x, "x")
-        return (x * (self @ x)).sum(-1)
-
     def truncation_errors(self) -> Tensor:
         """Entry k: ‖C - C.factored(rank=k)‖ in the spectral norm, k = 0 … rank."""
-        return truncations(self.form.spectrum())[0]
+        return spectra.truncation_errors(self.form.spectrum())
 
     # --- logic ----------------------------------------------------------------------------
 
@@ -124,8 +247,6 @@ class Conceptor(ConceptorBase):
 
     def __or__(self, other: Conceptor) -> Conceptor:
         """OR: what either claims. At equal aperture the conceptor of the sum of correlations."""
-        if not isinstance(other, Conceptor):
-            return NotImplemented
         self._check_partner(other)
         aperture = _common_aperture(self._aperture, other._aperture)
         if isinstance(self.form, OddsForm) and isinstance(other.form, OddsForm):
@@ -137,28 +258,23 @@ class Conceptor(ConceptorBase):
 
     def __and__(self, other: Conceptor) -> Conceptor:
         """AND: what both claim, ¬(¬A ∨ ¬B)."""
-        if not isinstance(other, Conceptor):
-            return NotImplemented
         self._check_partner(other)
         parts = self.form.exact_spectrum(), other.form.exact_spectrum()
         return self._with(logic.conjoin(*parts, self.dtype))
 
     def __le__(self, other: Conceptor) -> Tensor:
         """Whether `other` - self has no negative eigenvalue, up to rounding: bool `[...]`."""
-        if not isinstance(other, Conceptor):
-            return NotImplemented
         self._check_partner(other)
         return logic.precedes(self.form.spectrum(), other.form.spectrum())
 
     def __ge__(self, other: Conceptor) -> Tensor:
-        if not isinstance(other, Conceptor):
-            return NotImplemented
+        self._check_partner(other)
         return other <= self
 
     def adapt(self, gamma: float) -> Conceptor:
         """Aperture adaptation φ(C, γ) = C (C + γ⁻² (I - C))⁻¹ for γ in [0, ∞].
 
-        φ(C, ∞) is the hard projector on the range of C. φ(C, 0) keeps only directions whose
+        φ(C, ∞) is the hard projector on the range of C. φ(C, 0) retains only directions whose
         singular value is exactly 1; for any conceptor of data it is 0.
 
         >>> import math, torch
@@ -167,7 +283,7 @@ class Conceptor(ConceptorBase):
         [0.0, 0.333, 0.98, 1.0]
         """
         gamma = checks.number(gamma, "gamma", 0.0, math.inf)
-        aperture = None if self._aperture is None else _note(self._aperture * gamma)
+        aperture = None if self._aperture is None else _valid_aperture(self._aperture * gamma)
         return self._with(spectra.adapt(self.form.spectrum(), gamma), aperture)
 
     def harden(self, threshold: float = 0.5) -> Conceptor:
@@ -175,13 +291,21 @@ class Conceptor(ConceptorBase):
         threshold = checks.number(threshold, "threshold", 0.0, 1.0, open_low=True)
         return self._with(spectra.harden(self.form.spectrum(), threshold))
 
-    # --- acting ---------------------------------------------------------------------------
+    def allclose(self, other: Conceptor, atol: float | None = None) -> bool:
+        """Whether the matrices agree to `atol`, by default the square root of epsilon."""
+        self._check_partner(other)
+        if atol is None:
+            atol = math.sqrt(torch.finfo(self.dtype).eps)
+        atol = checks.number(atol, "atol", 0.0, math.inf)
+        return bool(torch.allclose(self.matrix(), other.matrix(), rtol=0.0, atol=atol))
+
+    # --- products with vectors ------------------------------------------------------------
 
     def __matmul__(self, x: Tensor) -> Tensor:
         """C x for the vectors in the last dimension of x.
 
-        A single conceptor takes `[..., d]`. A batch `[..., d, d]` takes rows `[..., n, d]` and
-        broadcasts as matrix products do; one vector `[d]` goes to every member.
+        A single conceptor accepts `[..., d]`. A batch `[..., d, d]` accepts rows `[..., n, d]` and
+        broadcasts as matrix products do; one vector `[d]` is multiplied with every member.
         """
         if isinstance(x, Conceptor):
             raise TypeError(
@@ -193,8 +317,8 @@ class Conceptor(ConceptorBase):
                 f"x must have shape [..., {self.dim}] to be projected by a conceptor of dimension "
                 f"{self.dim}, got {list(x.shape)}"
             )
-        checks.same_kind(x, self._example(), "x", "the conceptor")
-        if x.ndim > 1 and checks.broadcast(self.batch_shape, x.shape[:-2]) is None:
+        checks.same_kind(x, self, "x", "the conceptor")
+        if x.ndim > 1 and not fit_together(self.batch_shape, x.shape[:-2]):
             raise ValueError(
                 f"rows x of shape {list(x.shape)} do not fit a batch of conceptors of shape "
                 f"{list(self.batch_shape)}; x needs shape [..., n, {self.dim}] with leading "
@@ -206,19 +330,18 @@ class Conceptor(ConceptorBase):
             return spectra.project(self.form.spectrum(), x[None]).squeeze(-2)
         return spectra.project(self.form.spectrum(), x)
 
+    def evidence(self, x: Tensor) -> Tensor:
+        """xᵀ C x for vectors x `[..., d]`: how much of x lies in what C claims."""
+        x = checks.real_tensor(x, "x")
+        return (x * (self @ x)).sum(-1)
+
     # --- forms ----------------------------------------------------------------------------
 
     def factored(self, rank: int | None = None, tolerance: float | None = None) -> Conceptor:
         """The factored form: at most `rank` directions, or as few as an error allows.
 
         The error ‖C - C.factored(...)‖ in the spectral norm is at most `tolerance`, or, for a
-        given rank, `C.truncation_errors()[rank]`. Without arguments nothing is lost.
-
-        >>> import torch
-        >>> R = torch.diag(torch.tensor([9.0, 1.0, 0.01, 0.0]))
-        >>> C = Conceptor.from_correlation(R, aperture=1.0)
-        >>> C.factored(tolerance=0.02).rank, C.factored().rank
-        (2, 3)
+        given rank, `C.truncation_errors()[rank]`. Without arguments it is 0.
         """
         if rank is not None and tolerance is not None:
             raise ValueError(f"give rank ({rank}) or tolerance ({tolerance}), not both")
@@ -226,25 +349,19 @@ class Conceptor(ConceptorBase):
             rank = checks.whole(rank, "rank", 0, self.dim)
         allowed = 0.0 if tolerance is None else checks.number(tolerance, "tolerance", 0.0, 1.0)
         parts = self.form.spectrum()
-        errors, rests = truncations(parts)
         if rank is None:
-            enough = (errors <= allowed).reshape(-1, errors.shape[-1]).all(0)
-            rank = int(enough.nonzero()[0])
+            errors = spectra.truncation_errors(parts).reshape(-1, parts.rank + 1)
+            rank = int((errors <= allowed).all(0).nonzero()[0])
         if rank == self.dim:
             return self
-        rank = min(rank, parts.rank)
-        return self._with(spectra.truncate(parts._replace(rest=rests[rank]), rank), self._aperture)
+        return self._with(spectra.truncate(parts, rank), self._aperture)
 
     def top_k(self, rank: int) -> Conceptor:
-        """Only the `rank` largest singular values, all others 0, in factored form.
-
-        >>> import torch
-        >>> C = Conceptor.from_correlation(torch.diag(torch.tensor([9.0, 1.0, 3.0])), 1.0)
-        >>> C.top_k(2).singular_values
-        tensor([0.9000, 0.7500, 0.0000])
-        """
+        """Only the `rank` largest singular values, all others 0, in factored form."""
         rank = checks.whole(rank, "rank", 0, self.dim)
-        return self._with(self.form.top(rank), self._aperture)
+        parts = self.form.spectrum()
+        parts = spectra.complete(parts) if parts.rest else parts
+        return self._with(spectra.truncate(parts, rank), self._aperture)
 
     def dense(self) -> Conceptor:
         """The same conceptor with all d directions."""
@@ -254,9 +371,7 @@ class Conceptor(ConceptorBase):
         return self._with(spectra.complete(parts), self._aperture)
 
     def to(
-        self,
-        device: torch.device | torch.dtype | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, device: Device | torch.dtype = None, dtype: torch.dtype | None = None
     ) -> Conceptor:
         """On another device, in another dtype (float32 or float64); `to(dtype)` works too."""
         if isinstance(device, torch.dtype):
@@ -265,7 +380,7 @@ class Conceptor(ConceptorBase):
         moved = self.mapped(lambda tensor, _: tensor.to(device))
         aperture = moved._aperture
         if dtype != self.dtype and aperture is not None:
-            aperture = _note(aperture.to(dtype))
+            aperture = _valid_aperture(aperture.to(dtype))
         return self.from_form(moved.form.cast(dtype), aperture)
 
     def __getitem__(self, index: Any) -> Conceptor:
@@ -277,23 +392,15 @@ class Conceptor(ConceptorBase):
         if not flat.numel():
             raise IndexError(f"{index} selects nothing from a batch of {list(self.batch_shape)}")
         return self.mapped(
-            lambda tensor, kept: tensor.reshape(count, *kept)[flat.to(tensor.device)]
+            lambda tensor, shape: tensor.reshape(count, *shape)[flat.to(tensor.device)]
         )
 
     def mapped(self, change: Change) -> Conceptor:
-        """The same change to every tensor held, told its shape beyond the batch."""
+        """Apply `change` to every stored tensor and its shape beyond the batch."""
         depth, aperture = len(self.batch_shape), self._aperture
         if aperture is not None:
             aperture = change(aperture, aperture.shape[depth:])
         return self.from_form(self.form.mapped(change, depth), aperture)
-
-    def allclose(self, other: Conceptor, atol: float | None = None) -> bool:
-        """Whether the matrices agree to `atol`, by default the square root of epsilon."""
-        self._check_partner(other)
-        if atol is None:
-            atol = math.sqrt(torch.finfo(self.dtype).eps)
-        atol = checks.number(atol, "atol", 0.0, math.inf)
-        return bool(torch.allclose(self.matrix(), other.matrix(), rtol=0.0, atol=atol))
 
     def save(self, path: str | Path) -> None:
         """Write a safetensors file (see `conceptors.algebra.files`)."""
@@ -307,8 +414,6 @@ class Conceptor(ConceptorBase):
         from conceptors.algebra.files import load
 
         return load(path)
-
-    # --- housekeeping ---------------------------------------------------------------------
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(f"a Conceptor never changes; cannot set {name!r}")
@@ -337,23 +442,19 @@ class Conceptor(ConceptorBase):
                 f"conceptors of different size, {self.dim} and {other.dim}, cannot be combined; "
                 f"both must describe the same space"
             )
-        checks.same_kind(self._example(), other._example(), "one conceptor", "the other")
-        if checks.broadcast(self.batch_shape, other.batch_shape) is None:
+        checks.same_kind(self, other, "one conceptor", "the other")
+        if not fit_together(self.batch_shape, other.batch_shape):
             raise ValueError(
                 f"batches of conceptors of shape {list(self.batch_shape)} and "
                 f"{list(other.batch_shape)} do not broadcast"
             )
 
-    def _example(self) -> Tensor:
-        """An empty tensor of this dtype and device."""
-        return torch.empty(0, dtype=self.dtype, device=self.device)
-
 
 def similarity(a: Conceptor, b: Conceptor) -> Tensor:
-    """How much two conceptors overlap: ρ = ‖S_a^½ U_aᵀ U_b S_b^½‖² / (‖s_a‖ ‖s_b‖) in [0, 1].
+    """How much two conceptors overlap: ρ = tr(A B) / (‖A‖ ‖B‖) in [0, 1].
 
-    That is tr(A B) / (‖A‖ ‖B‖): 0 exactly for orthogonal conceptors (and when either is zero),
-    1 exactly for multiples of each other.
+    ρ is exactly 0 for orthogonal conceptors (and when either is zero), and exactly 1 for multiples
+    of each other.
 
     >>> import torch
     >>> A = Conceptor.from_spectrum(torch.eye(4)[:, :2], torch.tensor([1.0, 1.0]))
@@ -372,10 +473,24 @@ def similarity(a: Conceptor, b: Conceptor) -> Tensor:
 def _common_aperture(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     if a is None or b is None:
         return None
-    same = a.shape == b.shape and bool((a == b).all())
-    return a if same else None
+    return a if a.shape == b.shape and bool((a == b).all()) else None
 
 
-def _note(aperture: Tensor) -> Tensor | None:
-    """An aperture to remember, if it is one."""
+def _valid_aperture(aperture: Tensor) -> Tensor | None:
+    """The aperture, if it is positive and finite."""
     return aperture if bool(((aperture > 0) & torch.isfinite(aperture)).all()) else None
+
+
+def _have_other_scales(rows: Tensor) -> bool:
+    """Whether columns differ so much in scale that rounding in the large ones hides the small."""
+    sizes = rows.square().sum(-2)
+    least = torch.where(sizes > 0, sizes, torch.inf).amin(-1)
+    return bool((least < 1e-6 * sizes.amax(-1)).any())
+
+
+def _check_overflow(trace: Tensor, aperture: object) -> None:
+    if not bool(torch.isfinite(trace).all()):
+        raise ValueError(
+            f"aperture {aperture} is too large for data of this size: aperture² · R overflows "
+            f"{trace.dtype}; scale the data or lower the aperture"
+        )

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
-import torch
-
-from conceptors._internal import storage
+from conceptors._internal import checks, storage
 from conceptors.algebra import spectrum as spectra
+from conceptors.algebra.checks import check_spectrum
 from conceptors.algebra.conceptor import Conceptor
 from conceptors.algebra.forms import SpectrumForm
+from conceptors.algebra.spectrum import Spectrum
 
 FORMAT = "conceptors.Conceptor"
 VERSION = 1
 
 
 def save(conceptor: Conceptor, path: str | Path) -> None:
-    """Write `conceptor` to `path` (safetensors, with version, dtype, aperture and a checksum).
+    """Write `conceptor` to `path` (safetensors, with version, aperture and a checksum).
 
     The file appears whole or not at all: it is written beside `path` and then renamed.
 
@@ -27,15 +28,14 @@ def save(conceptor: Conceptor, path: str | Path) -> None:
     """
     if not isinstance(conceptor, Conceptor):
         raise TypeError(f"save needs a Conceptor, got {type(conceptor).__name__}")
-    vectors, values, rest = conceptor.spectrum
-    tensors = {"vectors": vectors, "odds": conceptor.form.spectrum().odds, "values": values}
+    parts = conceptor.form.spectrum()
+    tensors = {"vectors": parts.vectors, "odds": parts.odds}
     if conceptor._aperture is not None:
         tensors["aperture"] = conceptor._aperture
     header = {
         "format": FORMAT,
         "version": str(VERSION),
-        "dtype": str(conceptor.dtype).removeprefix("torch."),
-        "rest": json.dumps(rest),
+        "rest": json.dumps(conceptor.spectrum[2]),
     }
     storage.write(tensors, header, path)
 
@@ -45,13 +45,13 @@ def load(path: str | Path) -> Conceptor:
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: damaged, not a conceptor file, of a newer version, or holding numbers that
-            are no conceptor.
+        ValueError: damaged, not a conceptor file, of a newer version, or with numbers that are no
+            conceptor.
     """
     tensors, header = storage.read(path, "conceptor")
     if header.get("format") != FORMAT:
         raise ValueError(
-            f"{path} holds no conceptor (format {header.get('format')!r:.60}, tensors "
+            f"{path} contains no conceptor (format {header.get('format')!r:.60}, tensors "
             f"{sorted(tensors)[:5]}); write it with C.save(path)"
         )
     if header.get("version") != str(VERSION):
@@ -60,27 +60,17 @@ def load(path: str | Path) -> Conceptor:
             f"version {VERSION}: upgrade with pip install -U conceptors"
         )
     try:
-        rest = json.loads(header["rest"])
-        vectors, values, odds = tensors["vectors"], tensors["values"], tensors["odds"]
-        found, aperture = (
-            Conceptor.from_spectrum(vectors, values, rest=rest),
-            tensors.get("aperture"),
+        vectors, odds, aperture = tensors["vectors"], tensors["odds"], tensors.get("aperture")
+        if bool((checks.real_tensor(odds, "odds").isnan() | (odds < 0)).any()):
+            raise ValueError("odds must be numbers in [0, inf]")
+        _, values, rest = check_spectrum(
+            vectors, spectra.values_of(odds), json.loads(header["rest"])
         )
-        if str(found.dtype) != f"torch.{header['dtype']}" or odds.dtype != found.dtype:
-            raise ValueError(f"dtype {header['dtype']} does not match tensors of {found.dtype}")
-        if odds.shape != values.shape or bool((odds.isnan() | (odds < 0)).any()):
-            raise ValueError(f"odds of shape {list(odds.shape)} are not numbers in [0, inf]")
-        if not torch.allclose(spectra.values_of(odds), values, atol=1e-6):
-            raise ValueError("odds and values contradict each other")
-        if aperture is not None and (
-            aperture.shape != found.batch_shape
-            or aperture.dtype != found.dtype
-            or not bool(((aperture > 0) & torch.isfinite(aperture)).all())
-        ):
-            raise ValueError(f"aperture {aperture.tolist()} is not positive and finite")
+        if aperture is not None:
+            aperture = checks.aperture(aperture, values.shape[:-1], values)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(
             f"{path} is marked as a conceptor file but its content is not valid: {error!s:.500}"
         ) from error
-    spectrum = found.form.spectrum()._replace(vectors=vectors, odds=odds)
-    return Conceptor.from_form(SpectrumForm(spectrum, found.dtype), aperture)
+    spectrum = Spectrum(vectors, odds, math.inf if rest else 0.0)
+    return Conceptor.from_form(SpectrumForm(spectrum, odds.dtype), aperture)

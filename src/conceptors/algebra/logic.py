@@ -1,4 +1,9 @@
-"""Two conceptors: AND, OR, order and similarity of spectra."""
+"""Two conceptors: AND, OR, order and similarity of spectra.
+
+Neither the sum nor the intersection of subspaces is continuous, so an angle must be named below
+which two directions count as the same (`same_angle`). All decisions are made on sines, never on
+cosines: 1 - cos of an angle of 1e-6 is 5e-13, of which rounding leaves three digits.
+"""
 
 from __future__ import annotations
 
@@ -7,69 +12,67 @@ import math
 import torch
 from torch import Tensor
 
-from conceptors.algebra.spectrum import (
-    Spectrum,
-    cast,
-    complete,
-    graded,
-    items_of,
-    negate,
-    orthonormalised,
-    pad,
-    snap,
-    sorted_qr,
-    stack,
-    to_matrix,
-    tolerance,
-    value_of_rest,
-    values_of,
-    work_dtype,
-)
-from conceptors.algebra.subspaces import Subspace, added, joined, same_angle
+from conceptors.algebra import spectrum as spectra
+from conceptors.algebra.spectrum import Spectrum, tolerance, value_of_rest, values_of
 
 _ACCURATE = 1e-12  # an error of singular values that eigh may make
 
 
-def disjoin(a: Spectrum, b: Spectrum, kept: torch.dtype | None = None) -> Spectrum:
+def disjoin(a: Spectrum, b: Spectrum, stored: torch.dtype | None = None) -> Spectrum:
     """A ∨ B, the sum of odds matrices, exact also for singular values of 0 and 1.
 
-    What either claims fully, the result claims fully: its directions of infinite odds span H, the
+    The result claims fully what either claims fully: its directions of infinite odds span H, the
     sum of both such spaces. Elsewhere odds add: with F = [U_a √o_a, U_b √o_b], projected out of H,
     the odds of A ∨ B are the squared singular values of F, and its directions those on the left.
 
     Args:
-        kept: dtype of the result, and of what a and b were rounded to; that of a by default.
+        stored: dtype of the result, to which a and b were rounded too; that of a by default.
     """
-    kept = a.vectors.dtype if kept is None else kept
-    batch = torch.Size(torch.broadcast_shapes(a.odds.shape[:-1], b.odds.shape[:-1]))
+    stored = a.vectors.dtype if stored is None else stored
     if (other := _beside_neutral(a, b, 0.0)) is not None:
-        return cast(other, kept)
+        return spectra.cast(other, stored)
     a, b = _widen(a), _widen(b)
     if a.dim == 1:  # numbers, and often thousands of them: one per token
         total = _number(a) + _number(b)
-        return cast(Spectrum(torch.ones_like(total).unsqueeze(-1), total), kept)
+        return spectra.cast(Spectrum(torch.ones_like(total).unsqueeze(-1), total), stored)
     is_dense = a.rank + b.rank >= a.dim
     if is_dense:
-        a, b = (x if x.is_dense or not x.rest else complete(x) for x in (a, b))
-        return cast(_add_inside(a, b, kept, is_dense), kept)
-    if not a.rest and not b.rest:
-        return cast(_add_inside(a, b, kept, is_dense), kept)
-    if not batch:
-        return cast(_add_outside(a, b, kept), kept)
-    pairs = zip(items_of(a, batch), items_of(b, batch))
-    return cast(stack([_add_outside(x, y, kept) for x, y in pairs], batch), kept)
+        a, b = (x if x.is_dense or not x.rest else spectra.complete(x) for x in (a, b))
+    elif a.rest or b.rest:
+        batch = _common_batch(a, b)
+        pairs = zip(spectra.items_of(a, batch), spectra.items_of(b, batch))
+        return spectra.cast(
+            spectra.stack([_add_outside(x, y, stored) for x, y in pairs], batch), stored
+        )
+    return spectra.cast(_add_inside(a, b, stored, is_dense), stored)
 
 
-def conjoin(a: Spectrum, b: Spectrum, kept: torch.dtype | None = None) -> Spectrum:
+def conjoin(a: Spectrum, b: Spectrum, stored: torch.dtype | None = None) -> Spectrum:
     """A ∧ B = ¬(¬A ∨ ¬B).
 
     For invertible A, B this is (A⁻¹ + B⁻¹ - I)⁻¹; for hard projectors it is the projector on the
     intersection of their ranges.
     """
-    kept = a.vectors.dtype if kept is None else kept
+    stored = a.vectors.dtype if stored is None else stored
     if (other := _beside_neutral(a, b, math.inf)) is not None:
-        return cast(other, kept)
-    return negate(disjoin(negate(_widen(a)), negate(_widen(b)), kept))
+        return spectra.cast(other, stored)
+    return spectra.negate(disjoin(spectra.negate(_widen(a)), spectra.negate(_widen(b)), stored))
+
+
+def precedes(a: Spectrum, b: Spectrum) -> Tensor:
+    """Whether A <= B, that is, B - A has no negative eigenvalue (up to the tolerance)."""
+    tol = tolerance(a.dim, a.vectors.dtype)
+    a, b = _widen(a), _widen(b)
+    if a.rank + b.rank >= a.dim:
+        gap = spectra.to_matrix(b) - spectra.to_matrix(a)
+    elif a.rest > b.rest:
+        return torch.zeros(_common_batch(a, b), dtype=torch.bool, device=a.odds.device)
+    else:  # within the span of the directions of both
+        basis = torch.linalg.qr(torch.cat([x.vectors for x in _expanded(a, b)], -1)).Q
+        gap = _compress(b, basis) - _compress(a, basis)
+        gap = torch.nn.functional.pad(gap, (0, 1, 0, 1))  # both may have rank 0
+    is_below: Tensor = torch.linalg.eigvalsh(gap).amin(-1) >= -4 * tol
+    return is_below
 
 
 def similarity(a: Spectrum, b: Spectrum) -> Tensor:
@@ -106,30 +109,15 @@ def _ratio(shared: Tensor, norm_a: Tensor, norm_b: Tensor, dim: int) -> Tensor:
     """shared / (norm_a norm_b), clamped to [0, 1]; 0 / 0 is 0."""
     product = norm_a * norm_b
     rho = torch.where(product > 0, shared / product, 0.0)
-    return snap(rho, tolerance(dim, shared.dtype))
+    return spectra.snap(rho, tolerance(dim, shared.dtype))
 
 
-def precedes(a: Spectrum, b: Spectrum) -> Tensor:
-    """Whether A <= B, that is, B - A has no negative eigenvalue (up to the tolerance)."""
-    tol = tolerance(a.dim, a.vectors.dtype)
-    a, b = _widen(a), _widen(b)
-    if a.rank + b.rank >= a.dim:
-        gap = to_matrix(b) - to_matrix(a)
-        above: Tensor = torch.linalg.eigvalsh(gap).amin(-1) >= -4 * tol
-        return above
-    batch = torch.Size(torch.broadcast_shapes(a.odds.shape[:-1], b.odds.shape[:-1]))
-    found = []
-    for x, y in zip(items_of(a, batch), items_of(b, batch)):
-        outside = added(x.vectors, y.vectors, tol)
-        gap = _compress(y, x.vectors, outside) - _compress(x, x.vectors, outside)
-        low = float(torch.linalg.eigvalsh(gap).amin()) if gap.numel() else 0.0
-        found.append(low >= -4 * tol and x.rest <= y.rest)
-    return torch.tensor(found, device=a.vectors.device).reshape(batch)
+# --- parts of OR -------------------------------------------------------------------------
 
 
 def _beside_neutral(a: Spectrum, b: Spectrum, neutral: float) -> Spectrum | None:
     """0 ∨ C = C and I ∧ C = C, to the last bit: C, if the other has these odds everywhere."""
-    batch = torch.broadcast_shapes(a.odds.shape[:-1], b.odds.shape[:-1])
+    batch = _common_batch(a, b)
     for one, other in ((a, b), (b, a)):
         if one.rank == 0 and one.rest == neutral and other.odds.shape[:-1] == batch:
             return other
@@ -142,42 +130,43 @@ def _number(spectrum: Spectrum) -> Tensor:
     return odds if spectrum.rank else odds.new_full((*odds.shape[:-1], 1), spectrum.rest)
 
 
-def _add_inside(a: Spectrum, b: Spectrum, kept: torch.dtype, is_dense: bool) -> Spectrum:
-    """A ∨ B where directions that a spectrum does not hold have the odds 0."""
-    one, other = (Subspace(_hard_columns(x)) for x in _expanded(a, b))
-    hard = joined(one, other, same_angle(kept)).basis
+def _add_inside(a: Spectrum, b: Spectrum, stored: torch.dtype, is_dense: bool) -> Spectrum:
+    """A ∨ B where directions that a spectrum does not store have the odds 0."""
+    hard_a, hard_b = (_hard_columns(x) for x in _expanded(a, b))
+    hard = torch.cat([hard_a, _added(hard_a, hard_b, same_angle(stored))], -1)
     roots = _roots(a, b)
     if hard.shape[-1]:
         roots = roots - hard @ (hard.mT @ roots)
-    vectors, odds = _squares(roots, kept)
+    vectors, odds = _squares(roots, stored)
     if hard.shape[-1]:
         infinite = torch.where(hard.abs().amax(-2) > 0, torch.inf, 0.0)
         vectors, odds = torch.cat([hard, vectors], -1), torch.cat([infinite, odds], -1)
     odds, order = odds.sort(dim=-1, descending=True, stable=True)
     vectors = vectors.take_along_dim(order.unsqueeze(-2), -1)
-    count = a.dim if is_dense else _most(odds > 0)
-    found = Spectrum(vectors[..., :count], odds[..., :count])
-    found = pad(found, count)
-    held = found.odds.unsqueeze(-2) > 0
-    if hard.shape[-1] or (is_dense and not bool(held.all())):
-        # columns that are held come first: orthonormal now, and the others complete them
-        vectors = torch.linalg.qr(torch.where(held, found.vectors, 0.0)).Q
-        found = found._replace(vectors=vectors if is_dense else torch.where(held, vectors, 0.0))
-    return found
+    count = a.dim if is_dense else int((odds > 0).sum(-1).amax())
+    joined = spectra.pad(Spectrum(vectors[..., :count], odds[..., :count]), count)
+    claimed = joined.odds.unsqueeze(-2) > 0
+    if hard.shape[-1] or (is_dense and not bool(claimed.all())):
+        # claimed columns come first: QR makes them orthonormal, and the others complete them
+        vectors = torch.linalg.qr(torch.where(claimed, joined.vectors, 0.0)).Q
+        joined = joined._replace(vectors=vectors if is_dense else torch.where(claimed, vectors, 0))
+    return joined
 
 
-def _add_outside(a: Spectrum, b: Spectrum, kept: torch.dtype) -> Spectrum:
-    """A ∨ B without batch, where at least one claims all directions that it does not hold."""
-    one, other = (
-        Subspace(x.vectors[:, ~x.odds.isinf()], complement=True)
-        if x.rest
-        else Subspace(_hard_columns(x))
-        for x in (a, b)
-    )
-    free = joined(one, other, same_angle(kept)).basis  # [d, k]
+def _add_outside(a: Spectrum, b: Spectrum, stored: torch.dtype) -> Spectrum:
+    """A ∨ B without batch, where at least one claims all directions that it does not store."""
+    if not a.rest:
+        a, b = b, a
+    free = a.vectors[:, ~a.odds.isinf()]  # [d, k], all that A does not claim fully
+    if b.rest:
+        free_b = b.vectors[:, ~b.odds.isinf()]
+        claimed = free - free_b @ (free_b.mT @ free)
+    else:
+        claimed = _hard_columns(b).mT @ free
+    free = free @ _null_space(claimed, same_angle(stored))  # nor B
     roots = free.mT @ _roots(a, b)
     missing = roots.new_zeros(len(roots), max(0, len(roots) - roots.shape[1]))
-    turn, odds = _squares(torch.cat([roots, missing], -1), kept)
+    turn, odds = _squares(torch.cat([roots, missing], -1), stored)
     return Spectrum(free @ turn, odds, math.inf)
 
 
@@ -193,11 +182,6 @@ def _in_any(mask: Tensor) -> Tensor:
     return mask.flatten(0, -2).any(0) if mask.ndim > 1 else mask
 
 
-def _most(mask: Tensor) -> int:
-    """How many columns `[..., r]` the member of the batch with most of them has."""
-    return int(mask.sum(-1).amax())
-
-
 def _roots(a: Spectrum, b: Spectrum) -> Tensor:
     """F = [U_a √o_a, U_b √o_b] `[..., d, r]` of the finite odds, so that F Fᵀ is their sum."""
     parts = []
@@ -208,16 +192,20 @@ def _roots(a: Spectrum, b: Spectrum) -> Tensor:
     return torch.cat(parts, -1)
 
 
+def _common_batch(a: Spectrum, b: Spectrum) -> torch.Size:
+    return torch.Size(torch.broadcast_shapes(a.odds.shape[:-1], b.odds.shape[:-1]))
+
+
 def _expanded(a: Spectrum, b: Spectrum) -> list[Spectrum]:
-    """Both with the batch that they have together."""
-    batch = torch.broadcast_shapes(a.odds.shape[:-1], b.odds.shape[:-1])
+    """Both with their common batch."""
+    batch = _common_batch(a, b)
     return [
         Spectrum(x.vectors.expand(*batch, -1, -1), x.odds.expand(*batch, -1), x.rest)
         for x in (a, b)
     ]
 
 
-def _squares(roots: Tensor, kept: torch.dtype) -> tuple[Tensor, Tensor]:
+def _squares(roots: Tensor, stored: torch.dtype) -> tuple[Tensor, Tensor]:
     """Eigenvectors `[..., d, m]` and eigenvalues `[..., m]` of F Fᵀ for F `[..., d, r]`, m <= d, r.
 
     Squaring F costs half of the digits, which eigh can afford while odds are small. Else F = B T
@@ -235,13 +223,13 @@ def _squares(roots: Tensor, kept: torch.dtype) -> tuple[Tensor, Tensor]:
     basis = None
     if count < dim:
         basis, roots = torch.linalg.qr(roots)
-    if float(energy.amax()) * limits.eps <= max(_ACCURATE, torch.finfo(kept).eps / 100):
+    if float(energy.amax()) * limits.eps <= max(_ACCURATE, torch.finfo(stored).eps / 100):
         values, vectors = torch.linalg.eigh(roots @ roots.mT)
         noise = tolerance(dim, roots.dtype)
     else:
-        turn, roots = sorted_qr(roots)
+        turn, roots = spectra.sorted_qr(roots)
         basis = turn if basis is None else basis @ turn
-        resolved = graded(roots @ roots.mT * size.unsqueeze(-1).square())
+        resolved = spectra.graded(roots @ roots.mT * size.unsqueeze(-1).square())
         if resolved is not None:
             return basis @ resolved.vectors, resolved.odds
         if count > dim:
@@ -249,25 +237,67 @@ def _squares(roots: Tensor, kept: torch.dtype) -> tuple[Tensor, Tensor]:
         vectors, values, _ = torch.linalg.svd(roots)
         values, noise = values.square(), tolerance(dim, roots.dtype) ** 2
     top = values.amax(-1, keepdim=True)
-    least = tolerance(dim, kept) / (top * size.square())
-    least = least.clamp_max(same_angle(kept) ** 2).clamp_min(noise)
+    least = tolerance(dim, stored) / (top * size.square())
+    least = least.clamp_max(same_angle(stored) ** 2).clamp_min(noise)
     odds = torch.where(values > least * top, values * size * size, 0.0).clamp_max(limits.max)
     return vectors if basis is None else basis @ vectors, odds
 
 
-def _compress(spectrum: Spectrum, inside: Tensor, outside: Tensor) -> Tensor:
-    """The conceptor matrix within the span of the columns of `inside` and `outside`."""
+def _compress(spectrum: Spectrum, basis: Tensor) -> Tensor:
+    """The conceptor matrix within the span of orthonormal columns."""
     rest = value_of_rest(spectrum)
-    u = torch.cat([inside.mT @ spectrum.vectors, outside.mT @ spectrum.vectors])
-    matrix = (u * (values_of(spectrum.odds) - rest)) @ u.mT
-    matrix.diagonal().add_(rest)
+    u = basis.mT @ spectrum.vectors
+    matrix: Tensor = (u * (values_of(spectrum.odds) - rest).unsqueeze(-2)) @ u.mT
+    matrix.diagonal(dim1=-2, dim2=-1).add_(rest)
     return matrix
 
 
 def _widen(spectrum: Spectrum) -> Spectrum:
     """In the dtype of factorisations, its directions orthonormal to rounding there."""
-    dtype = work_dtype(spectrum.vectors)
+    dtype = spectra.work_dtype(spectrum.vectors)
     if spectrum.vectors.dtype == dtype:
         return spectrum
-    wide = cast(spectrum, dtype)
-    return wide._replace(vectors=orthonormalised(wide.vectors))
+    wide = spectra.cast(spectrum, dtype)
+    return wide._replace(vectors=spectra.orthonormalised(wide.vectors))
+
+
+# --- subspaces ---------------------------------------------------------------------------
+
+
+def same_angle(stored: torch.dtype) -> float:
+    """Directions at a smaller angle are the same: 1e-7, and 4.8e-7 for those stored in float32.
+
+    Rounding to float32 turns a subspace by up to 1e-7; data in float32 are no better. Directions
+    of float64 have more digits, but two tasks on the same subspace do not find it in all of them.
+    """
+    return max(1e-7, 4 * torch.finfo(stored).eps)
+
+
+def _added(u: Tensor, v: Tensor, least: float) -> Tensor:
+    """Orthonormal columns `[..., d, k]` for what the columns of v add to the span of those of u.
+
+    Directions of v at an angle to span(u) whose sine is at most `least` add nothing. In a batch
+    zero columns, after all others, fill up to the largest k.
+    """
+    basis: Tensor
+    basis, triangle = torch.linalg.qr(v - u @ (u.mT @ v))
+    left, sines, _ = torch.linalg.svd(triangle)
+    is_new = sines > least  # descending, so new ones come first
+    count = int(is_new.sum(-1).amax()) if is_new.numel() else 0
+    if not count:
+        return basis[..., :0]
+    new = (basis @ left[..., :count]) * is_new[..., None, :count]
+    new = new - u @ (u.mT @ new)  # directions of tiny sine need it again
+    orthonormal: Tensor = torch.linalg.qr(new).Q * is_new[..., None, :count]
+    return orthonormal
+
+
+def _null_space(matrix: Tensor, least: float) -> Tensor:
+    """Orthonormal columns x `[k, m]` with |matrix x| <= least, for a matrix `[n, k]`."""
+    rows, columns = matrix.shape
+    if rows > columns:
+        matrix = torch.linalg.qr(matrix, mode="r").R
+    _, sines, right = torch.linalg.svd(matrix, full_matrices=True)
+    large = int((sines > least).sum())
+    basis: Tensor = right[large:].mT
+    return basis

@@ -1,19 +1,19 @@
-"""Conceptor algebra: pure functions on spectra, nothing else.
+"""Conceptor algebra on spectra: pure functions of tensors.
 
-A conceptor C = U diag(s) Uᵀ is kept here as its **odds** o = s / (1 - s), because everything
-is simple in them. At aperture α the odds are α² times the eigenvalues σ of the correlation
-matrix (s = σ / (σ + α⁻²) gives o = α² σ), and
+A conceptor C = U diag(s) Uᵀ is stored as its **odds** o = s / (1 - s), in which all operations are
+simple. At aperture α the odds are α² times the eigenvalues σ of the correlation matrix, because
+s = σ / (σ + α⁻²) gives o = α² σ, and
 
     NOT        inverts odds:         o(¬C)      = 1 / o
     aperture   scales odds:          o(φ(C, γ)) = γ² o
     OR         adds odds matrices:   Q(A ∨ B)   = Q(A) + Q(B),   Q = C (I - C)⁻¹
 
-Odds 0 and infinity stand for singular values of exactly 0 and 1, so that NOT and aperture
-adaptation lose nothing, however often they are applied.
+Odds of 0 and infinity stand for singular values of exactly 0 and 1, so NOT and aperture adaptation
+lose nothing, however often they are applied.
 
-A spectrum may hold fewer directions than the space has (the factored form). All directions
-that it does not hold have the same odds, `rest`, which is 0 (the usual case) or infinity
-(after NOT). This set is closed under all operations, and no d x d matrix is ever formed.
+A spectrum may store fewer directions than the space has (the factored form). All other directions
+have the same odds, `rest`: 0 (the usual case) or infinity (after NOT). All operations preserve this
+form, and none creates a d x d matrix.
 """
 
 from __future__ import annotations
@@ -24,9 +24,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from conceptors.algebra.eigen import leading, thin
-
-_NEGLIGIBLE = 1e-8  # odds
 _LARGE = 1e5  # odds beyond which the rounding of one eigh would show in small singular values
 _RESOLVED, _WINDOW = 1e-8, 1e16  # 1 - s that eigh resolves, and the odds that one window covers
 
@@ -55,13 +52,13 @@ class Spectrum(NamedTuple):
 
 
 def tolerance(size: int, dtype: torch.dtype) -> float:
-    """Singular values closer than this to 0 or 1 are taken as exactly that.
+    """Singular values closer than this to 0 or 1 are rounded to exactly that.
 
-    4 d eps of float64, in which factorisations are made, and 4 √d eps of the dtype in which the
-    directions are kept.
+    4 d eps of float64, in which factorisations are computed, plus 4 √d eps of the dtype in which
+    the directions are stored.
     """
-    kept, made = torch.finfo(dtype).eps, torch.finfo(torch.float64).eps
-    return 4 * (size * made + math.sqrt(size) * kept)
+    stored, computed = torch.finfo(dtype).eps, torch.finfo(torch.float64).eps
+    return 4 * (size * computed + math.sqrt(size) * stored)
 
 
 def values_of(odds: Tensor) -> Tensor:
@@ -75,26 +72,31 @@ def odds_of(values: Tensor) -> Tensor:
 
 
 def value_of_rest(spectrum: Spectrum) -> float:
-    """The singular value, 0 or 1, of all directions the spectrum does not hold."""
+    """The singular value, 0 or 1, of all directions that the spectrum does not store."""
     return 1.0 if math.isinf(spectrum.rest) else 0.0
 
 
+def snap(values: Tensor, tol: float) -> Tensor:
+    """Clamp to [0, 1], and round values within `tol` of an end to that end."""
+    return torch.where(values <= tol, 0.0, torch.where(values >= 1 - tol, 1.0, values))
+
+
 def work_dtype(x: Tensor) -> torch.dtype:
-    """Small factorisations are made in float64 wherever the device has it."""
+    """The dtype of small factorisations: float64 wherever the device supports it."""
     return x.dtype if x.device.type == "mps" else torch.float64
 
 
-# --- making and leaving spectra ----------------------------------------------------------
+# --- from data to spectra ----------------------------------------------------------------
 
 
 def from_odds_matrix(odds: Tensor) -> Spectrum:
     """Spectrum of Q = α² R `[..., d, d]`; eigenvalues of rounding size become 0.
 
-    One eigh is accurate to eps · max Q. Where that is not enough, `graded` resolves the rest.
+    One eigh is accurate to eps · max Q. Where that is not enough, `graded` resolves the others.
     """
     if odds.shape[-1] == 1:
         return Spectrum(torch.ones_like(odds), odds.squeeze(-1).clamp_min(0))
-    if bool((odds.diagonal(dim1=-2, dim2=-1) > _LARGE).any()):
+    if bool((_diagonal(odds) > _LARGE).any()):
         resolved = graded(odds)
         if resolved is not None:
             return resolved
@@ -106,16 +108,16 @@ def from_odds_matrix(odds: Tensor) -> Spectrum:
 def graded(odds: Tensor) -> Spectrum | None:
     """Spectrum of Q `[..., d, d]` whose columns may have very different scales.
 
-    E = (I + Q / τ)⁻¹ by Cholesky is as accurate as if all columns had the same scale, and its
+    E = (I + Q / τ)⁻¹ by Cholesky is as accurate as if all columns had the same scale. Its
     eigenvalues e give odds τ (1 - e) / e, to a relative error of 1e-8 for odds within eight
-    decades of τ. Larger odds, e ≈ 0, are resolved within their own subspace at a larger τ. None
-    where Q itself is not accurate enough, see `_complement`.
+    decades of τ. Larger odds, e ≈ 0, are resolved within their subspace at a larger τ. The result
+    is None where Q itself is not accurate enough, see `_complement`.
     """
     if not bool(odds.isfinite().all()):
         return None
     items = [_graded(item) for item in odds.flatten(0, -3)] if odds.ndim > 2 else [_graded(odds)]
-    found = [item for item in items if item is not None]
-    return stack(found, odds.shape[:-2]) if len(found) == len(items) else None
+    resolved = [item for item in items if item is not None]
+    return stack(resolved, odds.shape[:-2]) if len(resolved) == len(items) else None
 
 
 def _graded(odds: Tensor) -> Spectrum | None:
@@ -143,14 +145,13 @@ def occupied(moment: Tensor, rounding: float) -> Spectrum:
     """The hard projector on all directions of R `[..., d, d]` that are more than rounding.
 
     Columns are scaled to unit size first, R = D K D, because each has rounding of its own size.
-    Eigenvectors V of K that hold a share of at most `rounding` of its trace are rounding; x is
-    orthogonal to the rest of R where x = D⁻¹ V.
+    Eigenvectors V of K that explain a share of at most `rounding` of its trace are rounding; the
+    directions orthogonal to all others of R are D⁻¹ V.
     """
     if moment.shape[-1] == 1:
-        return Spectrum(
-            torch.ones_like(moment), torch.where(moment > 0, torch.inf, 0.0).squeeze(-1)
-        )
-    sizes = moment.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
+        odds = torch.where(moment > 0, torch.inf, 0.0).squeeze(-1)
+        return Spectrum(torch.ones_like(moment), odds)
+    sizes = _diagonal(moment).clamp_min(0).sqrt()
     sizes = torch.where(sizes > 0, sizes, 1.0)
     values, vectors = torch.linalg.eigh(moment / sizes.unsqueeze(-1) / sizes.unsqueeze(-2))
     values = values.clamp_min(0)
@@ -159,20 +160,11 @@ def occupied(moment: Tensor, rounding: float) -> Spectrum:
     return Spectrum(basis, torch.where(is_rounding, 0.0, torch.inf).to(basis))
 
 
-def top_k_of_odds(odds: Tensor, rank: int) -> Spectrum:
-    """The `rank` largest odds of Q `[..., d, d]` and their directions; a full eigh if many."""
-    if not thin(rank, odds.shape[-1]):
-        return truncate(from_odds_matrix(odds), rank)
-    values, vectors = leading(odds, rank, _NEGLIGIBLE)
-    smallest = tolerance(odds.shape[-1], odds.dtype) * values[..., :1]
-    return Spectrum(vectors, torch.where(values > smallest, values, 0.0))
-
-
 def from_rows(rows: Tensor) -> Spectrum:
-    """Spectrum of Q = rowsᵀ rows for fewer rows than columns `[..., n, d]`, never forming d x d.
+    """Spectrum of Q = rowsᵀ rows for fewer rows than columns `[..., n, d]`, without a d x d matrix.
 
-    A QR factorisation makes the directions orthonormal to rounding whatever the conditioning.
-    Then n x n odds are left.
+    A QR factorisation makes the directions orthonormal to rounding whatever the conditioning, and
+    reduces Q to n x n.
     """
     basis, triangle = sorted_qr(rows.mT)
     small = from_odds_matrix(triangle @ triangle.mT)
@@ -182,7 +174,7 @@ def from_rows(rows: Tensor) -> Spectrum:
 def sorted_qr(columns: Tensor) -> tuple[Tensor, Tensor]:
     """Q `[..., d, m]` and T `[..., m, n]` of the columns `[..., d, n]`, largest first.
 
-    Each column has rounding of its own size. Entries of T that are no more than that are 0.
+    Each column has rounding of its own size. Entries of T of at most that size become 0.
     """
     order = columns.square().sum(-2).argsort(-1, descending=True)
     columns = columns.take_along_dim(order.unsqueeze(-2), -1)
@@ -191,58 +183,26 @@ def sorted_qr(columns: Tensor) -> tuple[Tensor, Tensor]:
     return basis, torch.where(triangle.abs() > noise.unsqueeze(-2), triangle, 0.0)
 
 
-def from_matrix(matrix: Tensor, tol: float | None = None) -> Spectrum:
-    """Spectrum of a conceptor matrix; singular values within `tol` of 0 or 1 become that."""
-    tol = tolerance(matrix.shape[-1], matrix.dtype) if tol is None else tol
-    values, vectors = torch.linalg.eigh(matrix)
-    return Spectrum(vectors, odds_of(snap(values, tol)))
-
-
-def snap(values: Tensor, tol: float) -> Tensor:
-    """Clamp to [0, 1] and round what lies within `tol` of an end to that end."""
-    return torch.where(values <= tol, 0.0, torch.where(values >= 1 - tol, 1.0, values))
-
-
-def to_matrix(spectrum: Spectrum) -> Tensor:
-    """The conceptor matrix U diag(s) Uᵀ + s_rest (I - U Uᵀ), `[..., d, d]`."""
-    u, rest = spectrum.vectors, value_of_rest(spectrum)
-    if spectrum.is_dense:
-        return (u * values_of(spectrum.odds).unsqueeze(-2)) @ u.mT
-    matrix = (u * (values_of(spectrum.odds) - rest).unsqueeze(-2)) @ u.mT
-    matrix.diagonal(dim1=-2, dim2=-1).add_(rest)
-    return matrix
+# --- matrices without spectra ------------------------------------------------------------
 
 
 def matrix_of_odds(odds: Tensor) -> Tensor | None:
     """C = Q (I + Q)⁻¹ = I - (I + Q)⁻¹ by Cholesky, without the spectrum; None as `_complement`."""
+    if odds.shape[-1] == 1:
+        return values_of(odds.clamp_min(0))
     inverse = _complement(odds)
     if inverse is None:
         return None
     eye = torch.eye(odds.shape[-1], dtype=odds.dtype, device=odds.device)
-    top = odds.diagonal(dim1=-2, dim2=-1).amax(-1)[..., None, None]
-    if bool((top >= 1).all()):
+    is_large = _diagonal(odds).amax(-1)[..., None, None] >= 1
+    if bool(is_large.all()):
         return eye - inverse
-    return torch.where(top < 1, odds @ inverse, eye - inverse)  # small C to relative accuracy
-
-
-def trace_of_odds(odds: Tensor) -> Tensor | None:
-    """tr C = tr Q (I + Q)⁻¹ `[...]` by Cholesky; None as `_complement`."""
-    if odds.shape[-1] == 1:
-        return values_of(odds.clamp_min(0)).squeeze(-1).squeeze(-1)
-    inverse = _complement(odds)
-    if inverse is None:
-        return None
-    top = odds.diagonal(dim1=-2, dim2=-1).amax(-1)
-    trace: Tensor = odds.shape[-1] - inverse.diagonal(dim1=-2, dim2=-1).sum(-1)
-    if bool((top >= 1).all()):
-        return trace
-    return torch.where(top < 1, (inverse * odds).sum((-2, -1)), trace)
+    return torch.where(is_large, eye - inverse, odds @ inverse)  # small C to relative accuracy
 
 
 def is_accurate(odds: Tensor) -> bool:
     """Whether rounding in Q `[..., d, d]` does not show in its conceptor; see `_complement`."""
-    top = odds.diagonal(dim1=-2, dim2=-1).amax()
-    return float(top) <= _LARGE or _complement(odds) is not None
+    return float(_diagonal(odds).amax()) <= _LARGE or _complement(odds) is not None
 
 
 def _complement(odds: Tensor) -> Tensor | None:
@@ -256,15 +216,15 @@ def _complement(odds: Tensor) -> Tensor | None:
     limits = torch.finfo(odds.dtype)
     allowed = math.sqrt(limits.eps)
     shifted = odds.clone()
-    shifted.diagonal(dim1=-2, dim2=-1).add_(allowed)
+    _diagonal(shifted).add_(allowed)
     if bool((torch.linalg.cholesky_ex(shifted).info != 0).any()):
         return None
-    shifted.diagonal(dim1=-2, dim2=-1).add_(1 - allowed)
+    _diagonal(shifted).add_(1 - allowed)
     inverse = _inverse_from(torch.linalg.cholesky(shifted))
-    sizes = odds.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
+    sizes = _diagonal(odds).clamp_min(0).sqrt()
     if float(sizes.amax()) ** 2 * limits.eps * odds.shape[-1] > allowed:
         spread = (inverse.abs() @ sizes.unsqueeze(-1)).square().sum((-2, -1))
-        alike = (inverse * (sizes.square() + 1).unsqueeze(-1)).diagonal(dim1=-2, dim2=-1)
+        alike = _diagonal(inverse * (sizes.square() + 1).unsqueeze(-1))
         noise = 16 * tolerance(odds.shape[-1], odds.dtype) * alike.amax(-1)
         if not bool(((limits.eps * spread <= allowed) & (noise <= 1)).all()):
             return None
@@ -272,12 +232,29 @@ def _complement(odds: Tensor) -> Tensor | None:
 
 
 def _inverse_from(lower: Tensor) -> Tensor:
-    """(L Lᵀ)⁻¹; on a GPU by products, which are what it is good at."""
+    """(L Lᵀ)⁻¹; on a GPU by products, which are faster there."""
     if not lower.is_cuda:
         return torch.cholesky_inverse(lower)
     eye = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device)
     inverse: Tensor = torch.linalg.solve_triangular(lower, eye.expand_as(lower), upper=False)
     return inverse.mT @ inverse
+
+
+def _diagonal(matrix: Tensor) -> Tensor:
+    return matrix.diagonal(dim1=-2, dim2=-1)
+
+
+# --- one conceptor -----------------------------------------------------------------------
+
+
+def to_matrix(spectrum: Spectrum) -> Tensor:
+    """The conceptor matrix U diag(s) Uᵀ + s_rest (I - U Uᵀ), `[..., d, d]`."""
+    u = spectrum.vectors
+    rest = 0.0 if spectrum.is_dense else value_of_rest(spectrum)
+    matrix: Tensor = (u * (values_of(spectrum.odds) - rest).unsqueeze(-2)) @ u.mT
+    if rest:
+        _diagonal(matrix).add_(rest)
+    return matrix
 
 
 def singular_values(spectrum: Spectrum) -> Tensor:
@@ -286,9 +263,6 @@ def singular_values(spectrum: Spectrum) -> Tensor:
     missing = spectrum.dim - spectrum.rank
     rest = values.new_full((*values.shape[:-1], missing), value_of_rest(spectrum))
     return torch.cat([values, rest], -1).sort(-1, descending=True).values
-
-
-# --- one conceptor -----------------------------------------------------------------------
 
 
 def negate(spectrum: Spectrum) -> Spectrum:
@@ -324,34 +298,26 @@ def project(spectrum: Spectrum, x: Tensor) -> Tensor:
 
 
 def truncate(spectrum: Spectrum, rank: int) -> Spectrum:
-    """Keep the `rank` directions that differ most from the rest.
-
-    The spectral norm of the error is the largest difference dropped (see `truncation_errors`).
-    """
-    distance = (values_of(spectrum.odds) - value_of_rest(spectrum)).abs()
-    kept = distance.topk(min(rank, spectrum.rank), dim=-1).indices
-    vectors = spectrum.vectors.take_along_dim(kept.unsqueeze(-2), -1)
-    return Spectrum(vectors, spectrum.odds.take_along_dim(kept, -1), spectrum.rest)
+    """Only the `rank` directions that differ most from the rest."""
+    strongest = _distance(spectrum).topk(min(rank, spectrum.rank), dim=-1).indices
+    vectors = spectrum.vectors.take_along_dim(strongest.unsqueeze(-2), -1)
+    rest = 0.0 if spectrum.is_dense else spectrum.rest
+    return Spectrum(vectors, spectrum.odds.take_along_dim(strongest, -1), rest)
 
 
 def truncation_errors(spectrum: Spectrum) -> Tensor:
-    """Entry k is the spectral norm of the error of keeping k directions, `[..., r + 1]`."""
-    distance = (values_of(spectrum.odds) - value_of_rest(spectrum)).abs()
-    ordered = distance.sort(-1, descending=True).values
+    """Entry k is the spectral norm of the error of `truncate` to rank k, `[..., r + 1]`."""
+    ordered = _distance(spectrum).sort(-1, descending=True).values
     return torch.cat([ordered, ordered.new_zeros((*ordered.shape[:-1], 1))], -1)
 
 
-def pad(spectrum: Spectrum, rank: int) -> Spectrum:
-    """Fill up to `rank` with zero columns, which say nothing about any direction."""
-    extra = rank - spectrum.rank
-    vectors, odds = spectrum.vectors, spectrum.odds
-    blank = vectors.new_zeros((*vectors.shape[:-1], extra))
-    same = odds.new_full((*odds.shape[:-1], extra), spectrum.rest)
-    return Spectrum(torch.cat([vectors, blank], -1), torch.cat([odds, same], -1), spectrum.rest)
+def _distance(spectrum: Spectrum) -> Tensor:
+    rest = 0.0 if spectrum.is_dense else value_of_rest(spectrum)
+    return (values_of(spectrum.odds) - rest).abs()
 
 
 def complete(spectrum: Spectrum) -> Spectrum:
-    """The same conceptor with all d directions; those not held before get the odds `rest`."""
+    """The same conceptor with all d directions; the added ones have the odds `rest`."""
     batch = spectrum.odds.shape[:-1]
     items = []
     for u, odds, rest in items_of(spectrum, batch):
@@ -368,12 +334,31 @@ def orthonormalised(vectors: Tensor) -> Tensor:
     """
     for _ in range(2):
         turn = -0.5 * (vectors.mT @ vectors)
-        turn.diagonal(dim1=-2, dim2=-1).add_(1.5)
+        _diagonal(turn).add_(1.5)
         vectors = vectors @ turn
     return vectors
 
 
+def cast(spectrum: Spectrum, dtype: torch.dtype) -> Spectrum:
+    """The same spectrum in another dtype, in row-major layout.
+
+    The last bits of products depend on the layout; one layout makes a loaded conceptor act exactly
+    as the saved one.
+    """
+    vectors = spectrum.vectors.to(dtype).contiguous()
+    return Spectrum(vectors, spectrum.odds.to(dtype), spectrum.rest)
+
+
 # --- batches -----------------------------------------------------------------------------
+
+
+def pad(spectrum: Spectrum, rank: int) -> Spectrum:
+    """Fill up to `rank` with zero columns, which say nothing about any direction."""
+    extra = rank - spectrum.rank
+    vectors, odds = spectrum.vectors, spectrum.odds
+    blank = vectors.new_zeros((*vectors.shape[:-1], extra))
+    same = odds.new_full((*odds.shape[:-1], extra), spectrum.rest)
+    return Spectrum(torch.cat([vectors, blank], -1), torch.cat([odds, same], -1), spectrum.rest)
 
 
 def items_of(spectrum: Spectrum, batch: torch.Size) -> list[Spectrum]:
@@ -381,12 +366,12 @@ def items_of(spectrum: Spectrum, batch: torch.Size) -> list[Spectrum]:
     dim, rank, count = spectrum.dim, spectrum.rank, math.prod(batch)
     vectors = spectrum.vectors.broadcast_to(*batch, dim, rank).reshape(count, dim, rank)
     odds = spectrum.odds.broadcast_to(*batch, rank).reshape(count, rank)
-    found = []
+    items = []
     for u, o in zip(vectors, odds):
         real = u.abs().amax(0) > 0
-        whole = bool(real.all())
-        found.append(Spectrum(u if whole else u[:, real], o if whole else o[real], spectrum.rest))
-    return found
+        is_padded = not bool(real.all())
+        items.append(Spectrum(u[:, real] if is_padded else u, o[real] if is_padded else o))
+    return [item._replace(rest=spectrum.rest) for item in items]
 
 
 def stack(items: list[Spectrum], batch: torch.Size) -> Spectrum:
@@ -397,13 +382,3 @@ def stack(items: list[Spectrum], batch: torch.Size) -> Spectrum:
     odds = torch.stack([item.odds for item in items])
     dim = vectors.shape[-2]
     return Spectrum(vectors.reshape(*batch, dim, rank), odds.reshape(*batch, rank), items[0].rest)
-
-
-def cast(spectrum: Spectrum, dtype: torch.dtype) -> Spectrum:
-    """The same spectrum in another dtype, laid out row by row.
-
-    The last bits of products depend on the layout; one layout makes a saved conceptor act as the
-    one it was saved from.
-    """
-    vectors = spectrum.vectors.to(dtype).contiguous()
-    return Spectrum(vectors, spectrum.odds.to(dtype), spectrum.rest)

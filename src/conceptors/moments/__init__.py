@@ -1,4 +1,4 @@
-"""Second moments of data that comes in parts: exact, or in bounded memory."""
+"""Second moments Σ x xᵀ of data that comes in parts: exact, or in bounded memory."""
 
 from conceptors.moments.correlation import Correlation
 from conceptors.moments.frequent_directions import FrequentDirections

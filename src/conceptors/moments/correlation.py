@@ -1,4 +1,4 @@
-"""Second moments of a stream of samples, in one pass: update, merge, reduce over processes."""
+"""Exact second moments of data that comes in parts: update, merge, reduce over processes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,15 @@ from conceptors.algebra.conceptor import Conceptor
 
 
 class Correlation:
-    """R = Σ w x xᵀ / Σ w of a stream of batches, exactly.
+    """R = Σ w x xᵀ / Σ w over batches of samples, exactly.
 
-    The sum is kept in float64 whatever the dtype of the samples, so that the order and size of
-    the batches do not matter beyond rounding.
+    The sum has float64 entries whatever the dtype of the samples, so the order and size of the
+    batches do not matter beyond rounding.
+
+    Attributes:
+        sum: Σ w x xᵀ `[d, d]`, or `[groups, d, d]`; always changed in place.
+        weight: Σ w.
+        count: the number of samples.
 
     >>> import torch
     >>> X = torch.arange(12.0).reshape(6, 2)
@@ -35,38 +40,45 @@ class Correlation:
         self,
         dim: int,
         *,
+        groups: int | None = None,
         dtype: torch.dtype = torch.float64,
         device: torch.device | str | None = None,
     ) -> None:
+        """With `groups`, that many matrices side by side, of samples `[groups, n, d]`."""
         self.dim, dtype = checks.whole(dim, "dim", 1), checks.real_dtype(dtype)
-        self.sum = torch.zeros(self.dim, self.dim, dtype=dtype, device=device)
+        batch = () if groups is None else (checks.whole(groups, "groups", 1),)
+        self.sum = torch.zeros(*batch, self.dim, self.dim, dtype=dtype, device=device)
         self.weight = 0.0
         self.count = 0
 
     def update(self, samples: Tensor, weights: Tensor | None = None) -> Correlation:
         """Add samples `[..., d]`, each of weight 1 or of the given weights `[...]` >= 0.
 
-        A batch without samples changes nothing.
+        With groups, samples `[groups, n, d]` and weights `[n]`. An empty batch changes nothing.
         """
-        rows, weights = check_batch(samples, weights, self.dim, self.sum)
+        groups = None if self.sum.ndim == 2 else len(self.sum)
+        rows, weights = check_batch(samples, weights, self.dim, self.sum, groups)
         wide = rows.to(self.sum.dtype)
         weighted = wide if weights is None else wide * weights.to(wide)[:, None]
-        added = float(len(rows) if weights is None else weights.double().sum())
-        check_total(self.sum.trace() + (wide * weighted).sum(), self.weight + added)
-        self.sum.addmm_(wide.mT, weighted)
-        self.weight += added
-        self.count += len(rows)
+        count = rows.shape[-2]
+        added = float(count if weights is None else weights.double().sum())
+        check_total(self._trace() + (wide * weighted).sum(), self.weight + added)
+        return self.add(wide.mT @ weighted, added, count)
+
+    def add(self, total: Tensor, weight: float, count: int = 0) -> Correlation:
+        """Add a finished sum Σ w x xᵀ of `count` samples of this weight altogether, unchecked."""
+        self.sum += total.to(self.sum)
+        self.weight += weight
+        self.count += count
         return self
 
     def merge(self, other: Correlation) -> Correlation:
-        """Add everything another correlation has seen. Associative and commutative."""
+        """Add everything that another correlation has seen. Associative and commutative."""
         check_mergeable(self, other)
-        trace = self.sum.trace() + other.sum.trace().to(self.sum)
-        check_total(trace, self.weight + other.weight)
-        self.sum += other.sum.to(self.sum)
-        self.weight += other.weight
-        self.count += other.count
-        return self
+        if other.sum.shape != self.sum.shape:
+            raise ValueError("cannot merge second moments with different numbers of groups")
+        check_total(self._trace() + other._trace().to(self.sum), self.weight + other.weight)
+        return self.add(other.sum, other.weight, other.count)
 
     def all_reduce(self, group: Any = None) -> Correlation:
         """Replace this by the sum over all processes, where torch.distributed is initialised."""
@@ -79,16 +91,12 @@ class Correlation:
         return self
 
     def matrix(self) -> Tensor:
-        """R `[d, d]`, symmetric; a new tensor."""
-        if self.weight <= 0:
-            raise ValueError(
-                f"no samples of positive weight yet (count {self.count}); call update(samples) "
-                f"with rows of {self.dim} numbers first"
-            )
+        """R `[d, d]` or `[groups, d, d]`, symmetric; a new tensor."""
+        check_has_samples(self)
         return (self.sum + self.sum.mT) / (2 * self.weight)
 
-    def conceptor(self, aperture: float) -> Conceptor:
-        """The conceptor of all samples so far."""
+    def conceptor(self, aperture: float | Tensor) -> Conceptor:
+        """The conceptor of all samples so far; with groups, a batch."""
         return Conceptor.from_correlation(self.matrix(), aperture)
 
     def state_dict(self) -> dict[str, Any]:
@@ -98,43 +106,48 @@ class Correlation:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a saved state of the same dimension."""
         if not isinstance(state, dict) or not {"sum", "weight", "count"} <= state.keys():
-            raise ValueError(
-                "the state of a correlation is a dict of sum, weight and count, got "
-                f"{sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__}; "
-                "pass what state_dict() gave"
-            )
+            raise ValueError("pass what state_dict() returned: a dict of sum, weight and count")
         total = checks.positive_semidefinite(state["sum"], "sum")
         if total.shape != self.sum.shape:
             raise ValueError(
                 f"the state has a sum of shape {list(total.shape)}, this correlation is of "
-                f"dimension {self.dim}; make it with Correlation({total.shape[-1]})"
+                f"dimension {self.dim}; create it with Correlation({total.shape[-1]})"
             )
         weight = checks.number(state["weight"], "weight", 0.0, sys.float_info.max)
         count = checks.whole(state["count"], "count", 0)
-        self.sum, self.weight, self.count = total.to(self.sum), weight, count
+        self.sum.copy_(total)
+        self.weight, self.count = weight, count
+
+    def _trace(self) -> Tensor:
+        return self.sum.diagonal(dim1=-2, dim2=-1).sum()
 
     def __repr__(self) -> str:
         return f"Correlation(dim={self.dim}, count={self.count}, weight={self.weight:g})"
 
 
-def check_batch(samples: Any, weights: Any, dim: int, like: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Samples as rows `[n, d]` and weights `[n]`, all finite, on the right device."""
+def check_batch(
+    samples: Any, weights: Any, dim: int, like: Tensor, groups: int | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Samples as rows `[n, d]` (or `[groups, n, d]`) and weights `[n]`, finite, on one device."""
     samples = checks.real_tensor(samples, "samples").detach()
-    if samples.ndim < 2 or samples.shape[-1] != dim:
+    fits = samples.ndim >= 2 if groups is None else samples.shape[:-2] == (groups,)
+    if not fits or samples.shape[-1] != dim:
         raise ValueError(
-            f"samples must have shape [..., n, {dim}], got {list(samples.shape)}; a single sample "
-            f"needs a row axis: samples[None]"
+            f"samples must have shape [{'...' if groups is None else groups}, n, {dim}], got "
+            f"{list(samples.shape)}; a single sample needs a row axis: samples[None]"
         )
     if samples.device != like.device:
         raise ValueError(
             f"samples are on {samples.device}, the running sum is on {like.device}; move the "
-            f"samples, or make the sum with device={str(samples.device)!r}"
+            f"samples, or create the sum with device={str(samples.device)!r}"
         )
-    rows = checks.finite(samples, "samples").reshape(-1, dim)
+    samples = checks.finite(samples, "samples")
+    rows = samples.reshape(-1, dim) if groups is None else samples
     if weights is None:
         return rows, None
     weights = checks.finite(checks.real_tensor(weights, "weights").detach(), "weights")
-    if weights.shape != samples.shape[:-1] or weights.device != samples.device:
+    wanted = samples.shape[:-1] if groups is None else samples.shape[1:-1]
+    if weights.shape != wanted or weights.device != samples.device:
         raise ValueError(
             f"weights of shape {list(weights.shape)} on {weights.device} do not fit samples of "
             f"shape {list(samples.shape)} on {samples.device}: one weight a sample is needed"
@@ -161,3 +174,11 @@ def check_mergeable(a: Any, b: Any) -> None:
         raise ValueError("cannot merge a running sum with itself: everything would count twice")
     if a.dim != b.dim:
         raise ValueError(f"cannot merge second moments of dimension {b.dim} into {a.dim}")
+
+
+def check_has_samples(sums: Any) -> None:
+    if sums.weight <= 0:
+        raise ValueError(
+            f"no samples of positive weight yet (count {sums.count}); call update(samples) with "
+            f"rows of {sums.dim} numbers first"
+        )

@@ -1,4 +1,4 @@
-"""Second moments of a stream in bounded memory, for dimensions where d x d is too much."""
+"""Second moments in bounded memory, for dimensions where a d x d matrix is too large."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ from torch import distributed as dist
 from conceptors._internal import checks
 from conceptors.algebra import spectrum as spectra
 from conceptors.algebra.conceptor import Conceptor
-from conceptors.moments.correlation import check_batch, check_mergeable, check_total
+from conceptors.moments.correlation import (
+    check_batch,
+    check_has_samples,
+    check_mergeable,
+    check_total,
+)
 
 
 class FrequentDirections:
@@ -67,7 +72,7 @@ class FrequentDirections:
         return self
 
     def merge(self, other: FrequentDirections) -> FrequentDirections:
-        """Add everything another sketch has seen; the error bounds add."""
+        """Add everything that another sketch has seen; the error bounds add."""
         check_mergeable(self, other)
         energy = self._energy() + other._energy().to(self._rows)
         check_total(energy, self.weight + other.weight)
@@ -82,23 +87,19 @@ class FrequentDirections:
         if not (dist.is_available() and dist.is_initialized()):
             return self
         self._compress()
-        mine = (
-            self._rows[: self.rank].clone(),
-            torch.tensor(
-                [self._filled, self._subtracted, self.weight, self.count],
-                dtype=torch.float64,
-                device=self._rows.device,
-            ),
+        numbers = torch.tensor(
+            [self._filled, self._subtracted, self.weight, self.count],
+            dtype=torch.float64,
+            device=self._rows.device,
         )
-        world = dist.get_world_size(group)
-        everyone: list[list[Tensor]] = []
-        for part in mine:
-            parts = [torch.empty_like(part) for _ in range(world)]
+        gathered: list[list[Tensor]] = []
+        for part in (self._rows[: self.rank].clone(), numbers):
+            parts = [torch.empty_like(part) for _ in range(dist.get_world_size(group))]
             dist.all_gather(parts, part, group=group)
-            everyone.append(parts)
+            gathered.append(parts)
         self._filled, self._subtracted, self.weight, self.count = 0, 0.0, 0.0, 0
-        for rows, numbers in zip(*everyone):
-            filled, subtracted, weight, count = numbers.tolist()
+        for rows, scalars in zip(*gathered):
+            filled, subtracted, weight, count = scalars.tolist()
             self._append(rows[: int(filled)])
             self._subtracted += subtracted
             self.weight += weight
@@ -119,11 +120,7 @@ class FrequentDirections:
 
     def rows(self) -> Tensor:
         """B `[<= rank, d]` with R̂ = Bᵀ B."""
-        if self.weight <= 0:
-            raise ValueError(
-                f"no samples of positive weight yet (count {self.count}); call update(samples) "
-                f"with rows of {self.dim} numbers first"
-            )
+        check_has_samples(self)
         rows, _ = _lower(self._rows[: self._filled], self.rank)
         scaled: Tensor = rows / self.weight**0.5
         return scaled
@@ -147,7 +144,7 @@ class FrequentDirections:
             rows = rows[taken:]
 
     def _compress(self) -> None:
-        """Make room: at most `rank` rows are left."""
+        """Free space in the buffer: at most `rank` rows remain."""
         rows, lowered = _lower(self._rows[: self._filled], self.rank)
         self._filled = len(rows)
         self._rows[: self._filled] = rows
@@ -163,7 +160,7 @@ class FrequentDirections:
 def _lower(buffer: Tensor, rank: int) -> tuple[Tensor, float]:
     """Rows of the buffer `[n, d]` with all squared singular values lowered by the (rank + 1)-th.
 
-    At most `rank` rows are left; with n <= rank the buffer itself and 0.
+    At most `rank` rows remain; with n <= rank the result is the buffer itself and 0.
     """
     if len(buffer) <= rank:
         return buffer, 0.0

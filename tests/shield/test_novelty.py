@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from conceptors import Conceptor
-from conceptors.algebra.novelty import join_novel, stride
+from conceptors.shield.novelty import join_novel, stride
 
 
 def correlation(dim: int, rank: int, *batch: int) -> Tensor:
@@ -50,16 +50,6 @@ def test_what_is_known_wholly_is_not_claimed_twice() -> None:
     first, second = torch.eye(4, dtype=torch.float64).split(2)
     left, right = (Conceptor.from_states(rows, 3.0) for rows in (first, second))
     torch.testing.assert_close(join_novel(left, right, 1.0).matrix(), (left | right).matrix())
-
-
-def test_every_member_of_a_batch_has_its_own_share() -> None:
-    old, more, known = correlation(4, 6, 3), correlation(4, 6, 3), torch.tensor([0.0, 0.4, 1.0])
-    A, C = (Conceptor.from_correlation(R, 2.0) for R in (old, more))
-    joined, strides = join_novel(A, C, known), stride(A, C, known)
-    for i, share in enumerate(known.tolist()):
-        one, two = (Conceptor.from_correlation(R[i], 2.0) for R in (old, more))
-        torch.testing.assert_close(joined.matrix()[i], join_novel(one, two, share).matrix())
-        torch.testing.assert_close(strides[i], stride(one, two, share))
 
 
 def test_factored_conceptors_stay_factored() -> None:

@@ -1,0 +1,236 @@
+"""Exact and sketched second moments: any split, weights, merging, bounds, processes, refusals."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from conceptors import Conceptor, Correlation, FrequentDirections
+from helpers import distance, largest_tensor, normal, rotation
+from processes import Pair
+
+Sums = Correlation | FrequentDirections
+
+
+def second_moment(X: Tensor) -> Tensor:
+    return X.mT @ X / len(X)
+
+
+def spread(seed: int, count: int, dim: int, power: float) -> Tensor:
+    """Rows whose standard deviations fall as i^-power in random directions."""
+    scales = torch.arange(1, dim + 1, dtype=torch.float64) ** -power
+    return normal(seed, count, dim) * scales @ rotation(seed + 1, dim)
+
+
+# --- exact -------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 10**6), st.integers(1, 60), st.integers(1, 6), st.data())
+def test_any_split_into_batches_and_merge_gives_the_same(
+    seed: int, count: int, dim: int, data: Any
+) -> None:
+    X = normal(seed + 1, count, dim) * 10.0 ** (3 * normal(seed, dim))
+    cuts = sorted(data.draw(st.lists(st.integers(0, count), max_size=6)))
+    R, merged = Correlation(dim), Correlation(dim)
+    for part in X.tensor_split(cuts):
+        assert R.update(part) is R
+        merged.merge(Correlation(dim).update(part))
+    wanted = second_moment(X)
+    for sums in (R, merged):
+        assert (sums.count, sums.weight) == (count, count)
+        torch.testing.assert_close(
+            sums.matrix(), wanted, rtol=1e-10, atol=1e-12 * float(wanted.max())
+        )
+    assert torch.equal(R.matrix(), R.matrix().mT)
+
+
+@pytest.mark.parametrize("kind", ["exact", "sketch"])
+def test_weights_are_repetitions(kind: str) -> None:
+    X, times = normal(0, 6, 9).float(), torch.tensor([1, 2, 0, 3, 1, 4])
+    one, two = (Correlation(9) if kind == "exact" else FrequentDirections(9, 6) for _ in range(2))
+    C = one.update(X.reshape(2, 3, 9), times.reshape(2, 3).double()).conceptor(2.0)
+    D = two.update(X.repeat_interleave(times, 0)).conceptor(2.0)
+    assert distance(C, D) < 1e-12
+    assert distance(C, Conceptor.from_states(X.double().repeat_interleave(times, 0), 2.0)) < 1e-12
+    assert (one.weight, one.count, two.count) == (11, 6, 11)
+
+
+def test_float32_samples_are_added_in_float64() -> None:
+    """Many small numbers beside a large one: sums in float32 would lose all of them."""
+    R = Correlation(1).update(torch.tensor([[1e3]]))
+    for part in torch.full((2000, 1), 1e-3).split(100):
+        R.update(part)
+    wanted = 1e6 + 2000 * float(torch.tensor(1e-3)) ** 2
+    assert float(R.sum) == pytest.approx(wanted, rel=0, abs=1e-7)
+
+
+def test_groups_side_by_side_and_finished_sums() -> None:
+    X, w = normal(0, 3, 8, 4), normal(1, 8).exp()
+    grouped, total = Correlation(4, groups=3), Correlation(4, groups=3)
+    grouped.update(X[:, :5], w[:5]).update(X[:, 5:], w[5:])
+    total.add((X.mT * w) @ X, float(w.sum()), 8)
+    assert grouped.conceptor(2.0).batch_shape == (3,)
+    for i in range(3):
+        one = Correlation(4).update(X[i], w).matrix()
+        torch.testing.assert_close(grouped.matrix()[i], one)
+        torch.testing.assert_close(total.merge(Correlation(4, groups=3)).matrix()[i], one)
+    with pytest.raises(ValueError, match=r"\[3, n, 4\], got \[8, 4\]"):
+        grouped.update(X[0])
+    with pytest.raises(ValueError, match="groups"):
+        grouped.merge(Correlation(4))
+
+
+def test_a_saved_state_goes_on_where_it_was() -> None:
+    X = normal(0, 20, 4)
+    half, again = Correlation(4).update(X[:9]), Correlation(4)
+    again.load_state_dict(copy.deepcopy(half.state_dict()))
+    again.update(X[9:])
+    torch.testing.assert_close(again.matrix(), second_moment(X), rtol=1e-12, atol=1e-14)
+    assert (half.count, again.count) == (9, 20)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"sum": torch.eye(3).double()}, ValueError, r"\[3, 3\].*dimension 2"),
+        ({"sum": torch.tensor([[1.0, 2], [2, 1]])}, ValueError, "not positive semi-definite"),
+        ({"sum": [[1.0]]}, TypeError, "list"),
+        ({"weight": float("inf")}, ValueError, "weight"),
+        ({"count": 1.5}, TypeError, "count"),
+        (None, ValueError, "sum, weight and count"),
+    ],
+)
+def test_a_bad_state_changes_nothing(change: Any, error: type[Exception], message: str) -> None:
+    R = Correlation(2).update(normal(0, 5, 2))
+    before = str(R.state_dict())
+    with pytest.raises(error, match=message):
+        R.load_state_dict(change and {**R.state_dict(), **change})
+    assert str(R.state_dict()) == before
+
+
+# --- sketched ----------------------------------------------------------------------------
+
+
+def check_bounds(sketch: FrequentDirections, R: Tensor, aperture: float = 2.0) -> None:
+    """0 <= R - R̂ <= Δ I, Δ below the tail bound for every k, and the same for conceptors."""
+    rows = sketch.rows()
+    assert len(rows) <= sketch.rank
+    rounding = 1e-12 * float(R.trace())
+    gap = torch.linalg.eigvalsh(R - rows.mT @ rows)
+    assert -rounding < float(gap.min()) <= float(gap.max()) <= sketch.error_bound + rounding
+    sigma = torch.linalg.eigvalsh(R).clamp_min(0).flip(0)
+    for k in range(sketch.rank + 1):
+        assert sketch.error_bound <= float(sigma[k:].sum()) / (sketch.rank + 1 - k) + rounding
+    exact, C = Conceptor.from_correlation(R, aperture), sketch.conceptor(aperture)
+    gap = torch.linalg.eigvalsh(exact.matrix() - C.matrix())
+    assert float(gap.min()) > -1e-9
+    assert float(gap.max()) <= sketch.conceptor_error_bound(aperture) + 1e-9
+    assert C.aperture == aperture
+
+
+@given(
+    st.integers(0, 10**6), st.integers(1, 90), st.integers(2, 14), st.floats(0, 3),
+    st.integers(1, 40), st.data(),
+)  # fmt: skip
+def test_bounds(seed: int, count: int, dim: int, power: float, size: int, data: Any) -> None:
+    rank, X = data.draw(st.integers(1, dim)), spread(seed, count, dim, power)
+    w = normal(seed, count).exp()
+    sketch, other = FrequentDirections(dim, rank), FrequentDirections(dim, rank)
+    for part, weights in zip(X.split(size), w.split(size)):
+        sketch.update(part, weights)
+        other.merge(FrequentDirections(dim, rank).update(part, weights))
+    for sums in (sketch, other):
+        check_bounds(sums, (X.mT * w) @ X / w.sum())
+        assert sums.count == count
+
+
+def test_the_bound_is_close_to_what_happens_and_nothing_is_lost_up_to_the_rank() -> None:
+    X, low = normal(0, 2000, 20), normal(0, 200, 5) @ normal(1, 5, 20)
+    flat, exact = FrequentDirections(20, 10), FrequentDirections(20, 5)
+    for part, few in zip(X.split(50), low.split(5)):
+        flat.update(part)
+        exact.update(few)
+    rows = flat.rows()
+    error = float(torch.linalg.matrix_norm(second_moment(X) - rows.mT @ rows, 2))
+    assert error <= flat.error_bound <= 1.5 * error
+    assert exact.error_bound < 1e-12 * float(second_moment(low).trace())
+    assert distance(exact.conceptor(3.0), Conceptor.from_states(low, 3.0)) < 1e-8
+
+
+def test_memory_is_that_of_two_times_rank_rows() -> None:
+    """At d = 50 000 and rank 10, batches of 16: nothing above a few d · rank numbers appears."""
+    dim, rank = 50_000, 10
+    parts = [normal(seed, 16, dim) for seed in range(4)]
+
+    def work() -> None:
+        sketch = FrequentDirections(dim, rank)
+        for part in parts:
+            sketch.update(part)
+        sketch.merge(FrequentDirections(dim, rank).update(parts[0]))
+        assert sketch.error_bound > 0
+        assert sketch.conceptor(2.0).rank == rank
+
+    assert largest_tensor(work) <= 2.5 * dim * rank
+
+
+# --- both --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [Correlation, lambda dim: FrequentDirections(dim, 1)])
+def test_what_is_refused_changes_nothing(make: Any) -> None:
+    sums: Sums = make(3).update(normal(1, 4, 3))
+    before = (repr(sums), sums.weight, str(sums.conceptor(1.0).matrix()))
+    with pytest.raises(ValueError, match="overflow"):
+        sums.update(torch.full((2, 3), 1e200, dtype=torch.float64))
+    with pytest.raises(ValueError, match="overflow"):
+        sums.update(normal(0, 5, 3), torch.full((5,), 1e308, dtype=torch.float64))
+    with pytest.raises(ValueError, match="itself"):
+        sums.merge(sums)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="dimension 4 into 3"):
+        sums.merge(make(4))
+    with pytest.raises(TypeError, match="int"):
+        sums.merge(3)  # type: ignore[arg-type]
+    assert sums.update(torch.zeros(0, 3)).all_reduce() is sums
+    assert (repr(sums), sums.weight, str(sums.conceptor(1.0).matrix())) == before
+    for empty in (make(3), make(3).update(normal(0, 4, 3), torch.zeros(4))):
+        with pytest.raises(ValueError, match=r"no samples of positive weight.*update"):
+            empty.conceptor(1.0)
+
+
+def samples(rank: int) -> tuple[Tensor, Tensor]:
+    X = normal(rank, 20 + 10 * rank, 9)
+    return X, torch.full((len(X),), 1.0 + rank).double()
+
+
+def reduced(rank: int) -> dict[str, Tensor]:
+    """What one of two processes that talk over gloo finds."""
+    R, sketch = Correlation(9).update(*samples(rank)), FrequentDirections(9, 4)
+    for part, weights in zip(*(x.split(6) for x in samples(rank))):
+        sketch.update(part, weights)
+    few = FrequentDirections(9, 4)
+    if rank == 1:  # the other has no samples
+        few.update(samples(1)[0][:3])
+    for sums in (R, sketch, few):
+        sums.all_reduce()
+    bound = torch.tensor([sketch.error_bound, sketch.weight, R.weight, R.count])
+    return {"R": R.matrix(), "rows": sketch.rows(), "few": few.rows(), "numbers": bound}
+
+
+def test_sums_over_two_processes(pair: Pair) -> None:
+    results: list[dict[str, Tensor]] = pair(reduced)
+    for name in results[0]:
+        assert torch.equal(results[0][name], results[1][name]), name
+    X, w = (torch.cat(parts) for parts in zip(samples(0), samples(1)))
+    R, (bound, *numbers) = (X.mT * w) @ X / w.sum(), results[0]["numbers"].tolist()
+    torch.testing.assert_close(results[0]["R"], R, rtol=1e-12, atol=1e-14)
+    assert numbers == [80, 80, 50]
+    rows, few = results[0]["rows"], results[0]["few"]
+    gap = torch.linalg.eigvalsh(R - rows.mT @ rows)
+    assert -1e-12 < float(gap.min()) <= float(gap.max()) <= bound + 1e-6
+    torch.testing.assert_close(few.mT @ few, samples(1)[0][:3].mT @ samples(1)[0][:3] / 3)
