@@ -14,9 +14,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from conceptors.algebra.aperture import aperture_by_validation, aperture_for_quota
+    from conceptors.algebra.aperture import (
+        Auto,
+        Energy,
+        Quota,
+        aperture_by_validation,
+        aperture_for_quota,
+    )
     from conceptors.algebra.conceptor import Conceptor, similarity
-    from conceptors.algebra.aperture import Auto, Energy, Quota
     from conceptors.estimators.ridge import ConceptorRidge, ConceptorRidgeClassifier
     from conceptors.estimators.sgd import ConceptorSGDRegressor
     from conceptors.moments.correlation import Correlation

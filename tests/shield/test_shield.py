@@ -21,7 +21,7 @@ from conceptors import (
     UnprotectedWarning,
     similarity,
 )
-from conceptors.algebra.novelty import join_novel, stride
+from conceptors.shield.novelty import join_novel, stride
 from shield.common import mlp, quiet, samples, train
 
 

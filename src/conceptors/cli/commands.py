@@ -9,7 +9,7 @@ import webbrowser
 from pathlib import Path
 from typing import Any
 
-from conceptors._internal.suggest import nearest
+from conceptors._internal.checks import nearest
 from conceptors.cli.progress import ProgressLine
 from conceptors.experiments.engines import Engine, Local, Ray
 from conceptors.experiments.experiment import Experiment, ExperimentError

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from conceptors._internal import checks
-from conceptors._internal.outside import outside
+from conceptors._internal.checks import outside
 from conceptors.estimators import closed_form
 from conceptors.estimators.tasks import Joint, Known, MemoryFullWarning
 

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from conceptors._internal.suggest import nearest
+from conceptors._internal.checks import nearest
 from conceptors.experiments.methods import METHODS, Settings, parse_settings
 from conceptors.experiments.methods.settings import INEFFECTIVE
 from conceptors.experiments.presets import Preset, preset

@@ -12,7 +12,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from conceptors._internal.suggest import nearest
+from conceptors._internal.checks import nearest
 
 
 @dataclass(frozen=True)

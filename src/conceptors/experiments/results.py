@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from conceptors._internal.files import write_atomically
+from conceptors._internal.storage import write_atomically
 
 SCHEMA = 1
 _DEEPEST = 50

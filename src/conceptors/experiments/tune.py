@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from conceptors._internal.suggest import nearest
+from conceptors._internal.checks import nearest
 from conceptors.experiments.engines import Engine, Local
 from conceptors.experiments.events import Event, Progress, quiet
 from conceptors.experiments.experiment import Experiment, ExperimentError

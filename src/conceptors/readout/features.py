@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from conceptors._internal import checks
-from conceptors._internal.outside import outside
+from conceptors._internal.checks import outside
 from conceptors._internal.precision import exactly
 
 Activation = Literal["relu", "tanh", "fourier"]

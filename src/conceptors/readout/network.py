@@ -16,7 +16,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from conceptors._internal import checks
 from conceptors._internal.batches import undisturbed
-from conceptors._internal.suggest import nearest
+from conceptors._internal.checks import nearest
 from conceptors.readout.features import Lift, RandomFeatures, Scaling, SideBySide
 from conceptors.readout.patches import PatchFeatures
 

@@ -20,7 +20,7 @@ from conceptors._internal.batches import (
     undisturbed,
     with_progress,
 )
-from conceptors._internal.outside import outside
+from conceptors._internal.checks import outside
 from conceptors._internal.precision import exactly
 from conceptors._internal.storage import digest
 from conceptors.readout.features import Activation, Lift, Scaling, lift_of

@@ -19,7 +19,7 @@ import altair as alt
 import vl_convert
 from markupsafe import Markup
 
-from conceptors._internal.files import write_atomically
+from conceptors._internal.storage import write_atomically
 from conceptors.report.data import CEILINGS
 
 Drawing = alt.Chart | alt.LayerChart | alt.ConcatChart | alt.FacetChart

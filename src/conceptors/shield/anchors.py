@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from conceptors._internal.host import to_host
 from conceptors.shield.blocks import WeightBlock, is_sharded
 
 
@@ -31,7 +30,7 @@ class Anchors:
             held = self.values.get(name)
             if not new_only or held is None or held.shape != parameter.shape:
                 value = parameter.data.clone()
-                self.values[name] = value if self.near or is_sharded(value) else to_host(value)
+                self.values[name] = value if self.near or is_sharded(value) else value.cpu()
 
     def by_parameter(self, model: nn.Module) -> dict[int, Tensor]:
         """The same by the ids of the parameters of now."""

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from conceptors._internal.host import to_host
 from conceptors.algebra.conceptor import Conceptor
 from conceptors.algebra.forms import OddsForm, SpectrumForm
-from conceptors.algebra.novelty import join_novel
 from conceptors.algebra.spectrum import Spectrum, is_accurate
 from conceptors.shield.blocks import WeightBlock
+from conceptors.shield.novelty import join_novel
 from conceptors.shield.options import Protection
 from conceptors.shield.remember.moments import Moments, SketchedMoments, rounding
 from conceptors.shield.step.context import Claim
@@ -300,4 +299,4 @@ def _longer(x: Tensor, count: int, value: float = 0.0) -> Tensor:
 def _stowed(conceptor: Conceptor) -> Conceptor:
     if conceptor.dim < _STOWED or conceptor.device.type != "cuda":
         return conceptor
-    return conceptor.mapped(lambda tensor, _: to_host(tensor))
+    return conceptor.mapped(lambda tensor, _: tensor.cpu())

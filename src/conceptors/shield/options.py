@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from conceptors._internal import checks
-from conceptors._internal.suggest import nearest
-from conceptors.algebra.targets import Auto, Energy, Quota
+from conceptors._internal.checks import nearest
+from conceptors.algebra.aperture import Auto, Energy, Quota
 from conceptors.shield.blocks import matches
 
 Aperture = float | Auto | Quota | Energy

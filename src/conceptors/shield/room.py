@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 
-from conceptors._internal.outside import outside
+from conceptors._internal.checks import outside
 
 _FULL = 0.95  # quota from which a layer counts as full
 _STUCK = 0.05  # share of a step that passes, under which a layer hardly learns

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from conceptors._internal.host import to_host
 from conceptors.shield.blocks import is_sharded, shard_like
 
 
@@ -27,7 +26,8 @@ def versions(parameter: nn.Parameter) -> tuple[int, int]:
 
 def gathered(tensor: Any) -> Tensor:
     """A copy of all of a tensor, in main memory where it was sharded; all processes call it."""
-    return to_host(tensor.full_tensor()) if is_sharded(tensor) else tensor.clone()
+    whole: Tensor = tensor.full_tensor().cpu() if is_sharded(tensor) else tensor.clone()
+    return whole
 
 
 def cut_like(tensor: Tensor, like: Tensor) -> Tensor:

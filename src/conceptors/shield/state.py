@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from conceptors._internal import checks, storage
+from conceptors.algebra.checks import check_spectrum
 from conceptors.algebra.conceptor import Conceptor
 from conceptors.algebra.forms import OddsForm, SpectrumForm
 from conceptors.algebra.spectrum import Spectrum
@@ -294,7 +295,7 @@ def _unpack(name: str, packed: Mapping[str, Any]) -> Conceptor:
         if bool((odds.isnan() | (odds < 0)).any()):
             raise ValueError("odds are not numbers in [0, inf]")
         values = torch.where(torch.isinf(odds), 1.0, odds / (1 + odds))
-        vectors, values, rest = checks.spectrum(vectors, values, packed["rest"])
+        vectors, values, rest = check_spectrum(vectors, values, packed["rest"])
         if vectors.ndim != 3:
             raise ValueError(f"shape {list(vectors.shape)} is not [groups, d, r]")
         spectrum = Spectrum(vectors.clone(), odds.clone(), math.inf if rest else 0.0)

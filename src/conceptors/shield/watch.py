@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from conceptors._internal.outside import outside
-from conceptors._internal.threads import OneThread
+from conceptors._internal.checks import outside
+from conceptors.shield.alone import OneThread
 from conceptors.shield.buffers import Buffers
 from conceptors.shield.moved import Baseline, tolerance
 from conceptors.shield.resting import Resting

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeVar, get_type_hints
 
-from conceptors._internal.suggest import nearest
+from conceptors._internal.checks import nearest
 from conceptors.experiments.networks import ACTIVATIONS
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from conceptors._internal.suggest import nearest
+from conceptors._internal.checks import nearest
 from conceptors.experiments.scenarios.base import Scenario, Split, Task
 from conceptors.experiments.scenarios.data import Arrays, load
 

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from conceptors._internal.precision import rounded, tensor_cores
+from conceptors._internal.precision import tensor_cores
 from conceptors.shield.step.factored import pays_to_split
 from conceptors.shield.step.free_space import FreeSpace
 from conceptors.shield.step.memory import Memory
+from conceptors.shield.step.numbers import rounded
 from conceptors.shield.step.strategy import Way
 
 

@@ -15,16 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from conceptors._internal.precision import (
-    full,
-    sharp_product,
-    split_bf16,
-    split_tf32,
-    tensor_cores,
-    widens,
-)
+from conceptors._internal.precision import full, tensor_cores
 from conceptors.shield.step.free_space import FreeSpace
 from conceptors.shield.step.memory import Memory
+from conceptors.shield.step.numbers import sharp_product, split_bf16, split_tf32, widens
 from conceptors.shield.step.strategy import Pull, Way, claimed
 
 _TILE = 16

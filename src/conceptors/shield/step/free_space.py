@@ -16,9 +16,9 @@ from torch import Tensor
 
 from conceptors.algebra import logic
 from conceptors.algebra import spectrum as spectra
+from conceptors.algebra.aperture import slack
 from conceptors.algebra.conceptor import Conceptor
 from conceptors.algebra.forms import SpectrumForm
-from conceptors.algebra.targets import slack
 
 
 class FreeSpace:

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from conceptors._internal.suggest import nearest
+from conceptors._internal.checks import nearest
 
 RETRIES = 1  # of a download, before the next mirror
 LARGEST = 200 << 20  # bytes: a server may send without end, a packed file unpack to any size
