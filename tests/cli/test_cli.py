@@ -153,7 +153,7 @@ def test_the_table_shows_published_values(tmp_path: Path, capsys: Capture) -> No
 
 def test_explore(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
-    monkeypatch.setattr("webbrowser.open", lambda address: bool(opened.append(address)))
+    monkeypatch.setattr("webbrowser.open", opened.append)
     file, page = tmp_path / "my.safetensors", tmp_path / "page.html"
     words = ["explore", "--shield", str(file), "--out", str(page)]
     assert main(words) == 2

@@ -138,7 +138,7 @@ def run(
         optimizer: Optimizer = AdamW(own.parameters(), lr=rates[0])
         if protect:
             # the body is meant to be nearly full, for all further learning to be in the head
-            shield = Shield(own, aperture, warn_at_quota=1.0).remember(first.x)
+            shield = Shield(own, aperture).remember(first.x)
             optimizer = shield.guard(AdamW(own.parameters(), lr=rates[1]))  # in little space
         learn(own, optimizer, second.x, second.y, epochs=epochs)
         kept, new = (accuracy(own, task.x_test, task.y_test) for task in (first, second))

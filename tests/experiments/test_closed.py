@@ -136,7 +136,10 @@ def test_they_are_ridge_regression_at_once(method: str) -> None:
     learner = learned(method, lift=40, **own.get(method, {}))
     (x, y), (test, _) = samples(learner, "train"), samples(learner, "test")
     if method == "readout":
-        lift = lambda z: torch.cat([learner.readout.lift(z), torch.ones(len(z), 1)], 1)  # noqa: E731
+
+        def lift(z: Tensor) -> Tensor:
+            return torch.cat([learner.readout.lift(z), torch.ones(len(z), 1)], 1)
+
         ridge = 0.01 * len(x)
     else:
         lift, ridge = learner.lifted, {"acil": 0.3, "ranpac": getattr(learner, "ridge", 0)}[method]

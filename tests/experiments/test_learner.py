@@ -77,11 +77,13 @@ def test_best_is_the_closest_benchmark(
 
 def test_initial_weights() -> None:
     plain, again, other = (MLP([50, 400, 3], "relu", "uniform", 1.7, s) for s in (0, 0, 1))
+    first: Any = plain.layers[0]
+    another: Any = other.layers[0]
     assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), again.parameters()))
-    assert not torch.equal(plain.layers[0].weight, other.layers[0].weight)
-    assert 1.6 < float(plain.layers[0].weight.detach().abs().max()) * math.sqrt(50) <= 1.7
-    assert not plain.layers[0].bias.any()
-    cut = MLP([50, 400, 3], "sigmoid", "truncated", 0.1, 0).layers[0].requires_grad_(False)
+    assert not torch.equal(first.weight, another.weight)
+    assert 1.6 < float(first.weight.detach().abs().max()) * math.sqrt(50) <= 1.7
+    assert not first.bias.any()
+    cut: Any = MLP([50, 400, 3], "sigmoid", "truncated", 0.1, 0).layers[0].requires_grad_(False)
     assert float(torch.cat([cut.weight.flatten(), cut.bias]).abs().max()) <= 0.2
     assert float(cut.weight.std()) == pytest.approx(0.088, abs=0.002)
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from conceptors._internal.batches import Feed, moved
-from conceptors.estimators.readout import Readout
+from conceptors.readout import Readout
 from conceptors.shield import Shield
 
 try:
