@@ -25,7 +25,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from conceptors import Shield
 
 # large apertures hold the bodies still on purpose
-pytestmark = pytest.mark.filterwarnings("ignore:hardly anything:conceptors.ShieldFullWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::conceptors.shield.ShieldFullWarning")
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 

@@ -17,10 +17,10 @@ from conceptors import (
     Energy,
     Quota,
     Shield,
-    ShieldFullWarning,
     UnprotectedWarning,
     similarity,
 )
+from conceptors.shield import ShieldFullWarning
 from conceptors.shield.novelty import join_novel, stride
 from shield.common import mlp, quiet, samples, train
 

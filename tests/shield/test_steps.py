@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conceptors import Shield, ShieldFullWarning, UnprotectedWarning
+from conceptors import Shield, UnprotectedWarning
+from conceptors.shield import ShieldFullWarning
 from helpers import normal
 from shield.common import (
     backward,
@@ -68,7 +69,7 @@ def test_sgd_is_algorithm_2(momentum: float) -> None:
     assert {row.done for row in shield.explain()} == {done}
 
 
-@pytest.mark.filterwarnings("ignore:hardly anything:conceptors.ShieldFullWarning")
+@pytest.mark.filterwarnings("ignore:hardly anything:conceptors.shield.ShieldFullWarning")
 def test_many_steps_stay_in_the_free_space() -> None:
     model = mixed()
     shield = Shield(model, 1e4, hard=True, rank=0.3).remember(torch.arange(2))
