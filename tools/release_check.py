@@ -27,17 +27,6 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")  # what torch has wheels for
 
-# README's first block leaves the model, the loss and the tasks to the reader.
-PRELUDE = """
-import torch
-from types import SimpleNamespace
-torch.manual_seed(0)
-model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
-criterion = torch.nn.CrossEntropyLoss()
-def batches():
-    return [(torch.randn(32, 8), torch.randint(3, (32,))) for _ in range(4)]
-tasks = [SimpleNamespace(train=batches()) for _ in range(2)]
-"""
 AFTERWARDS = """
 assert shield.n_tasks == 2 and all(0 < quota <= 1 for quota in shield.quota().values())
 for name in ("sklearn", "safetensors", "altair", "tqdm"):
@@ -79,9 +68,9 @@ def check(folder: Path) -> None:
     say(f"built {sdist.name} and {wheel.name}; the sdist builds the same wheel")
     complete(wheel)
     python = installed(wheel, folder / "env")
-    program = PRELUDE + quickstart() + AFTERWARDS
+    program = first_program() + AFTERWARDS
     run([str(python), "-I", "-W", "error", "-c", program], folder)
-    say("README's quickstart runs beside torch and numpy alone")
+    say("the first program of docs/finetuning.md runs beside torch and numpy alone")
     told = run([str(python.with_name("conceptors")), "--version"], folder)
     if told != f"conceptors {number}\n":
         raise CheckError(f"conceptors --version says {told!r}, not {number}")
@@ -203,14 +192,13 @@ def link(distribution: importlib.metadata.Distribution, place: Path) -> None:
         (place / top).symlink_to(Path(str(distribution.locate_file(top))).resolve())
 
 
-def quickstart() -> str:
-    """README's first block of Python."""
-    found = re.search(
-        r"^```python\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"), re.M | re.S
-    )
-    if found is None:
-        raise CheckError("README.md has no block of Python")
-    return found[1]
+def first_program() -> str:
+    """The first block of a page that needs nothing but torch."""
+    page = "docs/finetuning.md"
+    block = re.search(r"^```python\n(.*?)^```", (ROOT / page).read_text("utf-8"), re.M | re.S)
+    if block is None:
+        raise CheckError(f"{page} has no block of Python")
+    return block[1]
 
 
 def run(command: Sequence[str], folder: Path) -> str:
