@@ -1,6 +1,6 @@
-"""Digits 0-4, then digits 5-9, in a loop with accelerate, saved and resumed between the two.
+"""Digits 0-4, then digits 5-9, with accelerate: saved after the first task, and resumed.
 
-Run with: python examples/accelerate_loop.py, or by accelerate launch
+Run with: python examples/accelerate_loop.py (or accelerate launch examples/accelerate_loop.py)
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def build() -> tuple[Accelerator, Any, Any, Shield]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     model, optimizer = accelerator.prepare(model, optimizer)
     shield = Shield(model)
-    shield.guard(optimizer)  # prepared or not
-    accelerator.register_for_checkpointing(shield)  # for save_state and load_state
+    shield.guard(optimizer)  # before or after accelerator.prepare
+    accelerator.register_for_checkpointing(shield)  # save_state and load_state include the shield
     return accelerator, model, optimizer, shield
 
 
@@ -46,13 +46,13 @@ def learn(task: int, accelerator: Accelerator, model: Any, optimizer: Any, shiel
 
 
 with TemporaryDirectory() as folder:
-    parts = build()
-    learn(0, *parts)
-    parts[0].save_state(folder)
-    parts = build()  # as a new process would
-    parts[0].load_state(folder)
-    learn(1, *parts)
+    accelerator, *rest = build()
+    learn(0, accelerator, *rest)
+    accelerator.save_state(folder)
+    accelerator, *rest = build()  # as a new process would
+    accelerator.load_state(folder)
+    learn(1, accelerator, *rest)
 
-right = parts[1](X).argmax(1) == y
-kept, new = (100 * float(right[task & test].float().mean()) for task in tasks)
-print(f"test accuracy: digits 0-4 {kept:.1f} %, digits 5-9 {new:.1f} %")
+is_correct = rest[0](X).argmax(1) == y
+old, new = (100 * float(is_correct[task & test].float().mean()) for task in tasks)
+print(f"test accuracy: digits 0-4 {old:.1f} %, digits 5-9 {new:.1f} %")

@@ -1,6 +1,6 @@
-"""Two digits at a time with Avalanche: no plugin, the shield, the shield and a readout.
+"""Five tasks of two digits with Avalanche: without a plugin, with a shield, and with a readout.
 
-One head of ten outputs, no task label, no stored images.
+One head with ten outputs, no task ID at test time, no stored images.
 Run with: python examples/avalanche_plugin.py
 """
 
@@ -26,16 +26,16 @@ test = torch.arange(len(X)) % 4 == 0
 
 
 def experience(first: int) -> Any:
-    chosen = (y >= first) & (y < first + 2) & ~test
-    data: Any = TensorDataset(X[chosen], y[chosen])
-    data.targets = y[chosen].tolist()
+    members = (y >= first) & (y < first + 2) & ~test
+    data: Any = TensorDataset(X[members], y[members])
+    data.targets = y[members].tolist()
     return as_classification_dataset(data)
 
 
 def learn(plugin: str) -> float:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 10))
-    shield, body, readout = Shield(model), model[:-1], Readout(512)  # body: returns 512 features
+    shield, body, readout = Shield(model), model[:-1], Readout(512)  # the body has 512 outputs
     plugins: dict[str, list[Any]] = {
         "none": [],
         "shield": [ShieldPlugin(shield)],
@@ -51,12 +51,12 @@ def learn(plugin: str) -> float:
         evaluator=EvaluationPlugin(loggers=[]),
     )
     benchmark = benchmark_from_datasets(train=[experience(first) for first in range(0, 10, 2)])
-    for stream_part in benchmark.train_stream:
-        strategy.train(stream_part)
-    answer = readout(body(X[test])) if plugin == "readout" else model(X[test])
-    return 100 * float((answer.argmax(1) == y[test]).float().mean())
+    for digits in benchmark.train_stream:
+        strategy.train(digits)
+    scores = readout(body(X[test])) if plugin == "readout" else model(X[test])
+    return 100 * float((scores.argmax(1) == y[test]).float().mean())
 
 
-print("plugin    test accuracy in % on all ten digits")
+print("plugin    test accuracy on all ten digits in %")
 for name in ("none", "shield", "readout"):
     print(f"{name:10s}{learn(name):10.1f}")

@@ -1,8 +1,7 @@
-"""Four tasks and a growing network: every task adds its own head to a shared body.
+"""Four tasks and a growing network: every task adds a head to a shared body.
 
-The tasks are the ten digits upright, then turned by 90, 180 and 270 degrees. `guard` finds a new
-head by itself. At test time the task is known, so old tasks can only suffer from changes of the
-body.
+The tasks are the ten digits upright, then turned by 90, 180 and 270 degrees. The task is known at
+test time, so only changes of the body can cause forgetting.
 Run with: python examples/growing_heads.py
 """
 
@@ -15,11 +14,11 @@ from torch import Tensor, nn
 from conceptors import Shield
 
 TASKS = ("0°", "90°", "180°", "270°")
-torch.set_num_threads(1)  # the fastest for so small a network
+torch.set_num_threads(1)  # fastest for such a small network
 
 X, y = (torch.as_tensor(part) for part in load_digits(return_X_y=True))
 X = X.float().reshape(-1, 8, 8) / 16  # [1797, 8, 8]
-test = torch.arange(len(X)) % 4 == 0  # every fourth image is for testing
+test = torch.arange(len(X)) % 4 == 0  # every fourth image is held out
 
 
 class Growing(nn.Module):
@@ -37,7 +36,7 @@ class Growing(nn.Module):
 
 
 def learn(protect: bool) -> list[list[float]]:
-    """Test accuracy on all tasks so far, after each task."""
+    """Train on all tasks; return the test accuracy on all tasks so far, after each task."""
     torch.manual_seed(0)
     model = Growing()
     shield: Shield | None = None
@@ -47,7 +46,7 @@ def learn(protect: bool) -> list[list[float]]:
         optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
         if protect:
             shield = shield or Shield(model)
-            optimizer = shield.guard(optimizer)  # looks at the model again: a new head
+            optimizer = shield.guard(optimizer)  # also finds the new head
         x, target = X[~test].rot90(task, (1, 2)), y[~test]
         for _ in range(8):
             for batch in torch.randperm(len(x)).split(32):
@@ -55,7 +54,7 @@ def learn(protect: bool) -> list[list[float]]:
                 nn.functional.cross_entropy(model(x[batch], task), target[batch]).backward()
                 optimizer.step()
         if shield is not None:
-            # `feed` calls the model with a batch: this one also needs the task, the newest
+            # `feed` calls the model with a batch; this model also needs the task (the newest)
             shield.remember(x, feed=lambda net, batch: net(batch, -1))
         table.append([accuracy(model, old) for old in range(task + 1)])
     if shield is not None:
@@ -65,8 +64,8 @@ def learn(protect: bool) -> list[list[float]]:
 
 @torch.no_grad()
 def accuracy(model: Growing, task: int) -> float:
-    right = model(X[test].rot90(task, (1, 2)), task).argmax(1) == y[test]
-    return 100 * float(right.float().mean())
+    is_correct = model(X[test].rot90(task, (1, 2)), task).argmax(1) == y[test]
+    return 100 * float(is_correct.float().mean())
 
 
 for name, protect in (("without a shield", False), ("with a shield", True)):

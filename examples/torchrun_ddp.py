@@ -1,9 +1,9 @@
-"""The shield under torchrun: two processes, each with half of the data, and the same conceptors.
+"""A shield under torchrun: two processes with half of the data each compute the same conceptors.
 
-`remember` sums the second moments over all processes, so every process computes the same
-conceptors. All processes have to call it, also one that has no data.
+`remember` sums second moments over all processes. Every process has to call it, even one without
+data.
 Run with: torchrun --nproc-per-node 2 examples/torchrun_ddp.py
-It also runs as a single process: python examples/torchrun_ddp.py
+As a single process: python examples/torchrun_ddp.py
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from conceptors import Shield
 
-EPOCHS, BATCH = 20, 32  # a batch is shared by all processes
-torch.set_num_threads(1)  # the fastest for so small a network
+EPOCHS, BATCH = 20, 32  # each batch is divided among all processes
+torch.set_num_threads(1)  # fastest for such a small network
 
 
 def main() -> None:
@@ -29,7 +29,7 @@ def main() -> None:
         dist.init_process_group("gloo")
     learn(distributed)
     if distributed:
-        gc.collect()  # the wrapped model goes before the process group it uses
+        gc.collect()  # the wrapped model must be freed before its process group
         dist.barrier()
         dist.destroy_process_group()
 
@@ -48,37 +48,37 @@ def learn(distributed: bool) -> None:
     for task in (y < 5, y >= 5):
         x, target = X[task & ~test], y[task & ~test]
         for _ in range(EPOCHS):
-            # the same order everywhere; each process takes its part of every batch
+            # all processes draw the same order; each uses its part of every batch
             for batch in torch.randperm(len(x)).split(BATCH)[:-1]:
-                mine = batch[rank::world]
+                local = batch[rank::world]
                 optimizer.zero_grad()
-                nn.functional.cross_entropy(model(x[mine]), target[mine]).backward()
+                nn.functional.cross_entropy(model(x[local]), target[local]).backward()
                 optimizer.step()
         shield.remember(x[rank::world])
 
-    right = (net(X).argmax(1) == y).float()
-    old, new = (100 * float(right[part & test].mean()) for part in (y < 5, y >= 5))
-    apart = spread([c.matrix() for c in shield.conceptors().values()])
-    drift = spread(list(net.parameters()))
+    is_correct = (net(X).argmax(1) == y).float()
+    old, new = (100 * float(is_correct[task & test].mean()) for task in (y < 5, y >= 5))
+    conceptor_spread = spread([c.matrix() for c in shield.conceptors().values()])
+    weight_spread = spread(list(net.parameters()))
     if rank == 0:
         print(f"processes: {world}, each with a part of the data")
-        print(f"largest difference between their conceptors: {apart:.1e}")
-        print(f"largest difference between their weights:    {drift:.1e}")
+        print(f"largest difference between their conceptors: {conceptor_spread:.1e}")
+        print(f"largest difference between their weights:    {weight_spread:.1e}")
         for name, quota in shield.quota().items():
             print(f"quota of layer {name}: {quota:.3f}")
         print(f"test accuracy after both tasks: digits 0-4 {old:.1f} %, digits 5-9 {new:.1f} %")
 
 
 def spread(tensors: list[Tensor]) -> float:
-    """The largest difference between any process and the first."""
-    mine = torch.cat([tensor.detach().flatten().double() for tensor in tensors])
-    first = mine.clone()
+    """Compute the largest difference between any process and the first."""
+    local = torch.cat([tensor.detach().flatten().double() for tensor in tensors])
+    first = local.clone()
     if dist.is_initialized():
         dist.broadcast(first, 0)
-    worst = (mine - first).abs().max()
+    largest = (local - first).abs().max()
     if dist.is_initialized():
-        dist.all_reduce(worst, dist.ReduceOp.MAX)
-    return float(worst)
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+    return float(largest)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Training that survives the death of a process: start the same command again and it resumes.
+"""Training that survives crashes: run the same command again and it resumes.
 
-Two tasks, with DistributedDataParallel, or with --shard by FSDP2. Every few steps model, optimizer
+Two tasks with DistributedDataParallel, or with FSDP2 (--shard). Every ten steps model, optimizer
 and shield are written to one file, which replaces the previous one when it is complete. A resumed
-run ends with the same weights as one that was never interrupted.
+run ends with the same weights as an uninterrupted one.
 Run with: torchrun --nproc-per-node 2 examples/torchrun_resume.py runs
 """
 
@@ -25,12 +25,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from conceptors import Shield
 
-TASKS, BATCH, EVERY = 2, 64, 10  # a batch is shared by all processes; saved every 10 steps
-PATIENCE = timedelta(minutes=2)  # with processes that do not answer; more than any of them computes
+TASKS, BATCH = 2, 64  # each batch is divided among all processes
+SAVE_EVERY = 10  # steps
+TIMEOUT = timedelta(minutes=2)  # for processes that do not answer; longer than any step takes
 
 
 def data(task: int) -> tuple[Tensor, Tensor]:
-    """Samples `[512, 32]` in a six-dimensional space per task, and four classes."""
+    """Draw samples `[512, 32]` in a six-dimensional subspace per task, with four classes."""
     draw = torch.Generator().manual_seed(task)
     hidden = torch.randn(512, 6, generator=draw)
     x = hidden @ torch.randn(6, 32, generator=draw)
@@ -38,13 +39,13 @@ def data(task: int) -> tuple[Tensor, Tensor]:
 
 
 def batch_of(task: int, step: int) -> Tensor:
-    """The samples of a step; they depend on its number alone, so a restart repeats them."""
+    """Choose the samples of a step by its number alone, so a resumed run repeats them."""
     draw = torch.Generator().manual_seed(10_000 * task + step)
     return torch.randperm(512, generator=draw)[:BATCH]
 
 
 class Run:
-    """A model in training after `task` tasks and `step` steps of the next."""
+    """A model after `task` tasks and `step` steps of the next one."""
 
     def __init__(self, folder: Path, steps: int, shard: bool) -> None:
         self.file, self.steps, self.task, self.step = folder / "run.pt", steps, 0, 0
@@ -61,19 +62,19 @@ class Run:
         while self.task < TASKS:
             x, y = data(self.task)
             while self.step < self.steps:
-                mine = batch_of(self.task, self.step)[self.rank :: self.world]
+                local = batch_of(self.task, self.step)[self.rank :: self.world]
                 self.optimizer.zero_grad()
-                nn.functional.cross_entropy(self.model(x[mine]), y[mine]).backward()
+                nn.functional.cross_entropy(self.model(x[local]), y[local]).backward()
                 self.optimizer.step()
                 self.step += 1
-                if self.step % EVERY == 0 or self.step == self.steps:
+                if self.step % SAVE_EVERY == 0 or self.step == self.steps:
                     self.save()
             self.shield.remember(x[self.rank :: self.world])
             self.task, self.step = self.task + 1, 0
             self.save()
 
     def save(self) -> None:
-        """Write everything or nothing. All processes gather, the first one writes."""
+        """Write a complete file or none: all processes gather the state, the first one writes."""
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
         whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -90,7 +91,7 @@ class Run:
             print(f"saved: task {self.task}, step {self.step}", flush=True)
 
     def resume(self) -> None:
-        """Load the file if there is one; the shield last."""
+        """Load the file if it exists: model and optimizer first, then the shield."""
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
 
         if not self.file.exists():
@@ -109,9 +110,9 @@ class Run:
         """Print the training accuracy of every task."""
         for task in range(TASKS):
             x, y = data(task)
-            right = 100 * float((self.model(x).argmax(1) == y).float().mean())
+            accuracy = 100 * float((self.model(x).argmax(1) == y).float().mean())
             if self.rank == 0:
-                print(f"task {task}: {right:.1f} % right", flush=True)
+                print(f"task {task}: {accuracy:.1f} % correct", flush=True)
 
 
 def sharded(net: nn.Module) -> nn.Module:
@@ -124,16 +125,16 @@ def sharded(net: nn.Module) -> nn.Module:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Learn two tasks, and resume after a crash.")
-    parser.add_argument("folder", type=Path, help="that all machines see")
-    parser.add_argument("--steps", type=int, default=60, help="of each task")
-    parser.add_argument("--shard", action="store_true", help="FSDP2 in place of DDP")
-    given = parser.parse_args(arguments)
-    given.folder.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(1)  # the fastest for so small a network
+    parser.add_argument("folder", type=Path, help="where to save; all machines must see it")
+    parser.add_argument("--steps", type=int, default=60, help="steps per task")
+    parser.add_argument("--shard", action="store_true", help="use FSDP2 instead of DDP")
+    options = parser.parse_args(arguments)
+    options.folder.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)  # fastest for such a small network
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("torchrun ends the other processes"))
-    dist.init_process_group("gloo", timeout=PATIENCE)
-    run = Run(given.folder, given.steps, given.shard)
+    dist.init_process_group("gloo", timeout=TIMEOUT)
+    run = Run(options.folder, options.steps, options.shard)
     try:
         run.resume()
         run.learn()
@@ -141,15 +142,15 @@ def main(arguments: list[str] | None = None) -> None:
     except (Exception, SystemExit) as error:
         print(
             f"rank {run.rank} stops in task {run.task} after step {run.step}: {error}\n"
-            f"Start the same command again: it resumes from what is saved in {given.folder}",
+            f"Run the same command again to resume from the file in {options.folder}.",
             file=sys.stderr,
             flush=True,
         )
         if isinstance(error, Exception):
-            time.sleep(2)  # torchrun reports who ends first: let that be the one that died
+            time.sleep(2)  # torchrun reports the first process that ends: the one that died
         raise
     del run
-    gc.collect()  # the wrapped model goes before the process group it uses
+    gc.collect()  # the wrapped model must be freed before its process group
     dist.barrier()
     dist.destroy_process_group()
 

@@ -1,8 +1,8 @@
-"""A Transformer encoder, AdamW with weight decay, clipping, a learning-rate schedule, two tasks.
+"""A Transformer encoder on two tasks: AdamW, weight decay, clipping, a learning-rate schedule.
 
 The tasks are digits upright, then turned by 90 degrees, with the same ten outputs and no task ID.
-Adam rescales gradients element by element and decays weights, so the shield projects both the
-gradients and the steps.
+AdamW rescales gradients element by element and decays weights, so the shield projects both its
+gradients and its steps.
 Run with: python examples/transformer_adamw.py
 """
 
@@ -16,11 +16,11 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from conceptors import Shield
 
 EPOCHS = 10
-torch.set_num_threads(1)  # the fastest for so small a network
+torch.set_num_threads(1)  # fastest for such a small network
 
 X, y = (torch.as_tensor(part) for part in load_digits(return_X_y=True))
 X = X.float().reshape(-1, 8, 8) / 16  # [1797, 8, 8]
-test = torch.arange(len(X)) % 4 == 0  # every fourth image is for testing
+test = torch.arange(len(X)) % 4 == 0  # every fourth image is held out
 TASKS = {"upright": X, "turned": X.rot90(1, (1, 2))}
 
 
@@ -44,7 +44,7 @@ class Encoder(nn.Module):
 
 
 def learn(protect: bool) -> tuple[Encoder, float]:
-    """The network after both tasks, and the accuracy on the first when it was learned."""
+    """Learn both tasks; return the network and the accuracy on the first right after it."""
     torch.manual_seed(0)
     model = Encoder()
     if protect:
@@ -59,7 +59,7 @@ def learn(protect: bool) -> tuple[Encoder, float]:
             model.parameters(), lr=3e-3, weight_decay=0.01
         )
         if protect:
-            optimizer = shield.guard(optimizer, between=clip)  # clip what the shield lets pass
+            optimizer = shield.guard(optimizer, between=clip)  # clip projected gradients
         schedule = CosineAnnealingLR(optimizer, EPOCHS)
         x, target = images[~test], y[~test]
         for _ in range(EPOCHS):
@@ -72,7 +72,7 @@ def learn(protect: bool) -> tuple[Encoder, float]:
             schedule.step()
         if protect:
             shield.remember(x)
-        first = first or accuracy(model, images)
+        first = first or accuracy(model, images)  # only after the first task
     return model, first
 
 
@@ -81,7 +81,7 @@ def accuracy(model: nn.Module, images: Tensor) -> float:
     return 100 * float((model(images[test]).argmax(1) == y[test]).float().mean())
 
 
-print("Test accuracy in %   upright, when learned   upright, at the end   turned")
+print("Test accuracy in %   upright, after task 1   upright, at the end   turned")
 for name, protect in (("without a shield", False), ("with a shield", True)):
     model, first = learn(protect)
     upright, turned = (accuracy(model, images) for images in TASKS.values())

@@ -1,8 +1,8 @@
-"""Two tasks with transformers' Trainer: one callback keeps the first.
+"""Two tasks with transformers' Trainer: one callback protects the first.
 
-A small BERT with random weights learns to tell two kinds of sentences by their words. Each task
-has its own words and two labels; one head serves all four. No sentence is stored. Words, epochs and
-rate were chosen to show forgetting: this demonstrates usage and measures nothing.
+A small BERT with random weights learns to classify sentences by their words. Each task has its own
+words and two labels; one head has all four. No sentence is stored. This example shows the usage.
+Words, epochs and rate are chosen to make forgetting visible, so its numbers are no benchmark.
 Run with: python examples/transformers_trainer.py
 """
 
@@ -17,11 +17,11 @@ from transformers import BertConfig, BertForSequenceClassification, Trainer, Tra
 from conceptors import Shield
 from conceptors.integrations.transformers import ShieldCallback
 
-torch.set_num_threads(1)  # the fastest for so small a network
+torch.set_num_threads(1)  # fastest for such a small network
 
 
 def sentences(task: int, count: int, seed: int) -> list[dict[str, Any]]:
-    """Seven out of the 20 words that a label has."""
+    """Draw sentences of seven words; each label has a vocabulary of 20."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(2 * task, 2 * task + 2, (count,), generator=generator)
     words = torch.randint(20, (count, 7), generator=generator) + 20 * labels[:, None]
@@ -48,21 +48,21 @@ def learn(protect: bool, folder: str) -> list[float]:
             save_total_limit=1,
         )
         data = sentences(task, 320, seed=task)
-        # train(resume_from_checkpoint=True) would find weights, optimizer and shield there
+        # train(resume_from_checkpoint=True) would restore weights, optimizer and shield
         Trainer(model, arguments, train_dataset=data, callbacks=callbacks).train()
     model.eval()
     accuracies = []
     for task in range(2):
         test = sentences(task, 300, seed=10 + task)
         with torch.no_grad():
-            found = model(torch.stack([row["input_ids"] for row in test])).logits.argmax(1)
-        right = found == torch.stack([row["labels"] for row in test])
-        accuracies.append(100 * float(right.float().mean()))
+            predicted = model(torch.stack([row["input_ids"] for row in test])).logits.argmax(1)
+        is_correct = predicted == torch.stack([row["labels"] for row in test])
+        accuracies.append(100 * float(is_correct.float().mean()))
     return accuracies
 
 
 results = {}
-for name, protect in (("as it was", False), ("with a shield", True)):
+for name, protect in (("without a shield", False), ("with a shield", True)):
     with TemporaryDirectory() as folder:
         results[name] = learn(protect, folder)
 print("test accuracy in % after both tasks   first task  second task")

@@ -1,6 +1,6 @@
-"""Digits 0-4, then digits 5-9, in your own training loop: three lines keep the first five.
+"""Digits 0-4, then digits 5-9, in your own training loop: three lines protect the first five.
 
-One network, one head of ten outputs, no task label, no stored images.
+One network, one head with ten outputs, no task ID at test time, no stored images.
 Run with: python examples/your_own_loop.py
 """
 
@@ -12,10 +12,10 @@ from torch import nn
 
 from conceptors import Shield
 
-torch.set_num_threads(1)  # the fastest for so small a network
+torch.set_num_threads(1)  # fastest for such a small network
 X, y = (torch.as_tensor(part) for part in load_digits(return_X_y=True))
 X = X.float() / 16  # [1797, 64]
-test = torch.arange(len(X)) % 4 == 0  # every fourth image is for testing
+test = torch.arange(len(X)) % 4 == 0  # every fourth image is held out
 tasks = [y < 5, y >= 5]
 
 
@@ -24,8 +24,8 @@ def learn(protect: bool) -> nn.Module:
     model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 10))
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     if protect:
-        shield = Shield(model)  # 1: attach; the model stays as it is
-        optimizer = shield.guard(optimizer)  # 2: all its steps leave old tasks alone
+        shield = Shield(model)  # 1: attach; the model itself is not changed
+        optimizer = shield.guard(optimizer)  # 2: confine all its steps to the free space
     for task in tasks:
         x, target = X[task & ~test], y[task & ~test]
         for _ in range(20):
@@ -34,12 +34,12 @@ def learn(protect: bool) -> nn.Module:
                 nn.functional.cross_entropy(model(x[batch]), target[batch]).backward()
                 optimizer.step()
         if protect:
-            shield.remember(x)  # 3: what this task uses is protected from now on
+            shield.remember(x)  # 3: protect the directions that this task uses
     return model
 
 
 print("test accuracy in % after both tasks   digits 0-4   digits 5-9")
-for name, protect in (("as it was", False), ("with a shield", True)):
-    right = learn(protect)(X).argmax(1) == y
-    accuracies = [100 * float(right[task & test].float().mean()) for task in tasks]
+for name, protect in (("without a shield", False), ("with a shield", True)):
+    is_correct = learn(protect)(X).argmax(1) == y
+    accuracies = [100 * float(is_correct[task & test].float().mean()) for task in tasks]
     print(f"{name:36s}" + "".join(f"{accuracy:13.1f}" for accuracy in accuracies))

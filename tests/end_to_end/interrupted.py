@@ -97,7 +97,7 @@ def main(folder: Path, seed: int, *options: str) -> None:
     print("--- whole", flush=True)
     launch(folder / "whole", list(options))
     moments = {
-        "step": (draw.randint(PROGRAM["EVERY"] + 1, 2 * STEPS), draw.randint(0, 1)),
+        "step": (draw.randint(PROGRAM["SAVE_EVERY"] + 1, 2 * STEPS), draw.randint(0, 1)),
         "remember": (draw.randint(1, 8), draw.randint(0, 1)),
         "saving": (draw.randint(1, 8), 0),  # by the first process
     }

@@ -43,7 +43,7 @@ def check_resumed(folder: Path, seed: int, *options: str) -> None:
     run = subprocess.run(command, text=True, env=env, check=False, **output)
     assert run.returncode == 0, run.stdout
     whole, *killed = run.stdout.split("--- ")[1:]
-    accuracies = re.findall(r"task \d: [\d.]+ % right", whole)
+    accuracies = re.findall(r"task \d: [\d.]+ % correct", whole)
     assert len(accuracies) == 2
     expected = tensors(torch.load(folder / "whole" / "run.pt"))
     assert len(killed) == 3
@@ -55,13 +55,13 @@ def check_resumed(folder: Path, seed: int, *options: str) -> None:
         assert re.search(rf"rank +: {rank} .*\n.*SIGKILL", before), before  # torchrun's report
         other = 1 - int(rank)
         assert f"rank {other} stops in task" in before
-        assert "Start the same command again: it resumes" in before
+        assert "Run the same command again to resume" in before
         assert ("remember on rank" in before) <= (kind == "remember")
         saved = re.findall(r"saved: task (\d), step (\d+)", before)
         assert re.findall(r"resumed: task (\d), step (\d+)", after) == saved[-1:]
         if kind == "remember":
             assert saved[-1] == (str((int(count) - 1) // 4), "24")  # the task is learned
-        assert re.findall(r"task \d: [\d.]+ % right", after) == accuracies
+        assert re.findall(r"task \d: [\d.]+ % correct", after) == accuracies
         found = tensors(torch.load(folder / kind / "run.pt"))
         assert found.keys() == expected.keys()
         apart = [name for name in found if not torch.equal(found[name], expected[name])]

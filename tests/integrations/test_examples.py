@@ -46,7 +46,7 @@ def numbers_of(text: str, name: str) -> list[float]:
 def test_callbacks_keep_the_first_task(library: str, program: str) -> None:
     pytest.importorskip(library)
     text = start(EXAMPLES / program)
-    lost, turned = numbers_of(text, "as it was")
+    lost, turned = numbers_of(text, "without a shield")
     kept, new = numbers_of(text, "with a shield")
     assert lost < 60
     assert turned > 90
