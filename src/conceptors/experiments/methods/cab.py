@@ -8,14 +8,13 @@ from typing import Any
 from conceptors import Shield
 from conceptors.experiments.methods.settings import setting
 from conceptors.experiments.methods.shielded import Shielded, ShieldedSettings
-from conceptors.experiments.networks import AlexNet
 
 
 @dataclass(frozen=True)
 class CabSettings(ShieldedSettings):
-    aperture: float = setting(9.0, "of the conceptors of all layers: larger protects more")
+    aperture: float = setting(9.0, "aperture of all conceptors: larger protects more")
     input_aperture: float = setting(0.0, "aperture of the first layer, 0 for the same")
-    norm_aperture: float = setting(0.0, "aperture of norms, 0 for the same")
+    norm_aperture: float = setting(0.0, "aperture of normalisation layers, 0 for the same")
     hard: bool = setting(False, "hard conceptors: a direction is protected wholly or not at all")
     increment_decay: float = setting(0.0, "λ of Algorithm 2: pull towards the last task's weights")
     first_anchor: str = setting(
@@ -24,7 +23,7 @@ class CabSettings(ShieldedSettings):
 
 
 class Cab(Shielded):
-    """Every layer's gradient is projected onto the space that earlier tasks left free."""
+    """Each layer's gradient is projected onto the space that earlier tasks left free."""
 
     name = "cab"
     about = "conceptor-aided back-propagation (He & Jaeger 2017)"
@@ -32,15 +31,14 @@ class Cab(Shielded):
 
     def make_shield(self, **options: Any) -> Shield:
         s = self.settings
-        apertures = {self.layers[0]: s.input_aperture or s.aperture, "*": s.aperture}
-        if isinstance(self.model, AlexNet):
-            apertures = {"norms": s.norm_aperture or s.aperture, **apertures}
+        first = {self.layers[0]: s.input_aperture or s.aperture}
+        norms = {"norms": s.norm_aperture} if s.norm_aperture else {}
+        apertures = {**norms, **first, "*": s.aperture}
         initial = [p.detach().clone() for p in self.model.parameters()]
         for parameter in self.model.parameters() if s.first_anchor == "zero" else ():
-            parameter.data.zero_()  # a shield pulls towards the weights that it was made with
-        shield = Shield(
-            self.model, apertures, hard=s.hard, increment_decay=s.increment_decay, **options
-        )
+            parameter.data.zero_()  # a shield pulls towards the weights that it was created with
+        options |= {"hard": s.hard, "increment_decay": s.increment_decay}
+        shield = Shield(self.model, apertures, **options)
         for parameter, value in zip(self.model.parameters(), initial):
             parameter.data.copy_(value)
         return shield

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from conceptors.experiments.methods.base import Learner
+from conceptors.experiments.methods.base import Learner, only
 from conceptors.experiments.scenarios import Split, union
 
 
@@ -20,14 +20,12 @@ class Joint(Learner):
 
     def own_head(self, outputs: Tensor, y: Tensor, number: int) -> Tensor:
         """Every sample uses the head of the task it comes from."""
-        if not self.scenario.heads:
-            return outputs
         shown = torch.zeros_like(outputs, dtype=torch.bool)
-        for task in self.scenario.tasks[: number + 1]:
-            if task.classes is not None:
-                shown |= task.classes[y][:, None] & task.classes
-        return outputs.masked_fill(~shown, -1e4)
+        for k in range(number + 1):
+            classes = self.head_classes(k)
+            shown |= True if classes is None else classes[y, None] & classes
+        return only(outputs, shown)
 
     def steps(self, number: int) -> int:
-        last = number + 1 == len(self.scenario.tasks)
-        return super().steps(number) * (number + 1 if last else 1)
+        is_last = number + 1 == len(self.scenario.tasks)
+        return super().steps(number) * (number + 1 if is_last else 1)

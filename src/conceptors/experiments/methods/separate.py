@@ -18,18 +18,17 @@ class Separate(Learner):
     """
 
     name = "separate"
-    about = "a network for each task, told which one when tested"
+    about = "one network per task, needs the task ID at test time"
     needs_task_label = True
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         if self.settings.norms != "batch":
-            raise ValueError("norms=first fixes one task's statistics for all; use norms=batch")
+            raise ValueError("norms=first fixes one task's statistics for all. Set norms=batch")
         self._new = self._weights()
         self._learned: dict[int, dict[str, Tensor]] = {}  # by task
 
     def start_task(self, number: int) -> None:
-        self._learned.pop(number, None)  # it may be learned again
         for name, parameter in self.model.named_parameters():
             parameter.data.copy_(self._new[name])
 

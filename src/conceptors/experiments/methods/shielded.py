@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from conceptors import Auto, Shield, similarity
+from conceptors import Shield, similarity
 from conceptors.experiments.methods.base import Learner
 from conceptors.experiments.methods.settings import Settings, setting
 from conceptors.experiments.networks import MLP
@@ -25,22 +25,15 @@ class ShieldedSettings(Settings):
     samples: int = setting(0, "images per task for the conceptors, 0 for all")
 
 
-@dataclass(frozen=True)
-class AutoSettings(ShieldedSettings):
-    share: float = setting(0.9, "of a task's energy that every layer claims, see Auto")
-    pull: float = setting(Auto.pull, "how strongly layers are drawn back, see Auto")
-    room: float = setting(Auto.room, "of every layer's inputs that stays free, see Auto")
-
-
 class Shielded(Learner):
-    """`Shield(model)`: apertures and all else are chosen from the data.
+    """`Shield(model)`: it chooses apertures and everything else from the data.
 
     With one head per task the head is not protected: other tasks' outputs get no gradient there.
     """
 
     name = "shield"
     about = "Shield(model), default settings: apertures from the tasks' own data"
-    settings_type: ClassVar[type[Settings]] = AutoSettings
+    settings_type: ClassVar[type[Settings]] = ShieldedSettings
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -51,8 +44,7 @@ class Shielded(Learner):
         )
 
     def make_shield(self, **options: Any) -> Shield:
-        s = self.settings
-        return Shield(self.model, Auto(s.share, s.pull, s.room), **options)
+        return Shield(self.model, **options)
 
     def unprotected(self) -> list[str]:
         """Layers that the shield ignores."""
@@ -75,8 +67,7 @@ class Shielded(Learner):
         split = self.scenario.tasks[number].train
         generator = torch.Generator().manual_seed(224_737 * (number + 1) + self.scenario.seed)
         places = torch.randperm(len(split), generator=generator)[: self.settings.samples or None]
-        for part in places.to(self.device).split(1000):
-            yield split.take(part)
+        return map(split.take, places.to(self.device).split(1000))
 
     def stored_numbers(self) -> int:
         """The conceptors of all tasks together; anchors are weights."""
@@ -86,18 +77,16 @@ class Shielded(Learner):
     def _record(self) -> None:
         """Add quotas, spectra and the tasks' similarity at the input to the results."""
         is_mlp = isinstance(self.model, MLP)
+        quota, spectra = (self.extras.setdefault(kind, {}) for kind in ("quota", "spectra"))
         for number, (name, conceptor) in enumerate(self.shield.conceptors().items()):
             label = (f"hidden {number}" if number else "input") if is_mlp else name
-            self._append("quota", label, float(conceptor.quota.mean()))
+            quota.setdefault(label, []).append(float(conceptor.quota.mean()))
             if is_mlp and conceptor.dim <= _SPECTRA:
-                values = conceptor.singular_values.flatten().tolist()
-                self._append("spectra", label, [round(value, 5) for value in values])
+                values = [round(value, 5) for value in conceptor.singular_values.flatten().tolist()]
+                spectra.setdefault(label, []).append(values)
         tasks = self.shield.tasks()
         if len(tasks) == len(self.scenario.tasks) <= _COMPARED and tasks[0]:
             inputs = [next(iter(task.values())) for task in tasks]
             self.extras["similarity"] = [
                 [round(float(similarity(a, b).mean()), 4) for b in inputs] for a in inputs
             ]
-
-    def _append(self, kind: str, label: str, value: Any) -> None:
-        self.extras.setdefault(kind, {}).setdefault(label, []).append(value)

@@ -1,4 +1,4 @@
-"""A body that learns under conceptors, and a readout in closed form in its last layer's place."""
+"""A network that learns under conceptors, and a readout in closed form in its last layer's place."""
 
 from __future__ import annotations
 
@@ -9,30 +9,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from conceptors import LayerInputs, PatchFeatures, RandomFeatures
+from conceptors import LayerInputs, PatchFeatures, RandomFeatures, Readout
 from conceptors._internal.precision import exactly
 from conceptors.experiments.methods import cab, shielded
 from conceptors.experiments.methods.base import only
 from conceptors.experiments.methods.closed.base import SEED
-from conceptors.experiments.methods.closed.readout import AllClasses, RidgeSettings, input_lift
+from conceptors.experiments.methods.closed.readout import class_scores, input_lift, numbers_in
 from conceptors.experiments.methods.settings import setting
 from conceptors.readout import Scaling, SideBySide
 
 _BODY = (
-    "what learns after the first task: all layers but the last under conceptors, or none; "
-    "auto: none where tasks have different classes and share a head"
+    "whether the layers before the last learn after the first task, under conceptors; "
+    "auto: fixed where tasks have different classes and share a head"
 )
 _PIXELS = 2000  # random features of inputs, where `lift` is 0
 _AT_ONCE = 1000  # samples whose features are computed together
-_CALIBRATION = 10_000  # samples of the first task that a lift is fixed by at most
+_CALIBRATION = 10_000  # samples of the first task that a lift is calibrated on at most
 
 
 @dataclass(frozen=True)
-class ReadingSettings(RidgeSettings, shielded.ShieldedSettings):
-    lift: int = setting(
-        2000, "random features of images, and of layers with fewer numbers than that"
-    )
-    filters: int = setting(1600, "patches that images in colour are compared with instead")
+class ReadingSettings(shielded.ShieldedSettings):
+    lift: int = setting(2000, "random features of images, and of layers with fewer numbers")
+    filters: int = setting(1600, "patches that colour images are compared with instead")
     body: str = setting("auto", _BODY, ("shielded", "fixed", "auto"))
 
 
@@ -40,9 +38,9 @@ class ReadsOut(shielded.Shielded):
     """Each task trains the outputs of its own classes only; tests use a `Readout`.
 
     It reads the input and the inputs of all layers but the first, side by side, over all of a
-    task's training samples: classes of different tasks are told apart though no task saw both.
-    Images that training mirrors are read both ways. Features of earlier tasks stay as they were
-    as far as the shield protects the body.
+    task's training samples. So it tells apart classes of different tasks that were never trained
+    together. Images that training mirrors are read both ways. Features of earlier tasks stay the
+    same as far as the shield protects the body, which is all layers but the last.
     """
 
     def __init__(self, *args: Any) -> None:
@@ -55,12 +53,13 @@ class ReadsOut(shielded.Shielded):
         inputs = input_lift(scenario, s.lift or _PIXELS, "fourier", 0.25, seed)
         if scenario.image is not None and scenario.image[0] > 1:
             inputs = PatchFeatures(scenario.image, s.filters, grid=2, seed=seed)
-        self.readout = AllClasses(SideBySide(inputs, layers), scenario.classes, s).to(self.device)
+        readout = Readout(
+            self.body.out_features, SideBySide(inputs, layers), classes=scenario.classes
+        )
+        self.readout = readout.to(self.device)
         is_told_apart = not scenario.heads and scenario.tasks[0].classes is not None
         self.fixes_body = s.body == "fixed" or (s.body == "auto" and is_told_apart)
-        self.is_learning = self.is_fixed = False
-
-    # --- the body -------------------------------------------------------------------------
+        self.current: int | None = None  # the task that is being learned
 
     def unprotected(self) -> list[str]:
         return self.layers[-1:]
@@ -69,49 +68,46 @@ class ReadsOut(shielded.Shielded):
         return self.scenario.tasks[number].classes
 
     def learn(self, number: int) -> dict[str, Any]:
-        self.is_learning, self.is_fixed = True, number > 0 and self.fixes_body
-        try:
-            return super().learn(number)
-        finally:
-            self.is_learning = False
+        self.current = number
+        history = super().learn(number)
+        self.current = None
+        return history
 
     def trained(self) -> list[nn.Parameter]:
         head = self.model.get_submodule(self.layers[-1])
-        return list(head.parameters()) if self.is_fixed else super().trained()
+        return list((head if self.fixes_body and self.current else self.model).parameters())
 
     def steps(self, number: int) -> int:
         """One, where only the unused head would learn."""
-        return 1 if self.is_fixed else super().steps(number)
-
-    # --- the readout ----------------------------------------------------------------------
+        return 1 if self.fixes_body and number else super().steps(number)
 
     def end_task(self, number: int) -> None:
-        if not self.fixes_body:  # otherwise nothing moves any more
+        if not self.fixes_body:  # otherwise there is nothing to protect
             super().end_task(number)
         if number == 0:
             first = [rows for rows, _ in self._features(number, _CALIBRATION)]
             self.readout.calibrate(torch.cat(first))
-        for mirrored in (False, True) if self.settings.mirror else (False,):
-            for rows, labels in self._features(number, mirrored=mirrored):
+        for is_mirrored in (False, True) if self.settings.mirror else (False,):
+            for rows, labels in self._features(number, is_mirrored=is_mirrored):
                 self.readout.learn(rows, labels)
 
     def _features(
-        self, number: int, limit: int | None = None, mirrored: bool = False
+        self, number: int, limit: int | None = None, is_mirrored: bool = False
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Features `[n, d]` of a task's training samples, and their labels."""
         split = self.scenario.tasks[number].train
         places = torch.arange(len(split), device=self.device)[:limit]
         for part in places.tensor_split(-(-len(places) // _AT_ONCE)):
             x, labels = split.take(part)
-            yield self.body(x.flip(-1) if mirrored else x), labels
+            yield self.body(x.flip(-1) if is_mirrored else x), labels
 
     def outputs(self, x: Tensor, number: int) -> Tensor:
         """The readout's scores; while a task is learned, the network's for the task's classes."""
-        if self.is_learning:
+        if self.current is not None:
             return only(super().outputs(x, number), self.trained_classes(number))
         rows = self.body(x)
         with exactly():
-            return self.readout.scores_of(rows)
+            return class_scores(self.readout, rows, self.scenario.classes)
 
     def masked(self, outputs: Tensor, number: int) -> Tensor:
         """With one head per task, only its own classes count, however low their scores are."""
@@ -119,7 +115,7 @@ class ReadsOut(shielded.Shielded):
 
     def stored_numbers(self) -> int:
         """The shield's conceptors and the readout's sums."""
-        return super().stored_numbers() + self.readout.stored_numbers()
+        return super().stored_numbers() + numbers_in(self.readout, self.scenario.classes)
 
 
 @dataclass(frozen=True)
@@ -133,12 +129,7 @@ class CabReadout(ReadsOut, cab.Cab):
     settings_type = CabReadoutSettings
 
 
-@dataclass(frozen=True)
-class ShieldReadoutSettings(ReadingSettings, shielded.AutoSettings):
-    pass
-
-
 class ShieldReadout(ReadsOut):
     name = "shield-readout"
     about = "Shield(model) for all layers but the last, and a Readout of images and layers"
-    settings_type = ShieldReadoutSettings
+    settings_type = ReadingSettings

@@ -20,6 +20,9 @@ from conceptors import RandomFeatures
 from conceptors.experiments.methods.closed.base import ClosedForm, ClosedSettings, LinearScores
 from conceptors.experiments.methods.settings import setting
 
+_SHRINKAGE = 1e-4  # ε
+_SPREAD = 0.7  # of the frequencies, the inverse of the kernel's width
+
 
 class Ncm(ClosedForm):
     name = "ncm"
@@ -44,37 +47,24 @@ class Ncm(ClosedForm):
         return self.sums.numel() + len(self.counts)
 
 
-@dataclass(frozen=True)
-class SldaSettings(ClosedSettings):
-    shrinkage: float = setting(1e-4, "ε of (1 - ε) Σ + ε I, between 0 and 1")
-
-
 class Slda(LinearScores):
     """Scores Λ μ · h - ½ μᵀ Λ μ with Λ = ((1 - ε) Σ + ε I)⁻¹: Gaussian classes, equally likely."""
 
     name = "slda"
     about = "streaming linear discriminant analysis (Hayes & Kanan 2020)"
-    settings_type = SldaSettings
 
     def end_task(self, number: int) -> None:
-        sums, shrinkage = self.sums, self.settings.shrinkage
+        sums = self.sums
         means = sums.cross / sums.squares.clamp_min(1)[:, None]  # squares of labels are counts
-        covariance = (sums.gram - means.mT @ sums.cross) * ((1 - shrinkage) / sums.count)
-        covariance.diagonal().add_(shrinkage)
-        factor, info = torch.linalg.cholesky_ex(covariance)
-        if int(info):
-            raise ValueError(
-                f"shrinkage {shrinkage:g} is too small to invert the covariance of "
-                f"{len(factor)} features; raise it"
-            )
-        self.weights = torch.cholesky_solve(means.mT, factor).mT
+        covariance = (sums.gram - means.mT @ sums.cross) * ((1 - _SHRINKAGE) / sums.count)
+        covariance.diagonal().add_(_SHRINKAGE)
+        self.weights = torch.cholesky_solve(means.mT, torch.linalg.cholesky(covariance)).mT
         self.biases = -0.5 * (self.weights * means).sum(1)
 
 
 @dataclass(frozen=True)
-class KldaSettings(SldaSettings):
-    lift: int = setting(2000, "random Fourier features")
-    spread: float = setting(0.7, "of the frequencies, the inverse of the kernel's width")
+class KldaSettings(ClosedSettings):
+    lift: int = setting(2000, "number of random Fourier features")
 
 
 class Klda(Slda):
@@ -84,10 +74,8 @@ class Klda(Slda):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        s = self.settings
-        lift = RandomFeatures(
-            self.width, s.lift, "fourier", shape=0.0, spread=s.spread, seed=self.seed
-        )
+        options: dict[str, Any] = {"shape": 0.0, "spread": _SPREAD, "seed": self.seed}
+        lift = RandomFeatures(self.width, self.settings.lift, "fourier", **options)
         self.lift = lift.to(self.device)
 
     def calibrate(self, rows: Tensor) -> None:

@@ -24,7 +24,7 @@ RIDGES = [10.0**k for k in range(-8, 9)]
 
 @dataclass(frozen=True)
 class ReluSettings(ClosedSettings):
-    lift: int = setting(2000, "random ReLU features")
+    lift: int = setting(2000, "number of random ReLU features")
 
 
 class RandomRelu(LinearScores):
@@ -54,7 +54,10 @@ class Acil(RandomRelu):
     def end_task(self, number: int) -> None:
         weights = ridge_weights(self.sums, self.settings.gamma)
         if weights is None:
-            raise ValueError(f"gamma {self.settings.gamma:g} is too small to solve; raise it")
+            raise ValueError(
+                f"gamma {self.settings.gamma:g} is too small: rounding makes the sums singular. "
+                "Increase gamma"
+            )
         self.weights = weights
 
 

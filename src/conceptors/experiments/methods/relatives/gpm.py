@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from conceptors.experiments.methods.relatives.layers import MatrixLayer, ProjectedLearner
+from conceptors.experiments.methods.relatives.projected import MatrixLayer, ProjectedLearner
 from conceptors.experiments.methods.settings import Settings, setting
 
 _ROUNDING = 1e-12  # share of the energy
@@ -16,14 +17,14 @@ _ROUNDING = 1e-12  # share of the energy
 
 @dataclass(frozen=True)
 class GpmSettings(Settings):
-    threshold: float = setting(0.97, "share ε of the rows' energy that is protected, up to 1")
-    input_threshold: float = setting(0.0, "the same for the first layer, 0 for no other")
+    threshold: float = setting(0.97, "share ε of the inputs' energy that is protected, up to 1")
+    input_threshold: float = setting(0.0, "threshold of the first layer, 0 for the same")
     increase: float = setting(0.0, "added to the threshold with every task")
     samples: int = setting(300, "images per task that directions are computed from, 0 for all")
 
 
 class Gpm(ProjectedLearner):
-    """g ← g - g M Mᵀ from the second task on, M the directions that each layer's inputs had.
+    """g ← g - g M Mᵀ from the second task on, M the directions of each layer's earlier inputs.
 
     After a task, each layer's M gets the leading directions of the part of this task's rows that
     M does not cover, as many as make it cover ε of their energy. This is the paper's rule; its
@@ -39,26 +40,23 @@ class Gpm(ProjectedLearner):
         empty = torch.zeros(0, dtype=torch.float64, device=self.device)
         self.bases = {layer.name: empty.new_zeros(layer.dim, 0) for layer in self.layers}  # M
         self.importances = {layer.name: empty for layer in self.layers}  # λ
-
-    def start_task(self, number: int) -> None:
-        """Prepare M Λ and Mᵀ of each layer."""
-        self.factors = {}
-        for layer in self.layers:
-            basis = self.bases[layer.name]
-            scaled = basis * self.importances[layer.name]
-            self.factors[layer.name] = scaled.to(layer.weight), basis.mT.to(layer.weight)
+        self.factors: dict[str, tuple[Tensor, Tensor]] = {}  # M Λ and Mᵀ
 
     def projected(self, gradient: Tensor, layer: MatrixLayer) -> Tensor:
         scaled, transposed = self.factors[layer.name]
         return gradient - gradient @ scaled @ transposed
 
     def end_task(self, number: int) -> None:
-        for name, rows in self.drawn_rows(number).items():
-            basis, strengths = extended(self.bases[name], rows, self.share(name, number))
-            missing = basis.shape[1] - len(self.importances[name])
-            before = torch.cat([self.importances[name], strengths.new_zeros(missing)])
-            self.bases[name], self.importances[name] = basis, self.weigh(before, strengths)
-            self.extras.setdefault("directions", {}).setdefault(name, []).append(basis.shape[1])
+        rows = self.drawn_rows(number)
+        for layer in self.layers:
+            name = layer.name
+            share = self.share(name, number)
+            basis, strengths = extended(self.bases[name], rows[name], share)
+            added = basis.shape[1] - len(self.importances[name])
+            importances = self.weigh(functional.pad(self.importances[name], (0, added)), strengths)
+            self.bases[name], self.importances[name] = basis, importances
+            scaled = (basis * importances).to(layer.weight)
+            self.factors[name] = scaled, basis.mT.to(layer.weight)
 
     def share(self, name: str, number: int) -> float:
         """ε of a layer after a task."""
@@ -67,7 +65,7 @@ class Gpm(ProjectedLearner):
         share = s.input_threshold if is_first and s.input_threshold else s.threshold
         return float(min(share + s.increase * number, 1.0))
 
-    def weigh(self, before: Tensor, strengths: Tensor) -> Tensor:
+    def weigh(self, importances: Tensor, strengths: Tensor) -> Tensor:
         """Importances λ `[r]` of directions after a task: all of them count fully."""
         return torch.ones_like(strengths)
 
@@ -92,11 +90,11 @@ class Sgp(Gpm):
     about = "scaled gradient projection (Saha & Roy 2023)"
     settings_type = SgpSettings
 
-    def weigh(self, before: Tensor, strengths: Tensor) -> Tensor:
+    def weigh(self, importances: Tensor, strengths: Tensor) -> Tensor:
         alpha = self.settings.coefficient
         largest = strengths.amax().clamp_min(torch.finfo(strengths.dtype).tiny)
         new: Tensor = (alpha + 1) * strengths / (alpha * strengths + largest)
-        return (before + new).clamp_max(1)
+        return (importances + new).clamp_max(1)
 
     def stored_numbers(self) -> int:
         return super().stored_numbers() + sum(len(each) for each in self.importances.values())
