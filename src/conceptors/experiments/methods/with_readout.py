@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from conceptors import LayerInputs, PatchFeatures, RandomFeatures, Readout
 from conceptors._internal.precision import exactly
-from conceptors.experiments.methods import cab, shielded
+from conceptors.experiments.methods import cab
 from conceptors.experiments.methods.base import only
 from conceptors.experiments.methods.closed.base import SEED
 from conceptors.experiments.methods.closed.readout import class_scores, input_lift, numbers_in
@@ -28,13 +28,13 @@ _CALIBRATION = 10_000  # samples of the first task that a lift is calibrated on 
 
 
 @dataclass(frozen=True)
-class ReadingSettings(shielded.ShieldedSettings):
+class ReadingSettings(cab.ShieldedSettings):
     lift: int = setting(2000, "random features of images, and of layers with fewer numbers")
     filters: int = setting(1600, "patches that colour images are compared with instead")
     body: str = setting("auto", _BODY, ("shielded", "fixed", "auto"))
 
 
-class ReadsOut(shielded.Shielded):
+class ReadsOut(cab.Shielded):
     """Each task trains the outputs of its own classes only; tests use a `Readout`.
 
     It reads the input and the inputs of all layers but the first, side by side, over all of a

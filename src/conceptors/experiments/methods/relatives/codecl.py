@@ -41,32 +41,31 @@ class CodeCl(RemixLearner):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.claimed: dict[str, Conceptor] = {}  # A of each layer
-        self.claimed_matrices: dict[str, Tensor] = {}
+        self.claimed: dict[MatrixLayer, Conceptor] = {}  # A
+        self.claimed_matrices: dict[MatrixLayer, Tensor] = {}
 
     def start_task(self, number: int) -> None:
         super().start_task(number)
         if number == 0:
             return
-        s, rows = self.settings, self.drawn_rows(number)  # with the shared weights
-        for layer in self.layers:
-            old = self.claimed[layer.name]
-            shared = old & pruned(wide_enough(rows[layer.name], s.aperture, s.kept))
+        s = self.settings
+        for layer, rows in self.drawn_rows(number).items():  # with the shared weights
+            old = self.claimed[layer]
+            shared = old & pruned(wide_enough(rows, s.aperture, s.kept))
             values, vectors = descending(shared)
             U = vectors[:, : s.free][:, values[: s.free] > 0]
             if layer.dim > s.free and U.shape[1] and shared.quota > s.overlap * old.quota:
                 self.add_remix(layer, U)
 
     def projected(self, gradient: Tensor, layer: MatrixLayer) -> Tensor:
-        return gradient - gradient @ self.claimed_matrices[layer.name]
+        return gradient - gradient @ self.claimed_matrices[layer]
 
     def end_task(self, number: int) -> None:
-        s, all_rows = self.settings, self.drawn_rows(number)
-        for layer in self.layers:
-            new = wide_enough(all_rows[layer.name], s.aperture, s.kept)
-            both = self.claimed[layer.name] | new if number else new
-            self.claimed[layer.name] = claimed = pruned(both)
-            self.claimed_matrices[layer.name] = claimed.matrix().to(layer.weight)
+        s = self.settings
+        for layer, rows in self.drawn_rows(number).items():
+            new = wide_enough(rows, s.aperture, s.kept)
+            self.claimed[layer] = claimed = pruned(self.claimed[layer] | new if number else new)
+            self.claimed_matrices[layer] = claimed.matrix().to(layer.weight)
 
     def stored_numbers(self) -> int:
         """A as directions and values, or as a matrix if that is less; each task's U and S."""

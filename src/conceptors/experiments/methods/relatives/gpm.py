@@ -38,34 +38,29 @@ class Gpm(ProjectedLearner):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         empty = torch.zeros(0, dtype=torch.float64, device=self.device)
-        self.bases = {layer.name: empty.new_zeros(layer.dim, 0) for layer in self.layers}  # M
-        self.importances = {layer.name: empty for layer in self.layers}  # λ
-        self.factors: dict[str, tuple[Tensor, Tensor]] = {}  # M Λ and Mᵀ
+        self.bases = {layer: empty.new_zeros(layer.dim, 0) for layer in self.layers}  # M
+        self.importances = dict.fromkeys(self.layers, empty)  # λ
+        self.factors: dict[MatrixLayer, tuple[Tensor, Tensor]] = {}  # M Λ and Mᵀ
 
     def projected(self, gradient: Tensor, layer: MatrixLayer) -> Tensor:
-        scaled, transposed = self.factors[layer.name]
+        scaled, transposed = self.factors[layer]
         return gradient - gradient @ scaled @ transposed
 
     def end_task(self, number: int) -> None:
-        rows = self.drawn_rows(number)
-        for layer in self.layers:
-            name = layer.name
-            share = self.share(name, number)
-            basis, strengths = extended(self.bases[name], rows[name], share)
-            added = basis.shape[1] - len(self.importances[name])
-            importances = self.weigh(functional.pad(self.importances[name], (0, added)), strengths)
-            self.bases[name], self.importances[name] = basis, importances
+        for layer, rows in self.drawn_rows(number).items():
+            basis, strengths = extended(self.bases[layer], rows, self.share(layer, number))
+            importances = self.weigh(self.importances[layer], strengths)
+            self.bases[layer], self.importances[layer] = basis, importances
             scaled = (basis * importances).to(layer.weight)
-            self.factors[name] = scaled, basis.mT.to(layer.weight)
+            self.factors[layer] = scaled, basis.mT.to(layer.weight)
 
-    def share(self, name: str, number: int) -> float:
+    def share(self, layer: MatrixLayer, number: int) -> float:
         """ε of a layer after a task."""
         s = self.settings
-        is_first = name == self.layers[0].name
-        share = s.input_threshold if is_first and s.input_threshold else s.threshold
+        share = (layer is self.layers[0] and s.input_threshold) or s.threshold
         return float(min(share + s.increase * number, 1.0))
 
-    def weigh(self, importances: Tensor, strengths: Tensor) -> Tensor:
+    def weigh(self, old: Tensor, strengths: Tensor) -> Tensor:
         """Importances λ `[r]` of directions after a task: all of them count fully."""
         return torch.ones_like(strengths)
 
@@ -90,11 +85,11 @@ class Sgp(Gpm):
     about = "scaled gradient projection (Saha & Roy 2023)"
     settings_type = SgpSettings
 
-    def weigh(self, importances: Tensor, strengths: Tensor) -> Tensor:
+    def weigh(self, old: Tensor, strengths: Tensor) -> Tensor:
         alpha = self.settings.coefficient
         largest = strengths.amax().clamp_min(torch.finfo(strengths.dtype).tiny)
         new: Tensor = (alpha + 1) * strengths / (alpha * strengths + largest)
-        return (importances + new).clamp_max(1)
+        return (new + functional.pad(old, (0, len(new) - len(old)))).clamp_max(1)
 
     def stored_numbers(self) -> int:
         return super().stored_numbers() + sum(len(each) for each in self.importances.values())
@@ -109,14 +104,13 @@ def extended(basis: Tensor, rows: Tensor, share: float) -> tuple[Tensor, Tensor]
     """
     onto = rows @ basis
     uncovered = rows - onto @ basis.mT
-    if len(rows) > rows.shape[1]:  # the second moment is the smaller matrix
-        ascending, vectors = torch.linalg.eigh(uncovered.mT @ uncovered)
-        energies, directions = ascending.flip(0).clamp_min(0), vectors.flip(1)
-    else:
-        _, strengths, transposed = torch.linalg.svd(uncovered, full_matrices=False)
-        energies, directions = strengths.square(), transposed.mT
     total = rows.square().sum()
-    covered = total - uncovered.square().sum() + energies.cumsum(0) - energies  # without each
+    covered_before = total - uncovered.square().sum()
+    if len(rows) > rows.shape[1]:  # R of a QR decomposition is smaller, with the same directions
+        uncovered = torch.linalg.qr(uncovered, mode="r").R
+    _, strengths, directions = torch.linalg.svd(uncovered, full_matrices=False)
+    energies = strengths.square()
+    covered = covered_before + energies.cumsum(0) - energies  # without each
     count = int(((covered < share * total) & (energies > _ROUNDING * total)).sum())
-    strengths = torch.cat([onto.square().sum(0), energies[:count]]).sqrt()
-    return torch.cat([basis, directions[:, :count]], 1), strengths
+    strengths = torch.cat([onto.square().sum(0).sqrt(), strengths[:count]])
+    return torch.cat([basis, directions[:count].mT], 1), strengths

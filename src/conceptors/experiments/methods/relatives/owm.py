@@ -46,11 +46,10 @@ class Owm(ProjectedLearner):
                 f"alpha_decay has {len(decays)} numbers for {len(self.layers)} layers. Each layer "
                 "needs one α. Give one number for all layers, or one for each"
             )
-        names = [layer.name for layer in self.layers]
-        self.decays = dict(zip(names, decays if len(decays) > 1 else decays * len(names)))
+        self.decays = dict(zip(self.layers, decays * (len(self.layers) // len(decays))))
         # changed in place, as a GPU replays recorded steps
         self.projectors = {
-            layer.name: torch.eye(layer.dim).to(layer.weight.detach()) for layer in self.layers
+            layer: torch.eye(layer.dim).to(layer.weight.detach()) for layer in self.layers
         }
         self.done = torch.zeros((), device=self.device)  # share of the task
 
@@ -63,8 +62,8 @@ class Owm(ProjectedLearner):
         nn.utils.clip_grad_norm_(self.model.parameters(), _LONGEST)
 
     def projected(self, gradient: Tensor, layer: MatrixLayer) -> Tensor:
-        P, x = self.projectors[layer.name], layer.rows().mean(0)
-        alpha = self.settings.alpha * self.decays[layer.name] ** self.done
+        P, x = self.projectors[layer], layer.rows().mean(0)
+        alpha = self.settings.alpha * self.decays[layer] ** self.done
         Px = P @ x
         # rounding can make xᵀ P x negative, and then α + xᵀ P x could reach 0
         half = Px / (alpha + (x @ Px).clamp_min(0)).sqrt()

@@ -14,13 +14,13 @@ from conceptors.experiments.methods.base import Learner
 
 
 class MatrixLayer:
-    """A linear layer or a convolution without padding as the matrix `[W | b]` of shape `[out, d]`.
+    """A linear layer or a convolution without padding as the matrix `[W | b]` `[out, d]`.
 
-    A bias is one more column, and its row entry is 1. The rows of a convolution are its patches.
+    Rows are the layer's inputs, or the patches of a convolution, with a 1 for the bias.
     """
 
     def __init__(self, name: str, module: nn.Linear | nn.Conv2d) -> None:
-        self.name, self.module, self.weight = name, module, module.weight
+        self.module, self.weight = module, module.weight
         self.parameters = dict(module.named_parameters(prefix=name))
         self.dim = self.weight[0].numel() + (module.bias is not None)
         self.last_input = torch.empty(0)
@@ -89,12 +89,12 @@ class ProjectedLearner(Learner):
         return split.take(places.to(self.device))
 
     @torch.no_grad()
-    def drawn_rows(self, number: int) -> dict[str, Tensor]:
-        """Each layer's rows `[n, d]` for those samples in float64, by the layer's name."""
+    def drawn_rows(self, number: int) -> dict[MatrixLayer, Tensor]:
+        """Each layer's rows `[n, d]` for those samples, in float64."""
         self.model.eval()
         self.outputs(self.drawn_samples(number)[0], number)
         self.model.train()
-        return {layer.name: layer.rows().double() for layer in self.layers}
+        return {layer: layer.rows().double() for layer in self.layers}
 
 
 class Remix(NamedTuple):
@@ -110,8 +110,6 @@ class RemixLearner(ProjectedLearner):
 
     Earlier tasks still use W, so testing a task requires its task ID.
     """
-
-    needs_task_label = True
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from conceptors.experiments.methods.relatives.gpm import Gpm, GpmSettings
-from conceptors.experiments.methods.relatives.projected import RemixLearner, joined
+from conceptors.experiments.methods.relatives.projected import MatrixLayer, RemixLearner, joined
 from conceptors.experiments.methods.settings import setting
 
 _TRUSTED = 2  # old tasks per layer at most, those with the largest shares
@@ -43,7 +43,7 @@ class Trgp(RemixLearner, Gpm):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         # the columns of the memory that each old task uses
-        self.used: dict[str, list[Tensor]] = {layer.name: [] for layer in self.layers}
+        self.used: dict[MatrixLayer, list[Tensor]] = {layer: [] for layer in self.layers}
 
     def start_task(self, number: int) -> None:
         super().start_task(number)
@@ -54,7 +54,7 @@ class Trgp(RemixLearner, Gpm):
         for layer in self.layers:
             gradients = torch.autograd.grad(loss, [*layer.parameters.values()], retain_graph=True)
             gradient = joined(gradients).double()
-            bases = [self.bases[layer.name][:, columns] for columns in self.used[layer.name]]
+            bases = [self.bases[layer][:, columns] for columns in self.used[layer]]
             shares = torch.stack([(gradient @ M).norm() for M in bases]) / gradient.norm()
             for j in shares.argsort(descending=True, stable=True)[:_TRUSTED].tolist():
                 if shares[j] >= self.settings.trust:
@@ -68,11 +68,13 @@ class Trgp(RemixLearner, Gpm):
 
     def end_task(self, number: int) -> None:
         super().end_task(number)
-        for name, rows in self.drawn_rows(number).items():
-            energies = (rows @ self.bases[name]).square().sum(0)
+        for layer, rows in self.drawn_rows(number).items():
+            energies = (rows @ self.bases[layer]).square().sum(0)
             ordered, order = energies.sort(descending=True, stable=True)
-            missing = self.share(name, number) * rows.square().sum() - (ordered.cumsum(0) - ordered)
-            self.used[name].append(order[: int(((missing > 0) & (ordered > 0)).sum())])
+            missing = self.share(layer, number) * rows.square().sum() - (
+                ordered.cumsum(0) - ordered
+            )
+            self.used[layer].append(order[: int(((missing > 0) & (ordered > 0)).sum())])
 
     def stored_numbers(self) -> int:
         """GPM's directions and the learned S."""

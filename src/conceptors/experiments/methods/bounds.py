@@ -1,13 +1,37 @@
-"""A network for each task: nothing is forgotten, and nothing is shared."""
+"""What a method is compared with: joint training, and a network for each task."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from conceptors.experiments.methods.base import Learner
+from conceptors.experiments.methods.base import Learner, only
+from conceptors.experiments.scenarios import Split, union
+
+
+class Joint(Learner):
+    """Trains on the union of all tasks so far; the last time for as many epochs as a task gets."""
+
+    name = "joint"
+    about = "training on all tasks so far at once, the ceiling"
+
+    def training_split(self, number: int) -> Split:
+        return union([task.train for task in self.scenario.tasks[: number + 1]])
+
+    def own_head(self, outputs: Tensor, y: Tensor, number: int) -> Tensor:
+        """Every sample uses the head of the task it comes from."""
+        is_used = torch.zeros_like(outputs, dtype=torch.bool)
+        for k in range(number + 1):
+            classes = self.head_classes(k)
+            is_used |= True if classes is None else classes[y, None] & classes
+        return only(outputs, is_used)
+
+    def steps(self, number: int) -> int:
+        is_last = number + 1 == len(self.scenario.tasks)
+        return super().steps(number) * (number + 1 if is_last else 1)
 
 
 class Separate(Learner):
@@ -18,19 +42,18 @@ class Separate(Learner):
     """
 
     name = "separate"
-    about = "one network per task, needs the task ID at test time"
-    needs_task_label = True
+    about = "one network per task; needs the task ID at test time"
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         if self.settings.norms != "batch":
             raise ValueError("norms=first fixes one task's statistics for all. Set norms=batch")
-        self._new = self._weights()
+        self._initial = self._weights()
         self._learned: dict[int, dict[str, Tensor]] = {}  # by task
 
     def start_task(self, number: int) -> None:
         for name, parameter in self.model.named_parameters():
-            parameter.data.copy_(self._new[name])
+            parameter.data.copy_(self._initial[name])
 
     def end_task(self, number: int) -> None:
         self._learned[number] = self._weights()
