@@ -18,8 +18,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("sgd", {"gradient": "unit", "loss": "mse", "activation": "sigmoid", "init": "truncated"}),
     ("cab", {"aperture": 0.7, "hard": True, "gradient": "sum", "rate": 0.02}),
     ("cab", {"increment_decay": 0.01, "first_anchor": "zero", "samples": 30, "average": 0.9}),
-    ("ewc", {"loss": "softmax", "labels": "true"}),
-    ("imm", {"mode": "mean", "l2": 0.01}),
+    ("ewc", {"loss": "softmax"}),
+    ("imm", {"mode": "mean"}),
 ]
 SMALL: dict[str, Any] = {"aperture": 2.0, "samples": 20, "lift": 30, "threshold": 0.7, "free": 2}
 SMALL |= {"strength": 1.0, "steps": 60, "hidden": "12"}
@@ -35,10 +35,6 @@ def test_a_method_learns_and_repeats(method: str, settings: dict[str, Any]) -> N
     assert last > 50  # 25 is chance
     for a, b in zip(one.model.parameters(), same.model.parameters()):
         assert torch.equal(a, b)
-    other = learner(method, 4, **given)
-    assert method not in ("cab", "sgd") or not torch.equal(
-        next(other.model.parameters()), next(learner(method, 3, **given).model.parameters())
-    )
 
 
 @pytest.mark.parametrize(
@@ -47,8 +43,8 @@ def test_a_method_learns_and_repeats(method: str, settings: dict[str, Any]) -> N
         ("sgd", {"gradient": "unit"}),
         ("shield", {"samples": 4}),
         ("cab", {"samples": 4, "norm_aperture": 30.0}),
-        ("ewc", {"fisher_samples": 3, "norms": "first"}),
-        ("imm", {"fisher_samples": 3, "norms": "first", "l2": 0.1}),
+        ("ewc", {"norms": "first"}),
+        ("imm", {"norms": "first", "l2": 0.1}),
         ("joint", {}),
         ("separate", {}),
         ("owm", {"alpha": 100.0}),
@@ -70,9 +66,6 @@ def test_methods_learn_colour_images(method: str, settings: dict[str, Any]) -> N
     are_fixed = method in ("owm", "gpm", "sgp", "trgp", "codecl")
     assert torch.equal(norms, after_first) == are_fixed
     assert len(one.test()) == 2
-
-
-# --- CAB ---------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("double")
@@ -145,41 +138,33 @@ def test_a_shield_records_what_the_page_shows() -> None:
     assert cab.extras["stored_numbers"] == 7**2 + 6**2  # a conceptor per layer
 
 
-# --- all tasks at once, a network for each, one's own -------------------------------------
-
-
-def test_joint_is_plain_training_on_everything() -> None:
+def test_joint_is_plain_training_on_everything_with_every_samples_head() -> None:
     joint = learner("joint", tasks=3, epochs=1.0, steps=0)
     assert len(joint.training_split(2)) == 180
     assert [joint.steps(k) for k in range(3)] == [8, 8, 24]
-
-
-def test_joint_training_gives_every_sample_its_own_head() -> None:
     joint = narrow("joint")
     outputs = torch.randn(4, 100, generator=torch.Generator().manual_seed(0))
     y = torch.tensor([3, 70, 49, 50])
     losses = joint.loss(outputs, y, 1)
     for i, label in enumerate(y.tolist()):
         own = slice(0, 50) if label < 50 else slice(50, 100)
-        wanted = -outputs[i, own].log_softmax(0)[label % 50]
-        assert float(losses[i]) == pytest.approx(float(wanted), rel=1e-5)
+        expected = -outputs[i, own].log_softmax(0)[label % 50]
+        assert float(losses[i]) == pytest.approx(float(expected), rel=1e-5)
 
 
 def test_separate_networks_do_not_know_of_each_other() -> None:
     one, alone = learner("separate", tasks=3), learner("separate", tasks=3)
     one.learn(0)
     first, x = one.test(1), one.scenario.tasks[0].test.take(torch.arange(9))[0]
-    wanted = one.model(x).detach()
+    outputs = one.model(x).detach()
     one.learn(1)
     one.learn(2)
-    assert torch.equal(one.outputs(x, 0), wanted)
+    assert torch.equal(one.outputs(x, 0), outputs)
     assert one.test()[:1] == first  # nothing is forgotten
     alone.learn(2)  # which nothing came before
     assert one.test()[2] == alone.test()[2]
     assert one.extras["stored_numbers"] == 2 * sum(p.numel() for p in one.model.parameters())
-    one.learn(0)  # again
-    assert torch.equal(one.outputs(x, 0), wanted)
-    with pytest.raises(ValueError, match="use norms=batch"):
+    with pytest.raises(ValueError, match="Set norms=batch"):
         narrow("separate", norms="first")
 
 

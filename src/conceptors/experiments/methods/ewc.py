@@ -61,9 +61,8 @@ def weights_of(model: nn.Module) -> Tensor:
 def fisher(learner: Learner, number: int, labels: str) -> Tensor:
     """E[(∂ log p(y|x) / ∂θ)²] `[parameters]`, over a task's training samples.
 
-    With "expected" labels, y has the distribution of the model's own outputs, and the expectation
-    is exact; "true" labels are the given ones (the empirical Fisher). With sigmoid outputs each
-    output is an independent Bernoulli variable.
+    "expected" labels y follow the model's own outputs, exactly; "true" ones are the given labels.
+    With sigmoid outputs each output is an independent Bernoulli variable.
     """
     model, is_softmax = learner.model, learner.settings.loss == "softmax"
     if any(isinstance(m, nn.BatchNorm2d) and m.running_mean is None for m in model.modules()):

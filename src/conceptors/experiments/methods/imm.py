@@ -43,12 +43,9 @@ class Imm(Learner):
         self.precision = torch.ones_like(self.merged)
 
     def loss(self, outputs: Tensor, y: Tensor, number: int) -> Tensor:
-        losses = super().loss(outputs, y, number)
-        if not number or not self.settings.l2:
-            return losses
         squares = (weights_of(self.model) - self.previous).square()
-        penalty: Tensor = self.settings.l2 * squares.sum()
-        return losses + penalty
+        penalty: Tensor = (self.settings.l2 if number else 0) * squares.sum()
+        return super().loss(outputs, y, number) + penalty
 
     def end_task(self, number: int) -> None:
         s, weights = self.settings, weights_of(self.model).detach()

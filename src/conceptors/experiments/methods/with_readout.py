@@ -1,4 +1,4 @@
-"""A network that learns under conceptors, and a readout in closed form in its last layer's place."""
+"""A network under conceptors whose last layer is replaced by a readout in closed form."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from conceptors import LayerInputs, PatchFeatures, RandomFeatures, Readout
 from conceptors._internal.precision import exactly
 from conceptors.experiments.methods import cab
 from conceptors.experiments.methods.base import only
-from conceptors.experiments.methods.closed.base import SEED
+from conceptors.experiments.methods.closed.base import CALIBRATION, SEED
 from conceptors.experiments.methods.closed.readout import class_scores, input_lift, numbers_in
 from conceptors.experiments.methods.settings import setting
 from conceptors.readout import Scaling, SideBySide
@@ -24,7 +24,6 @@ _BODY = (
 )
 _PIXELS = 2000  # random features of inputs, where `lift` is 0
 _AT_ONCE = 1000  # samples whose features are computed together
-_CALIBRATION = 10_000  # samples of the first task that a lift is calibrated on at most
 
 
 @dataclass(frozen=True)
@@ -37,10 +36,9 @@ class ReadingSettings(cab.ShieldedSettings):
 class ReadsOut(cab.Shielded):
     """Each task trains the outputs of its own classes only; tests use a `Readout`.
 
-    It reads the input and the inputs of all layers but the first, side by side, over all of a
-    task's training samples. So it tells apart classes of different tasks that were never trained
-    together. Images that training mirrors are read both ways. Features of earlier tasks stay the
-    same as far as the shield protects the body, which is all layers but the last.
+    The readout reads the input and the inputs of all layers but the first, side by side, for all
+    training samples. So it tells apart classes that no task trains together. Images that training
+    mirrors are read both ways. The shield protects all layers but the last, which are the body.
     """
 
     def __init__(self, *args: Any) -> None:
@@ -53,13 +51,11 @@ class ReadsOut(cab.Shielded):
         inputs = input_lift(scenario, s.lift or _PIXELS, "fourier", 0.25, seed)
         if scenario.image is not None and scenario.image[0] > 1:
             inputs = PatchFeatures(scenario.image, s.filters, grid=2, seed=seed)
-        readout = Readout(
-            self.body.out_features, SideBySide(inputs, layers), classes=scenario.classes
-        )
-        self.readout = readout.to(self.device)
+        lift = SideBySide(inputs, layers)
+        self.readout = Readout(lift.in_features, lift, classes=scenario.classes).to(self.device)
         is_told_apart = not scenario.heads and scenario.tasks[0].classes is not None
         self.fixes_body = s.body == "fixed" or (s.body == "auto" and is_told_apart)
-        self.current: int | None = None  # the task that is being learned
+        self.is_training = False
 
     def unprotected(self) -> list[str]:
         return self.layers[-1:]
@@ -68,24 +64,20 @@ class ReadsOut(cab.Shielded):
         return self.scenario.tasks[number].classes
 
     def learn(self, number: int) -> dict[str, Any]:
-        self.current = number
+        if number and self.fixes_body:  # only the readout learns
+            with self.passes():
+                self.end_task(number)
+            return {"task": number, "step": [], "loss": [], "validation": []}
+        self.is_training = True
         history = super().learn(number)
-        self.current = None
+        self.is_training = False
         return history
-
-    def trained(self) -> list[nn.Parameter]:
-        head = self.model.get_submodule(self.layers[-1])
-        return list((head if self.fixes_body and self.current else self.model).parameters())
-
-    def steps(self, number: int) -> int:
-        """One, where only the unused head would learn."""
-        return 1 if self.fixes_body and number else super().steps(number)
 
     def end_task(self, number: int) -> None:
         if not self.fixes_body:  # otherwise there is nothing to protect
             super().end_task(number)
         if number == 0:
-            first = [rows for rows, _ in self._features(number, _CALIBRATION)]
+            first = [rows for rows, _ in self._features(number, CALIBRATION)]
             self.readout.calibrate(torch.cat(first))
         for is_mirrored in (False, True) if self.settings.mirror else (False,):
             for rows, labels in self._features(number, is_mirrored=is_mirrored):
@@ -102,8 +94,8 @@ class ReadsOut(cab.Shielded):
             yield self.body(x.flip(-1) if is_mirrored else x), labels
 
     def outputs(self, x: Tensor, number: int) -> Tensor:
-        """The readout's scores; while a task is learned, the network's for the task's classes."""
-        if self.current is not None:
+        """The readout's scores; in training, the network's for the task's classes."""
+        if self.is_training:
             return only(super().outputs(x, number), self.trained_classes(number))
         rows = self.body(x)
         with exactly():

@@ -17,7 +17,7 @@ from conceptors.experiments.scenarios import Split
 from conceptors.readout import Sums
 
 SEED = 15_485_863  # of the features of seed 0
-_CALIBRATION = 10_000  # samples of the first task that features are calibrated on at most
+CALIBRATION = 10_000  # samples of the first task that features are calibrated on at most
 _AT_ONCE = 4096  # samples whose features are computed together
 
 
@@ -32,8 +32,7 @@ class ClosedSettings(OwnSettings):
 class ClosedForm(Learner):
     """One pass over each task, without gradients; only sums over samples are stored.
 
-    `model` computes features that are the same for every method. A subclass defines how to `add` a
-    part of a task, and the `scores` of classes.
+    `model` computes features. A subclass defines how to `add` samples, and the `scores` of classes.
     """
 
     settings_type = ClosedSettings
@@ -49,10 +48,7 @@ class ClosedForm(Learner):
         if s.features == "none":
             return nn.Flatten()
         if scenario.image is None:
-            raise ValueError(
-                f"features=patches needs images, and inputs of {scenario.name} are none. "
-                "Set features=none"
-            )
+            raise ValueError(f"features=patches needs images, unlike {scenario.name}. Leave it out")
         seed = SEED + scenario.seed
         return PatchFeatures(scenario.image, s.filters, size=s.patch, grid=s.grid, seed=seed)
 
@@ -73,7 +69,7 @@ class ClosedForm(Learner):
         generator = torch.Generator().manual_seed(224_737 * (number + 1) + self.scenario.seed)
         order = torch.randperm(len(split), generator=generator).to(self.device)
         if number == 0:
-            x, _ = split.take(order[:_CALIBRATION])
+            x, _ = split.take(order[:CALIBRATION])
             if isinstance(self.model, PatchFeatures):
                 self.model.calibrate(x.flatten(1))
             self.calibrate(self.model(x))

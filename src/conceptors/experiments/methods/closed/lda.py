@@ -1,11 +1,4 @@
-"""Classes told apart by their means: nearest class mean, and linear discriminant analysis.
-
-- NCM stores the mean of each class.
-- SLDA (Hayes & Kanan, CVPR workshops 2020) adds one covariance Σ around the means, which all
-  classes share. The paper adds samples one by one; sums give the same covariance in any order.
-- KLDA (Momeni, Mazumder & Liu, AAAI 2025) does the same on random Fourier features of a Gaussian
-  kernel. Its width is relative to the data here, and a small shrinkage replaces the pseudo-inverse.
-"""
+"""Nearest class mean, and linear discriminant analysis: SLDA and KLDA."""
 
 from __future__ import annotations
 
@@ -48,7 +41,10 @@ class Ncm(ClosedForm):
 
 
 class Slda(LinearScores):
-    """Scores Λ μ · h - ½ μᵀ Λ μ with Λ = ((1 - ε) Σ + ε I)⁻¹: Gaussian classes, equally likely."""
+    """Scores Λ μ · h - ½ μᵀ Λ μ with Λ = ((1 - ε) Σ + ε I)⁻¹, from the covariance Σ around means.
+
+    The paper adds samples one by one; sums give the same covariance in any order.
+    """
 
     name = "slda"
     about = "streaming linear discriminant analysis (Hayes & Kanan 2020)"
@@ -68,6 +64,8 @@ class KldaSettings(ClosedSettings):
 
 
 class Klda(Slda):
+    """SLDA on random Fourier features of a Gaussian kernel, whose width is relative to the data."""
+
     name = "klda"
     about = "kernel linear discriminant analysis (Momeni et al. 2025)"
     settings_type = KldaSettings

@@ -40,8 +40,8 @@ class ReadoutMethod(ClosedForm):
             lift = input_lift(self.scenario, s.lift, s.activation, s.shape, self.seed)
         elif s.lift:
             lift = RandomFeatures(self.width, s.lift, s.activation, shape=s.shape, seed=self.seed)
-        readout = Readout(self.width, lift, classes=self.classes, scores=s.scores)
-        self.readout = readout.to(self.device)
+        options: dict[str, Any] = {"classes": self.classes, "scores": s.scores}
+        self.readout = Readout(self.width, lift, **options).to(self.device)
 
     def calibrate(self, rows: Tensor) -> None:
         self.readout.calibrate(rows)

@@ -1,10 +1,4 @@
-"""Ridge regression on random ReLU features, which are drawn without any data.
-
-- ACIL (Zhuang et al., NeurIPS 2022) updates (Σ h hᵀ + γ I)⁻¹ and the weights recursively by
-  Woodbury's identity. Solving from the sums gives the same weights.
-- RanPAC (McDonnell et al., NeurIPS 2023) chooses the power of ten as its ridge that does best on a
-  fifth of the current task when the other four are learned alone.
-"""
+"""Ridge regression on random ReLU features: ACIL and RanPAC."""
 
 from __future__ import annotations
 
@@ -47,6 +41,8 @@ class AcilSettings(ReluSettings):
 
 
 class Acil(RandomRelu):
+    """The paper updates (Σ h hᵀ + γ I)⁻¹ recursively; solving from sums gives the same weights."""
+
     name = "acil"
     about = "analytic class-incremental learning (Zhuang et al. 2022)"
     settings_type = AcilSettings
@@ -54,14 +50,13 @@ class Acil(RandomRelu):
     def end_task(self, number: int) -> None:
         weights = ridge_weights(self.sums, self.settings.gamma)
         if weights is None:
-            raise ValueError(
-                f"gamma {self.settings.gamma:g} is too small: rounding makes the sums singular. "
-                "Increase gamma"
-            )
+            raise ValueError(f"gamma={self.settings.gamma:g} is too small to solve. Increase it")
         self.weights = weights
 
 
 class Ranpac(RandomRelu):
+    """Its ridge is the power of ten that is best for a fifth of the task, after the rest."""
+
     name = "ranpac"
     about = "RanPAC's random projection and ridge regression (McDonnell et al. 2023)"
     settings_type = ReluSettings

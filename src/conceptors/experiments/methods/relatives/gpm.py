@@ -27,8 +27,7 @@ class Gpm(ProjectedLearner):
     """g ← g - g M Mᵀ from the second task on, M the directions of each layer's earlier inputs.
 
     After a task, each layer's M gets the leading directions of the part of this task's rows that
-    M does not cover, as many as make it cover ε of their energy. This is the paper's rule; its
-    code uses one direction fewer after the first task.
+    M does not cover, as many as make it cover ε of their energy.
     """
 
     name = "gpm"
@@ -77,8 +76,7 @@ class Sgp(Gpm):
     """g ← g - g M Λ Mᵀ: GPM with a smaller projection along less important directions.
 
     With σ the strength of each direction under the task just learned,
-    λ = (α + 1) σ / (α σ + max σ), added to the direction's importance so far, up to 1. As in the
-    authors' code, max σ is over old and new directions together.
+    λ = (α + 1) σ / (α σ + max σ), added to the direction's importance so far, up to 1.
     """
 
     name = "sgp"

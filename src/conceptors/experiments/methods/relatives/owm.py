@@ -43,8 +43,8 @@ class Owm(ProjectedLearner):
         decays = [float(word) for word in self.settings.alpha_decay.split(",")]
         if len(decays) not in (1, len(self.layers)):
             raise ValueError(
-                f"alpha_decay has {len(decays)} numbers for {len(self.layers)} layers. Each layer "
-                "needs one α. Give one number for all layers, or one for each"
+                f"alpha_decay has {len(decays)} numbers for {len(self.layers)} layers. "
+                "Give one number for all layers, or one for each"
             )
         self.decays = dict(zip(self.layers, decays * (len(self.layers) // len(decays))))
         # changed in place, as a GPU replays recorded steps

@@ -97,9 +97,7 @@ class ProjectedLearner(Learner):
         return {layer: layer.rows().double() for layer in self.layers}
 
 
-class Remix(NamedTuple):
-    """One term (W U) D Uᵀ that a task adds to a layer's matrix W."""
-
+class Remix(NamedTuple):  # adds (W U) D Uᵀ to a layer's matrix W
     layer: MatrixLayer
     basis: Tensor  # U [d, r]
     mix: nn.Parameter  # D [r, r], starts at 0

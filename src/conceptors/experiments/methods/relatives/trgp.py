@@ -32,8 +32,7 @@ class Trgp(RemixLearner, Gpm):
     to task t. W itself learns as in GPM, so W M_j does not change.
 
     M_j are the directions of the memory with most of the energy of task j's rows, as many as make
-    up ε of it. Which new directions join the memory is GPM's rule here, where the paper ranks them
-    together with the old ones.
+    up ε of it. New directions join the memory by GPM's rule; the paper ranks all together.
     """
 
     name = "trgp"
