@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conceptors.experiments.methods.closed.ridge import RIDGES
+from conceptors.experiments.methods.closed.ridge import GAMMA, RIDGES
 from conceptors.experiments.scenarios import build
 from experiments.learners import make, taught
 from experiments.tasks import blobs, one_by_one
@@ -105,11 +105,10 @@ def test_slda_and_klda_are_discriminant_analysis(method: str) -> None:
 
 @pytest.mark.parametrize("method", ["acil", "ranpac"])
 def test_acil_and_ranpac_are_ridge_regression_at_once(method: str) -> None:
-    given: dict[str, Any] = {"gamma": 0.3} if method == "acil" else {}
-    learner = taught(make(method, one_by_one(), lift=40, **given))
+    learner = taught(make(method, one_by_one(), lift=40))
     (x, y), (test, _) = samples(learner, "train"), samples(learner, "test")
     h, tested = learner.lifted(x).double(), learner.lifted(test).double()
-    raised = h.T @ h + getattr(learner, "ridge", 0.3) * torch.eye(40)
+    raised = h.T @ h + getattr(learner, "ridge", GAMMA) * torch.eye(40)
     weights = torch.linalg.solve(raised, h.T @ torch.eye(CLASSES, dtype=torch.float64)[y])
     torch.testing.assert_close(scores(learner, test), tested @ weights, rtol=1e-3, atol=1e-4)
 

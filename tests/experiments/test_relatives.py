@@ -15,14 +15,6 @@ from helpers import inverse_formula, normal, reference_and, reference_or
 pytestmark = pytest.mark.usefixtures("double")
 
 
-def check_numbers_stored(learner: Any, *groups: list[Tensor]) -> None:
-    tensors = [tensor for group in groups for tensor in group]
-    assert learner.extras["stored_numbers"] == sum(tensor.numel() for tensor in tensors)
-
-
-# --- OWM ---------------------------------------------------------------------------------
-
-
 def test_owm_multiplies_gradients_by_recursive_least_squares() -> None:
     owm = learner("owm", 3, alpha=0.8, alpha_decay="0.1,1", steps=6, hidden="12")
     P = [torch.eye(layer.dim) for layer in owm.layers]
@@ -59,10 +51,6 @@ def test_owm_stays_a_projection_when_rounded() -> None:
     for P in owm.projectors.values():
         values = torch.linalg.eigvalsh(P.double())
         assert -1e-4 < float(values.min()) < float(values.max()) < 1 + 1e-4
-        assert torch.equal(P, P.mT)
-
-
-# --- GPM, SGP and TRGP -------------------------------------------------------------------
 
 
 class Memory:
@@ -133,16 +121,14 @@ def test_trgp_lets_a_task_remix_the_directions_of_tasks_it_trusts(trust: float) 
         for (layer, R), spaces in zip(trgp.drawn_rows(k).items(), directions):
             M = trgp.bases[layer]
             energies = (R @ M).square().sum(0)
-            order, chosen = energies.argsort(descending=True).tolist(), []
+            order, chosen = energies.argsort(descending=True).tolist(), list[int]()
             while energies[chosen].sum() < 0.7 * R.square().sum():
                 chosen.append(order[len(chosen)])
             spaces.append(M[:, chosen])
     assert [len(remixes) > 0 for remixes in trgp.remixes] == [False, True, True, True]
     mixes = [remix.mix for remixes in trgp.remixes for remix in remixes]
-    check_numbers_stored(trgp, [*trgp.bases.values()], mixes)
-
-
-# --- CODE-CL -----------------------------------------------------------------------------
+    stored = sum(tensor.numel() for tensor in [*trgp.bases.values(), *mixes])
+    assert trgp.extras["stored_numbers"] == stored
 
 
 def conceptor(X: Tensor, aperture: float, kept: float) -> Tensor:
@@ -189,9 +175,6 @@ def test_codecl_claims_and_frees_directions_by_the_formulas(kept: float) -> None
     assert 0 < sum(len(remixes) for remixes in codecl.remixes) < 4
 
 
-# --- what they share ---------------------------------------------------------------------
-
-
 FULL: dict[str, dict[str, Any]] = {  # claims all directions of a task's samples, to rounding
     "gpm": {"threshold": 1.0},
     "trgp": {"threshold": 1.0},
@@ -218,7 +201,7 @@ def test_earlier_tasks_keep_their_outputs(method: str) -> None:
 
 @pytest.mark.parametrize("method", ["trgp", "codecl"])
 def test_a_task_uses_the_shared_weights_remixed_within_subspaces(method: str) -> None:
-    given = {"trgp": {"threshold": 0.7, "trust": 0.1}, "codecl": {"free": 2, "overlap": 0.1}}
+    given: Any = {"trgp": {"threshold": 0.7, "trust": 0.1}, "codecl": {"free": 2, "overlap": 0.1}}
     both = taught(learner(method, 3, tasks=3, hidden="9", samples=20, **given[method]))
     W = {layer: layer.matrix() for layer in both.layers}
     wanted = dict(W)

@@ -34,20 +34,18 @@ class Shielded(Learner):
     name = "shield"
     about = "Shield(model), default settings: apertures from the tasks' own data"
     settings_type: ClassVar[type[Settings]] = ShieldedSettings
+    replaces_head = False
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         kinds = (nn.Linear, nn.Conv2d)
         self.layers = [n for n, m in self.model.named_modules() if isinstance(m, kinds)]
+        head = self.layers[-1:] if self.scenario.heads or self.replaces_head else []
         keep_tasks = len(self.scenario.tasks) <= _COMPARED
-        self.shield = self.make_shield(exclude=self.unprotected(), keep_tasks=keep_tasks)
+        self.shield = self.make_shield(exclude=head, keep_tasks=keep_tasks)
 
     def make_shield(self, **options: Any) -> Shield:
         return Shield(self.model, **options)
-
-    def unprotected(self) -> list[str]:
-        """Layers that the shield ignores."""
-        return self.layers[-1:] if self.scenario.heads else []
 
     def guarded(self, optimizer: torch.optim.Optimizer, finish: Callable[[], None]) -> None:
         self.shield.guard(optimizer, between=finish)

@@ -41,6 +41,8 @@ class ReadsOut(cab.Shielded):
     mirrors are read both ways. The shield protects all layers but the last, which are the body.
     """
 
+    replaces_head = True
+
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         s, scenario, seed = self.settings, self.scenario, SEED + self.scenario.seed
@@ -56,9 +58,6 @@ class ReadsOut(cab.Shielded):
         is_told_apart = not scenario.heads and scenario.tasks[0].classes is not None
         self.fixes_body = s.body == "fixed" or (s.body == "auto" and is_told_apart)
         self.is_training = False
-
-    def unprotected(self) -> list[str]:
-        return self.layers[-1:]
 
     def trained_classes(self, number: int) -> Tensor | None:
         return self.scenario.tasks[number].classes

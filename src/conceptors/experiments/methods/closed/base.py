@@ -29,6 +29,11 @@ class ClosedSettings(OwnSettings):
     grid: int = setting(3, "cells in each direction that responses to patches are averaged over")
 
 
+@dataclass(frozen=True)
+class LiftSettings(ClosedSettings):
+    lift: int = setting(2000, "number of random features")
+
+
 class ClosedForm(Learner):
     """One pass over each task, without gradients; only sums over samples are stored.
 

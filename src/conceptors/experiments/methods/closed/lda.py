@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,8 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from conceptors import RandomFeatures
-from conceptors.experiments.methods.closed.base import ClosedForm, ClosedSettings, LinearScores
-from conceptors.experiments.methods.settings import setting
+from conceptors.experiments.methods.closed.base import ClosedForm, LiftSettings, LinearScores
 
 _SHRINKAGE = 1e-4  # ε
 _SPREAD = 0.7  # of the frequencies, the inverse of the kernel's width
@@ -58,17 +56,12 @@ class Slda(LinearScores):
         self.biases = -0.5 * (self.weights * means).sum(1)
 
 
-@dataclass(frozen=True)
-class KldaSettings(ClosedSettings):
-    lift: int = setting(2000, "number of random Fourier features")
-
-
 class Klda(Slda):
     """SLDA on random Fourier features of a Gaussian kernel, whose width is relative to the data."""
 
     name = "klda"
     about = "kernel linear discriminant analysis (Momeni et al. 2025)"
-    settings_type = KldaSettings
+    settings_type = LiftSettings
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

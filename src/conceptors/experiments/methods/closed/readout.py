@@ -9,15 +9,14 @@ from typing import Any
 from torch import Tensor
 
 from conceptors import RandomFeatures, Readout
-from conceptors.experiments.methods.closed.base import ClosedForm, ClosedSettings
+from conceptors.experiments.methods.closed.base import ClosedForm, LiftSettings
 from conceptors.experiments.methods.settings import setting
 from conceptors.experiments.scenarios import Scenario
 from conceptors.readout import Lift, Scaling
 
 
 @dataclass(frozen=True)
-class ReadoutSettings(ClosedSettings):
-    lift: int = setting(2000, "random features, 0 for none")
+class ReadoutSettings(LiftSettings):
     activation: str = setting("fourier", "of the random features", ("relu", "tanh", "fourier"))
     shape: float = setting(0.25, "power of the data's covariance that random features follow")
     scores: str = setting(
@@ -67,8 +66,8 @@ def class_scores(readout: Readout, rows: Tensor, classes: int) -> Tensor:
 
 def numbers_in(readout: Readout, classes: int) -> int:
     """Numbers in a readout's sums of products, of each class, and of samples."""
-    width = int(readout.lift.out_features) + 1
-    return width**2 + classes * (width + 1)
+    width: Any = readout.lift.out_features
+    return int((width + 1) ** 2 + classes * (width + 2))
 
 
 def input_lift(scenario: Scenario, count: int, activation: Any, shape: float, seed: int) -> Lift:
