@@ -1,19 +1,18 @@
 """Methods by name; `add` makes one's own known."""
 
 from conceptors.experiments.methods.base import Learner
-from conceptors.experiments.methods.cab import Cab
+from conceptors.experiments.methods.bounds import Joint, Separate
+from conceptors.experiments.methods.cab import Cab, Shielded
 from conceptors.experiments.methods.closed.lda import Klda, Ncm, Slda
 from conceptors.experiments.methods.closed.readout import ReadoutMethod
 from conceptors.experiments.methods.closed.ridge import Acil, Ranpac
 from conceptors.experiments.methods.ewc import Ewc
 from conceptors.experiments.methods.imm import Imm
-from conceptors.experiments.methods.joint import Joint
 from conceptors.experiments.methods.own import import_methods
 from conceptors.experiments.methods.relatives.codecl import CodeCl
 from conceptors.experiments.methods.relatives.gpm import Gpm, Sgp
 from conceptors.experiments.methods.relatives.owm import Owm
 from conceptors.experiments.methods.relatives.trgp import Trgp
-from conceptors.experiments.methods.separate import Separate
 from conceptors.experiments.methods.settings import (
     OwnSettings,
     Settings,
@@ -21,7 +20,6 @@ from conceptors.experiments.methods.settings import (
     parse_settings,
     setting,
 )
-from conceptors.experiments.methods.shielded import Shielded
 from conceptors.experiments.methods.with_readout import CabReadout, ShieldReadout
 from conceptors.experiments.results import check_name
 

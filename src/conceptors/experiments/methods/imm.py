@@ -11,16 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from conceptors.experiments.methods.base import Learner
-from conceptors.experiments.methods.fisher import FisherSettings, fisher
-from conceptors.experiments.methods.settings import setting
+from conceptors.experiments.methods.ewc import fisher, weights_of
+from conceptors.experiments.methods.settings import Settings, setting
 
 
 @dataclass(frozen=True)
-class ImmSettings(FisherSettings):
+class ImmSettings(Settings):
     mode: str = setting("mode", "tasks' weights count equally, or by Fisher", ("mean", "mode"))
     share: float = setting(0.5, "weight of the last task; earlier tasks share the remainder")
     l2: float = setting(0.0, "L2-transfer: pull towards the last task's weights")
-    labels: str = setting("true", "labels of the Fisher: expected ones, or true", ("all", "true"))
 
     def check(self) -> None:
         super().check()
@@ -29,7 +28,7 @@ class ImmSettings(FisherSettings):
 
 
 class Imm(Learner):
-    """Every task leaves a Gaussian over weights; tested is the mean or the mode of their mixture.
+    """Each task yields a Gaussian over weights; tests use the mean or the mode of their mixture.
 
     Training starts from the last task's weights (weight-transfer).
     """
@@ -40,26 +39,21 @@ class Imm(Learner):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.merged = self.previous = self._weights()
+        self.merged = self.previous = weights_of(self.model).detach()
         self.precision = torch.ones_like(self.merged)
 
     def loss(self, outputs: Tensor, y: Tensor, number: int) -> Tensor:
-        losses = super().loss(outputs, y, number)
-        if not number or not self.settings.l2:
-            return losses
-        moved = nn.utils.parameters_to_vector(self.model.parameters()) - self.previous
-        penalty: Tensor = self.settings.l2 * moved.square().sum()
-        return losses + penalty
+        squares = (weights_of(self.model) - self.previous).square()
+        penalty: Tensor = (self.settings.l2 if number else 0) * squares.sum()
+        return super().loss(outputs, y, number) + penalty
 
     def end_task(self, number: int) -> None:
-        s, weights = self.settings, self._weights()
-        new = fisher(self, number) + 1e-8 if s.mode == "mode" else torch.ones_like(weights)
-        share = s.share if number else 1.0
-        precision = (1 - share) * self.precision + share * new
-        self.merged = (
-            (1 - share) * self.precision * self.merged + share * new * weights
-        ) / precision
-        self.previous, self.precision = weights, precision
+        s, weights = self.settings, weights_of(self.model).detach()
+        is_mode, share = s.mode == "mode", s.share if number else 1.0
+        new = fisher(self, number, "true") + 1e-8 if is_mode else torch.ones_like(weights)
+        old, new = (1 - share) * self.precision, share * new
+        self.previous, self.precision = weights, old + new
+        self.merged = (old * self.merged + new * weights) / self.precision
 
     def stored_numbers(self) -> int:
         """Merged weights, and their precision unless it is 1 everywhere."""
@@ -67,12 +61,9 @@ class Imm(Learner):
 
     @contextmanager
     def weights_for_test(self) -> Iterator[None]:
-        trained, parameters = self._weights(), list(self.model.parameters())
+        trained, parameters = weights_of(self.model).detach(), list(self.model.parameters())
         nn.utils.vector_to_parameters(self.merged, parameters)
         try:
             yield
         finally:
             nn.utils.vector_to_parameters(trained, parameters)
-
-    def _weights(self) -> Tensor:
-        return nn.utils.parameters_to_vector(self.model.parameters()).detach()

@@ -1,4 +1,4 @@
-"""A body that learns under conceptors, and a readout in closed form in its last layer's place."""
+"""A network under conceptors whose last layer is replaced by a readout in closed form."""
 
 from __future__ import annotations
 
@@ -7,43 +7,41 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from conceptors import LayerInputs, PatchFeatures, RandomFeatures
+from conceptors import LayerInputs, PatchFeatures, RandomFeatures, Readout
 from conceptors._internal.precision import exactly
-from conceptors.experiments.methods import cab, shielded
+from conceptors.experiments.methods import cab
 from conceptors.experiments.methods.base import only
-from conceptors.experiments.methods.closed.base import SEED
-from conceptors.experiments.methods.closed.readout import AllClasses, RidgeSettings, input_lift
+from conceptors.experiments.methods.closed.base import CALIBRATION, SEED
+from conceptors.experiments.methods.closed.readout import class_scores, input_lift, numbers_in
 from conceptors.experiments.methods.settings import setting
 from conceptors.readout import Scaling, SideBySide
 
 _BODY = (
-    "what learns after the first task: all layers but the last under conceptors, or none; "
-    "auto: none where tasks have different classes and share a head"
+    "whether the layers before the last learn after the first task, under conceptors; "
+    "auto: fixed where tasks have different classes and share a head"
 )
 _PIXELS = 2000  # random features of inputs, where `lift` is 0
 _AT_ONCE = 1000  # samples whose features are computed together
-_CALIBRATION = 10_000  # samples of the first task that a lift is fixed by at most
 
 
 @dataclass(frozen=True)
-class ReadingSettings(RidgeSettings, shielded.ShieldedSettings):
-    lift: int = setting(
-        2000, "random features of images, and of layers with fewer numbers than that"
-    )
-    filters: int = setting(1600, "patches that images in colour are compared with instead")
+class ReadingSettings(cab.ShieldedSettings):
+    lift: int = setting(2000, "random features of images, and of layers with fewer numbers")
+    filters: int = setting(1600, "patches that colour images are compared with instead")
     body: str = setting("auto", _BODY, ("shielded", "fixed", "auto"))
 
 
-class ReadsOut(shielded.Shielded):
+class ReadsOut(cab.Shielded):
     """Each task trains the outputs of its own classes only; tests use a `Readout`.
 
-    It reads the input and the inputs of all layers but the first, side by side, over all of a
-    task's training samples: classes of different tasks are told apart though no task saw both.
-    Images that training mirrors are read both ways. Features of earlier tasks stay as they were
-    as far as the shield protects the body.
+    The readout reads the input and the inputs of all layers but the first, side by side, for all
+    training samples. So it tells apart classes that no task trains together. Images that training
+    mirrors are read both ways. The shield protects all layers but the last, which are the body.
     """
+
+    replaces_head = True
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -55,63 +53,52 @@ class ReadsOut(shielded.Shielded):
         inputs = input_lift(scenario, s.lift or _PIXELS, "fourier", 0.25, seed)
         if scenario.image is not None and scenario.image[0] > 1:
             inputs = PatchFeatures(scenario.image, s.filters, grid=2, seed=seed)
-        self.readout = AllClasses(SideBySide(inputs, layers), scenario.classes, s).to(self.device)
+        lift = SideBySide(inputs, layers)
+        self.readout = Readout(lift.in_features, lift, classes=scenario.classes).to(self.device)
         is_told_apart = not scenario.heads and scenario.tasks[0].classes is not None
         self.fixes_body = s.body == "fixed" or (s.body == "auto" and is_told_apart)
-        self.is_learning = self.is_fixed = False
-
-    # --- the body -------------------------------------------------------------------------
-
-    def unprotected(self) -> list[str]:
-        return self.layers[-1:]
+        self.is_training = False
 
     def trained_classes(self, number: int) -> Tensor | None:
         return self.scenario.tasks[number].classes
 
     def learn(self, number: int) -> dict[str, Any]:
-        self.is_learning, self.is_fixed = True, number > 0 and self.fixes_body
-        try:
-            return super().learn(number)
-        finally:
-            self.is_learning = False
-
-    def trained(self) -> list[nn.Parameter]:
-        head = self.model.get_submodule(self.layers[-1])
-        return list(head.parameters()) if self.is_fixed else super().trained()
-
-    def steps(self, number: int) -> int:
-        """One, where only the unused head would learn."""
-        return 1 if self.is_fixed else super().steps(number)
-
-    # --- the readout ----------------------------------------------------------------------
+        if number and self.fixes_body:  # only the readout learns
+            with self.passes():
+                self.end_task(number)
+            return {"task": number, "step": [], "loss": [], "validation": []}
+        self.is_training = True
+        history = super().learn(number)
+        self.is_training = False
+        return history
 
     def end_task(self, number: int) -> None:
-        if not self.fixes_body:  # otherwise nothing moves any more
+        if not self.fixes_body:  # otherwise there is nothing to protect
             super().end_task(number)
         if number == 0:
-            first = [rows for rows, _ in self._features(number, _CALIBRATION)]
+            first = [rows for rows, _ in self._features(number, CALIBRATION)]
             self.readout.calibrate(torch.cat(first))
-        for mirrored in (False, True) if self.settings.mirror else (False,):
-            for rows, labels in self._features(number, mirrored=mirrored):
+        for is_mirrored in (False, True) if self.settings.mirror else (False,):
+            for rows, labels in self._features(number, is_mirrored=is_mirrored):
                 self.readout.learn(rows, labels)
 
     def _features(
-        self, number: int, limit: int | None = None, mirrored: bool = False
+        self, number: int, limit: int | None = None, is_mirrored: bool = False
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Features `[n, d]` of a task's training samples, and their labels."""
         split = self.scenario.tasks[number].train
         places = torch.arange(len(split), device=self.device)[:limit]
         for part in places.tensor_split(-(-len(places) // _AT_ONCE)):
             x, labels = split.take(part)
-            yield self.body(x.flip(-1) if mirrored else x), labels
+            yield self.body(x.flip(-1) if is_mirrored else x), labels
 
     def outputs(self, x: Tensor, number: int) -> Tensor:
-        """The readout's scores; while a task is learned, the network's for the task's classes."""
-        if self.is_learning:
+        """The readout's scores; in training, the network's for the task's classes."""
+        if self.is_training:
             return only(super().outputs(x, number), self.trained_classes(number))
         rows = self.body(x)
         with exactly():
-            return self.readout.scores_of(rows)
+            return class_scores(self.readout, rows, self.scenario.classes)
 
     def masked(self, outputs: Tensor, number: int) -> Tensor:
         """With one head per task, only its own classes count, however low their scores are."""
@@ -119,7 +106,7 @@ class ReadsOut(shielded.Shielded):
 
     def stored_numbers(self) -> int:
         """The shield's conceptors and the readout's sums."""
-        return super().stored_numbers() + self.readout.stored_numbers()
+        return super().stored_numbers() + numbers_in(self.readout, self.scenario.classes)
 
 
 @dataclass(frozen=True)
@@ -133,12 +120,7 @@ class CabReadout(ReadsOut, cab.Cab):
     settings_type = CabReadoutSettings
 
 
-@dataclass(frozen=True)
-class ShieldReadoutSettings(ReadingSettings, shielded.AutoSettings):
-    pass
-
-
 class ShieldReadout(ReadsOut):
     name = "shield-readout"
     about = "Shield(model) for all layers but the last, and a Readout of images and layers"
-    settings_type = ShieldReadoutSettings
+    settings_type = ReadingSettings

@@ -1,4 +1,4 @@
-"""What methods in closed form have in common: features, sums over samples, tests."""
+"""What methods in closed form share: features, one pass over each task, sums over samples."""
 
 from __future__ import annotations
 
@@ -17,31 +17,34 @@ from conceptors.experiments.scenarios import Split
 from conceptors.readout import Sums
 
 SEED = 15_485_863  # of the features of seed 0
-_CALIBRATION = 10_000  # samples of the first task that features are fixed by at most
+CALIBRATION = 10_000  # samples of the first task that features are calibrated on at most
 _AT_ONCE = 4096  # samples whose features are computed together
 
 
 @dataclass(frozen=True)
 class ClosedSettings(OwnSettings):
     features: str = setting("none", "inputs as they are, or patches of images", ("none", "patches"))
-    filters: int = setting(400, "of the patch features")
+    filters: int = setting(400, "number of patch features")
     patch: int = setting(6, "size of a patch in pixels")
     grid: int = setting(3, "cells in each direction that responses to patches are averaged over")
+
+
+@dataclass(frozen=True)
+class LiftSettings(ClosedSettings):
+    lift: int = setting(2000, "number of random features")
 
 
 class ClosedForm(Learner):
     """One pass over each task, without gradients; only sums over samples are stored.
 
-    `model` computes features that are the same for every method. A subclass says how to `add` a
-    part of a task, and which `scores` classes have.
+    `model` computes features. A subclass defines how to `add` samples, and the `scores` of classes.
     """
 
     settings_type = ClosedSettings
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        patches = self.model if isinstance(self.model, PatchFeatures) else None
-        self.width = patches.out_features if patches else math.prod(self.scenario.inputs)
+        self.width: int = getattr(self.model, "out_features", math.prod(self.scenario.inputs))
         self.classes, self.seed = self.scenario.classes, SEED + self.scenario.seed
         self.seen = torch.zeros(self.classes, dtype=torch.bool, device=self.device)
 
@@ -50,12 +53,12 @@ class ClosedForm(Learner):
         if s.features == "none":
             return nn.Flatten()
         if scenario.image is None:
-            raise ValueError(f"features=patches needs images; inputs of {scenario.name} are none")
+            raise ValueError(f"features=patches needs images, unlike {scenario.name}. Leave it out")
         seed = SEED + scenario.seed
         return PatchFeatures(scenario.image, s.filters, size=s.patch, grid=s.grid, seed=seed)
 
     def calibrate(self, rows: Tensor) -> None:
-        """Fix a lift by features `[n, width]` of the first task."""
+        """Calibrate random features on features `[n, width]` of the first task."""
 
     def add(self, rows: Tensor, labels: Tensor) -> None:
         """Learn a part of a task: features `[n, width]` with labels `[n]`."""
@@ -71,7 +74,7 @@ class ClosedForm(Learner):
         generator = torch.Generator().manual_seed(224_737 * (number + 1) + self.scenario.seed)
         order = torch.randperm(len(split), generator=generator).to(self.device)
         if number == 0:
-            x, _ = split.take(order[:_CALIBRATION])
+            x, _ = split.take(order[:CALIBRATION])
             if isinstance(self.model, PatchFeatures):
                 self.model.calibrate(x.flatten(1))
             self.calibrate(self.model(x))
@@ -90,12 +93,12 @@ class ClosedForm(Learner):
     @torch.no_grad()
     @exactly()
     def accuracy(self, split: Split, number: int, limit: int | None = None) -> float:
-        right, places = 0, torch.arange(len(split), device=self.device)[:limit]
+        correct, places = 0, torch.arange(len(split), device=self.device)[:limit]
         for part in places.split(_AT_ONCE):
             x, y = split.take(part)
             scores = only(self.outputs(x, number), self.head_classes(number), -torch.inf)
-            right += int((scores.argmax(1) == y).sum())
-        return 100 * right / len(places)
+            correct += int((scores.argmax(1) == y).sum())
+        return 100 * correct / len(places)
 
 
 class LinearScores(ClosedForm):

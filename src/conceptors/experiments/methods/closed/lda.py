@@ -1,15 +1,7 @@
-"""Classes told apart by their means: nearest class mean, and linear discriminant analysis.
-
-- NCM stores the mean of each class.
-- SLDA (Hayes & Kanan, CVPR workshops 2020) adds one covariance Σ around the means, which all
-  classes share. The paper adds samples one by one; sums give the same covariance in any order.
-- KLDA (Momeni, Mazumder & Liu, AAAI 2025) does the same on random Fourier features of a Gaussian
-  kernel. Its width is relative to the data here, and a small shrinkage replaces the pseudo-inverse.
-"""
+"""Nearest class mean, and linear discriminant analysis: SLDA and KLDA."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,8 +9,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from conceptors import RandomFeatures
-from conceptors.experiments.methods.closed.base import ClosedForm, ClosedSettings, LinearScores
-from conceptors.experiments.methods.settings import setting
+from conceptors.experiments.methods.closed.base import ClosedForm, LiftSettings, LinearScores
+
+_SHRINKAGE = 1e-4  # ε
+_SPREAD = 0.7  # of the frequencies, the inverse of the kernel's width
 
 
 class Ncm(ClosedForm):
@@ -44,50 +38,35 @@ class Ncm(ClosedForm):
         return self.sums.numel() + len(self.counts)
 
 
-@dataclass(frozen=True)
-class SldaSettings(ClosedSettings):
-    shrinkage: float = setting(1e-4, "ε of (1 - ε) Σ + ε I, between 0 and 1")
-
-
 class Slda(LinearScores):
-    """Scores Λ μ · h - ½ μᵀ Λ μ with Λ = ((1 - ε) Σ + ε I)⁻¹: Gaussian classes, equally likely."""
+    """Scores Λ μ · h - ½ μᵀ Λ μ with Λ = ((1 - ε) Σ + ε I)⁻¹, from the covariance Σ around means.
+
+    The paper adds samples one by one; sums give the same covariance in any order.
+    """
 
     name = "slda"
     about = "streaming linear discriminant analysis (Hayes & Kanan 2020)"
-    settings_type = SldaSettings
 
     def end_task(self, number: int) -> None:
-        sums, shrinkage = self.sums, self.settings.shrinkage
+        sums = self.sums
         means = sums.cross / sums.squares.clamp_min(1)[:, None]  # squares of labels are counts
-        covariance = (sums.gram - means.mT @ sums.cross) * ((1 - shrinkage) / sums.count)
-        covariance.diagonal().add_(shrinkage)
-        factor, info = torch.linalg.cholesky_ex(covariance)
-        if int(info):
-            raise ValueError(
-                f"shrinkage {shrinkage:g} is too small to invert the covariance of "
-                f"{len(factor)} features; raise it"
-            )
-        self.weights = torch.cholesky_solve(means.mT, factor).mT
+        covariance = (sums.gram - means.mT @ sums.cross) * ((1 - _SHRINKAGE) / sums.count)
+        covariance.diagonal().add_(_SHRINKAGE)
+        self.weights = torch.cholesky_solve(means.mT, torch.linalg.cholesky(covariance)).mT
         self.biases = -0.5 * (self.weights * means).sum(1)
 
 
-@dataclass(frozen=True)
-class KldaSettings(SldaSettings):
-    lift: int = setting(2000, "random Fourier features")
-    spread: float = setting(0.7, "of the frequencies, the inverse of the kernel's width")
-
-
 class Klda(Slda):
+    """SLDA on random Fourier features of a Gaussian kernel, whose width is relative to the data."""
+
     name = "klda"
     about = "kernel linear discriminant analysis (Momeni et al. 2025)"
-    settings_type = KldaSettings
+    settings_type = LiftSettings
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        s = self.settings
-        lift = RandomFeatures(
-            self.width, s.lift, "fourier", shape=0.0, spread=s.spread, seed=self.seed
-        )
+        options: dict[str, Any] = {"shape": 0.0, "spread": _SPREAD, "seed": self.seed}
+        lift = RandomFeatures(self.width, self.settings.lift, "fourier", **options)
         self.lift = lift.to(self.device)
 
     def calibrate(self, rows: Tensor) -> None:

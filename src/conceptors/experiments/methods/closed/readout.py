@@ -9,27 +9,21 @@ from typing import Any
 from torch import Tensor
 
 from conceptors import RandomFeatures, Readout
-from conceptors.experiments.methods.closed.base import ClosedForm, ClosedSettings
-from conceptors.experiments.methods.settings import OwnSettings, setting
+from conceptors.experiments.methods.closed.base import ClosedForm, LiftSettings
+from conceptors.experiments.methods.settings import setting
 from conceptors.experiments.scenarios import Scenario
 from conceptors.readout import Lift, Scaling
 
 
 @dataclass(frozen=True)
-class RidgeSettings(OwnSettings):
-    regularization: str = setting("auto", "of the ridge regression; auto: cross-validated")
+class ReadoutSettings(LiftSettings):
+    activation: str = setting("fourier", "of the random features", ("relu", "tanh", "fourier"))
+    shape: float = setting(0.25, "power of the data's covariance that random features follow")
     scores: str = setting(
         "regression",
-        "of classes: regressed, or log-likelihoods by discriminant analysis",
+        "scores of classes: regressed, or log-likelihoods by discriminant analysis",
         ("regression", "likelihood"),
     )
-
-
-@dataclass(frozen=True)
-class ReadoutSettings(RidgeSettings, ClosedSettings):
-    lift: int = setting(2000, "random features, 0 for none")
-    activation: str = setting("fourier", "of the random features", ("relu", "tanh", "fourier"))
-    shape: float = setting(0.25, "power of the data's covariance that weights are drawn with")
 
 
 class ReadoutMethod(ClosedForm):
@@ -45,7 +39,8 @@ class ReadoutMethod(ClosedForm):
             lift = input_lift(self.scenario, s.lift, s.activation, s.shape, self.seed)
         elif s.lift:
             lift = RandomFeatures(self.width, s.lift, s.activation, shape=s.shape, seed=self.seed)
-        self.readout = AllClasses(lift, self.classes, s).to(self.device)
+        options: dict[str, Any] = {"classes": self.classes, "scores": s.scores}
+        self.readout = Readout(self.width, lift, **options).to(self.device)
 
     def calibrate(self, rows: Tensor) -> None:
         self.readout.calibrate(rows)
@@ -54,35 +49,25 @@ class ReadoutMethod(ClosedForm):
         self.readout.learn(rows, labels)
 
     def scores(self, rows: Tensor) -> Tensor:
-        return self.readout.scores_of(rows)
+        return class_scores(self.readout, rows, self.classes)
 
     def stored_numbers(self) -> int:
-        return self.readout.stored_numbers()
+        return numbers_in(self.readout, self.classes)
 
 
-class AllClasses(Readout):
-    """A readout that has scores for classes it has not seen yet, too."""
+def class_scores(readout: Readout, rows: Tensor, classes: int) -> Tensor:
+    """Scores `[n, classes]` of features `[n, d]`, -∞ for classes that were never seen."""
+    scores = rows.new_full((len(rows), classes), -math.inf)
+    if readout.n_samples:
+        seen = readout.counts.nonzero().flatten()
+        scores[:, seen] = readout(rows)[:, seen]
+    return scores
 
-    def __init__(self, lift: Lift, classes: int, settings: Any) -> None:
-        given = settings.regularization
-        amount = given if given == "auto" else float(given)
-        super().__init__(
-            lift.in_features, lift, classes=classes, regularization=amount, scores=settings.scores
-        )
-        self.classes, self.width = classes, lift.out_features
 
-    def scores_of(self, rows: Tensor) -> Tensor:
-        """Scores `[n, classes]`, -∞ for classes that were never seen."""
-        scores = rows.new_full((len(rows), self.classes), -math.inf)
-        if self.n_samples:
-            seen = self.counts.nonzero().flatten()
-            scores[:, seen] = self(rows)[:, seen]
-        return scores
-
-    def stored_numbers(self) -> int:
-        """Numbers in the sums of products, of each class, and of samples."""
-        width = self.width + 1
-        return width**2 + self.classes * (width + 1)
+def numbers_in(readout: Readout, classes: int) -> int:
+    """Numbers in a readout's sums of products, of each class, and of samples."""
+    width: Any = readout.lift.out_features
+    return int((width + 1) ** 2 + classes * (width + 2))
 
 
 def input_lift(scenario: Scenario, count: int, activation: Any, shape: float, seed: int) -> Lift:

@@ -1,34 +1,24 @@
-"""Ridge regression on random ReLU features, which are drawn without any data.
-
-- ACIL (Zhuang et al., NeurIPS 2022) updates (Σ h hᵀ + γ I)⁻¹ and the weights recursively by
-  Woodbury's identity. Solving from the sums gives the same weights.
-- RanPAC (McDonnell et al., NeurIPS 2023) chooses the power of ten as its ridge that does best on a
-  fifth of the current task when the other four are learned alone.
-"""
+"""Ridge regression on random ReLU features: ACIL and RanPAC."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from conceptors.experiments.methods.closed.base import ClosedSettings, LinearScores
-from conceptors.experiments.methods.settings import setting
+from conceptors.experiments.methods.closed.base import LiftSettings, LinearScores
 from conceptors.readout import Sums
 
+GAMMA = 0.1  # ridge of ACIL
 RIDGES = [10.0**k for k in range(-8, 9)]
 
 
-@dataclass(frozen=True)
-class ReluSettings(ClosedSettings):
-    lift: int = setting(2000, "random ReLU features")
-
-
 class RandomRelu(LinearScores):
-    """Features h = relu(x W) with normal random W."""
+    """Features h = relu(x W) with normal random W, drawn without any data."""
+
+    settings_type = LiftSettings
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -41,27 +31,24 @@ class RandomRelu(LinearScores):
         return h.relu()
 
 
-@dataclass(frozen=True)
-class AcilSettings(ReluSettings):
-    gamma: float = setting(0.1, "γ of the ridge regression")
-
-
 class Acil(RandomRelu):
+    """The paper updates (Σ h hᵀ + γ I)⁻¹ recursively; solving from sums gives the same weights."""
+
     name = "acil"
     about = "analytic class-incremental learning (Zhuang et al. 2022)"
-    settings_type = AcilSettings
 
     def end_task(self, number: int) -> None:
-        weights = ridge_weights(self.sums, self.settings.gamma)
+        weights = ridge_weights(self.sums, GAMMA)
         if weights is None:
-            raise ValueError(f"gamma {self.settings.gamma:g} is too small to solve; raise it")
+            raise ValueError("acil cannot solve for such large features. Use ranpac or readout")
         self.weights = weights
 
 
 class Ranpac(RandomRelu):
+    """Its ridge is the power of ten that is best for a fifth of the task, after the rest."""
+
     name = "ranpac"
     about = "RanPAC's random projection and ridge regression (McDonnell et al. 2023)"
-    settings_type = ReluSettings
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

@@ -1,1 +1,1 @@
-"""Methods that, like CAB, keep steps out of directions that earlier tasks used."""
+"""Methods that, like CAB, keep updates out of the directions that earlier tasks used."""

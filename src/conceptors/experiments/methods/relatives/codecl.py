@@ -8,22 +8,17 @@ from typing import Any
 from torch import Tensor
 
 from conceptors import Conceptor
-from conceptors.experiments.methods.relatives.layers import MatrixLayer
-from conceptors.experiments.methods.relatives.own_parts import (
-    OwnPart,
-    OwnPartsLearner,
-    OwnPartsSettings,
-)
-from conceptors.experiments.methods.settings import setting
+from conceptors.experiments.methods.relatives.projected import MatrixLayer, RemixLearner
+from conceptors.experiments.methods.settings import Settings, setting
 
+_LEAST = 0.2  # singular values below this become 0
 _TRIES = 200  # of apertures; the last is 1.1²⁰⁰ = 2 · 10⁸ times the first
 
 
 @dataclass(frozen=True)
-class CodeClSettings(OwnPartsSettings):
+class CodeClSettings(Settings):
     aperture: float = setting(6.0, "of all conceptors; its authors: 6 CIFAR, 8 ImageNet, 4 mixed")
     kept: float = setting(0.95, "grow the aperture until ‖Cx‖ is this share of ‖x‖; below 1")
-    least: float = setting(0.2, "singular values below this become 0")
     samples: int = setting(125, "images per task for the conceptors, 0 for all")
     free: int = setting(80, "directions freed in a layer where tasks overlap; 0 for none")
     overlap: float = setting(
@@ -31,7 +26,7 @@ class CodeClSettings(OwnPartsSettings):
     )
 
 
-class CodeCl(OwnPartsLearner):
+class CodeCl(RemixLearner):
     """Gradients are projected by NOT A, A the OR of all tasks' conceptors.
 
     Where the new task's conceptor C, taken before learning, overlaps with A, the leading directions
@@ -46,42 +41,40 @@ class CodeCl(OwnPartsLearner):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.claimed: dict[str, Conceptor] = {}  # A of each layer
+        self.claimed: dict[MatrixLayer, Conceptor] = {}  # A
+        self.claimed_matrices: dict[MatrixLayer, Tensor] = {}
 
     def start_task(self, number: int) -> None:
-        self.parts.append([])  # the new data is seen with the shared weights
+        super().start_task(number)
         if number == 0:
             return
-        s, rows = self.settings, self.drawn_rows(number)
-        for layer in self.layers:
-            old = self.claimed[layer.name]
-            shared = old & pruned(wide_enough(rows[layer.name], s.aperture, s.kept), s.least)
+        s = self.settings
+        for layer, rows in self.drawn_rows(number).items():  # with the shared weights
+            old = self.claimed[layer]
+            shared = old & pruned(wide_enough(rows, s.aperture, s.kept))
             values, vectors = descending(shared)
             U = vectors[:, : s.free][:, values[: s.free] > 0]
             if layer.dim > s.free and U.shape[1] and shared.quota > s.overlap * old.quota:
-                self.parts[number].append(OwnPart(layer, [U]))
-        self.matrices = {
-            layer.name: self.claimed[layer.name].matrix().to(layer.weight) for layer in self.layers
-        }
+                self.add_remix(layer, U)
 
     def projected(self, gradient: Tensor, layer: MatrixLayer) -> Tensor:
-        return gradient - gradient @ self.matrices[layer.name]
+        return gradient - gradient @ self.claimed_matrices[layer]
 
     def end_task(self, number: int) -> None:
         s = self.settings
-        for name, rows in self.drawn_rows(number).items():
+        for layer, rows in self.drawn_rows(number).items():
             new = wide_enough(rows, s.aperture, s.kept)
-            both = self.claimed[name] | new if name in self.claimed else new
-            self.claimed[name] = pruned(both, s.least)
+            self.claimed[layer] = claimed = pruned(self.claimed[layer] | new if number else new)
+            self.claimed_matrices[layer] = claimed.matrix().to(layer.weight)
 
     def stored_numbers(self) -> int:
         """A as directions and values, or as a matrix if that is less; each task's U and S."""
-        total = 0
+        remixes = [remix for task in self.remixes for remix in task]
+        total = sum(remix.basis.numel() + remix.mix.numel() for remix in remixes)
         for claimed in self.claimed.values():
             rank = int((claimed.singular_values > 0).sum())
             total += min(rank * (claimed.dim + 1), claimed.dim**2)
-        parts = [part for task in self.parts for part in task]
-        return total + sum(t.numel() for part in parts for t in (*part.bases, *part.mixes))
+        return total
 
 
 def wide_enough(rows: Tensor, aperture: float, kept: float) -> Conceptor:
@@ -95,10 +88,10 @@ def wide_enough(rows: Tensor, aperture: float, kept: float) -> Conceptor:
     return conceptor
 
 
-def pruned(conceptor: Conceptor, least: float) -> Conceptor:
-    """The conceptor with singular values below `least` set to 0."""
+def pruned(conceptor: Conceptor) -> Conceptor:
+    """The conceptor with small singular values set to 0."""
     values, vectors = descending(conceptor)
-    return Conceptor.from_spectrum(vectors, values.where(values >= least, 0.0))
+    return Conceptor.from_spectrum(vectors, values.where(values >= _LEAST, 0.0))
 
 
 def descending(conceptor: Conceptor) -> tuple[Tensor, Tensor]:

@@ -8,15 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from conceptors.experiments.methods.relatives.layers import MatrixLayer, ProjectedLearner
+from conceptors.experiments.methods.relatives.projected import MatrixLayer, ProjectedLearner
 from conceptors.experiments.methods.settings import Settings, setting
+
+_LONGEST = 10.0  # norm to which the projected gradient of all parameters is clipped
 
 
 @dataclass(frozen=True)
 class OwmSettings(Settings):
     alpha: float = setting(1.0, "α at the start of a task; smaller protects more")
-    alpha_decay: str = setting("0.1", "factor on α at its end, of all layers or each: 0.9,1,0.6")
-    clip: float = setting(10.0, "longest projected gradient of all parameters, 0 for any length")
+    alpha_decay: str = setting(
+        "0.1", "α at the end of a task relative to its start; one per layer: 0.9,1,0.6"
+    )
 
 
 class Owm(ProjectedLearner):
@@ -33,42 +36,34 @@ class Owm(ProjectedLearner):
     name = "owm"
     about = "orthogonal weights modification (Zeng et al. 2019)"
     settings_type = OwmSettings
+    projects_first_task = True
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        given = [float(part) for part in self.settings.alpha_decay.split(",")]
-        decays = given * len(self.layers) if len(given) == 1 else given
-        if len(decays) != len(self.layers):
+        decays = [float(word) for word in self.settings.alpha_decay.split(",")]
+        if len(decays) not in (1, len(self.layers)):
             raise ValueError(
-                f"alpha_decay has {len(decays)} numbers for {len(self.layers)} layers; give one "
-                f"for all, or one for each"
+                f"alpha_decay has {len(decays)} numbers for {len(self.layers)} layers. "
+                "Give one number for all layers, or one for each"
             )
-        self.decays = {layer.name: decay for layer, decay in zip(self.layers, decays)}
+        self.decays = dict(zip(self.layers, decays * (len(self.layers) // len(decays))))
         # changed in place, as a GPU replays recorded steps
         self.projectors = {
-            layer.name: torch.eye(layer.dim).to(layer.weight.detach()) for layer in self.layers
+            layer: torch.eye(layer.dim).to(layer.weight.detach()) for layer in self.layers
         }
-        self.means = {name: P.new_zeros(len(P)) for name, P in self.projectors.items()}
         self.done = torch.zeros((), device=self.device)  # share of the task
 
     def start_task(self, number: int) -> None:
         self.done.zero_()
 
-    def forward(self, x: Tensor) -> Tensor:
-        out = super().forward(x)
-        for name, rows in self.last_rows().items():
-            self.means[name].copy_(rows.mean(0))
-        return out
-
     def gradients(self, number: int) -> None:
-        self.project(number)
+        super().gradients(number)
         self.done += 1 / self.steps(number)
-        if self.settings.clip:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
+        nn.utils.clip_grad_norm_(self.model.parameters(), _LONGEST)
 
     def projected(self, gradient: Tensor, layer: MatrixLayer) -> Tensor:
-        P, x = self.projectors[layer.name], self.means[layer.name]
-        alpha = self.settings.alpha * self.decays[layer.name] ** self.done
+        P, x = self.projectors[layer], layer.rows().mean(0)
+        alpha = self.settings.alpha * self.decays[layer] ** self.done
         Px = P @ x
         # rounding can make xᵀ P x negative, and then α + xᵀ P x could reach 0
         half = Px / (alpha + (x @ Px).clamp_min(0)).sqrt()
