@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from conceptors import Conceptor
 from conceptors.algebra.logic import same_angle
-from helpers import rotation
+from helpers import normal, rotation
 
 DTYPES = [torch.float64, torch.float32]
 ANGLES = [1e-2, 1e-3, 1e-4, 1e-5, 1e-6]
@@ -113,3 +114,22 @@ def test_members_of_a_batch_may_differ_in_rank(form: str, dtype: torch.dtype) ->
     assert is_hard(one[0], 2 * OWN + SHARED)
     top = both.top_k(SHARED + OWN)
     assert all(is_hard(top[i], SHARED + OWN) for i in range(3))
+
+
+def test_or_survives_a_factorisation_that_does_not_converge(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """LAPACK gives up on rare matrices; the same matrix with turned rows is factored instead."""
+    a, b = (Conceptor.from_states(normal(s, 3, 8), 5.0).harden() for s in (0, 1))
+    expected, svd = (a | b).matrix(), torch.linalg.svd
+    failures: list[Tensor] = []
+
+    def unreliable(matrix: Tensor, full_matrices: bool = True) -> Any:
+        if not failures:
+            failures.append(matrix)
+            raise torch.linalg.LinAlgError("the algorithm failed to converge")
+        return svd(matrix, full_matrices=full_matrices)
+
+    monkeypatch.setattr(torch.linalg, "svd", unreliable)
+    torch.testing.assert_close((a | b).matrix(), expected)
+    assert failures

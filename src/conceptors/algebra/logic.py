@@ -234,7 +234,7 @@ def _squares(roots: Tensor, stored: torch.dtype) -> tuple[Tensor, Tensor]:
             return basis @ resolved.vectors, resolved.odds
         if count > dim:
             roots = torch.linalg.qr(roots.mT, mode="r").R.mT
-        vectors, values, _ = torch.linalg.svd(roots)
+        vectors, values, _ = spectra.svd(roots)
         values, noise = values.square(), tolerance(dim, roots.dtype) ** 2
     top = values.amax(-1, keepdim=True)
     least = tolerance(dim, stored) / (top * size.square())
@@ -281,7 +281,7 @@ def _added(u: Tensor, v: Tensor, least: float) -> Tensor:
     """
     basis: Tensor
     basis, triangle = torch.linalg.qr(v - u @ (u.mT @ v))
-    left, sines, _ = torch.linalg.svd(triangle)
+    left, sines, _ = spectra.svd(triangle)
     is_new = sines > least  # descending, so new ones come first
     count = int(is_new.sum(-1).amax()) if is_new.numel() else 0
     if not count:
@@ -297,7 +297,7 @@ def _null_space(matrix: Tensor, least: float) -> Tensor:
     rows, columns = matrix.shape
     if rows > columns:
         matrix = torch.linalg.qr(matrix, mode="r").R
-    _, sines, right = torch.linalg.svd(matrix, full_matrices=True)
+    _, sines, right = spectra.svd(matrix, full_matrices=True)
     large = int((sines > least).sum())
     basis: Tensor = right[large:].mT
     return basis

@@ -133,7 +133,7 @@ def restrict(claimed: Conceptor, columns: Tensor) -> Conceptor:
         rows = item.vectors[columns.to(item.vectors.device)]  # [k, r]
         hard = torch.isinf(item.odds)
         soft_part = spectra.from_odds_matrix((rows * torch.where(hard, 0.0, item.odds)) @ rows.mT)
-        left, sines, _ = torch.linalg.svd(rows[:, hard], full_matrices=False)
+        left, sines, _ = spectra.svd(rows[:, hard], full_matrices=False)
         kept = left[:, sines > spectra.tolerance(len(columns), rows.dtype)]
         ones = torch.full((kept.shape[1],), torch.inf, dtype=rows.dtype, device=rows.device)
         hard_part = spectra.Spectrum(kept, ones)
