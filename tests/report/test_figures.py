@@ -54,7 +54,7 @@ def test_images_are_seen_by_the_conceptor_of_the_second_task(
     runs = [{"seed": 3, "quota": {"fc": [0.5]}}]
     results = {"scenario": "permuted-mnist", "runs": runs}
     ((caption, file),) = seen.pictures(results, tmp_path)
-    assert "C of shuffled images" in caption
+    assert "conceptor of shuffled images" in caption
     assert file.read_bytes().startswith(b"\x89PNG")
     images = blobs().train_x.flatten(1).double() / 255
     conceptor = Conceptor.from_states(images[:, permutation(3, 1)], 4.0)

@@ -31,16 +31,16 @@ def pictures(results: dict[str, Any], folder: Path) -> list[tuple[str, Path]]:
     digits = torch.stack([(labels == k).nonzero()[0, 0] for k in range(_SHOWN)])
     shown = images[digits]
     if scenario == "disjoint-mnist":
-        aperture, other, name = 9.0, images[labels >= 5], "C of digits 5 to 9"
+        aperture, other, name = 9.0, images[labels >= 5], "digits 5 to 9"
     else:
         order = permutation(results["runs"][0]["seed"], 1)  # that of the second task
-        aperture, other, name = 4.0, images[:, order], "C of shuffled images"
+        aperture, other, name = 4.0, images[:, order], "shuffled images"
     C = Conceptor.from_states(other, aperture)
     columns = {"images x": shown, "C x": C @ shown, "F x, F = NOT C": ~C @ shown}
     chart = charts.pictures({name: x.reshape(-1, 28, 28) for name, x in columns.items()})
     caption = (
-        f"Digits 0 to {_SHOWN - 1} projected by {name} (aperture {aperture:g}), and by its "
-        f"negation F, which passes the directions that are free for learning them."
+        f"Left: digits 0 to {_SHOWN - 1}. Middle: projected by C, the conceptor of {name} (aperture "
+        f"{aperture:g}). Right: projected by F = NOT C, the directions that stay free."
     )
     *_, png = theme.save(chart, folder / f"projected-{scenario}")
     return [(caption, png)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
@@ -88,27 +88,17 @@ def page_svg(chart: Drawing, label: str) -> Markup:
     return Markup(re.sub(r'^<svg class="marks" width="[\d.]+" height="[\d.]+"', head, text))
 
 
-def draw(chart: Drawing, path: Path) -> Path:
-    """Write the chart to a file, whole or not at all.
-
-    Raises:
-        ValueError: another ending than .svg, .pdf or .png.
-    """
-    ending = path.suffix.lower().lstrip(".")
-    if ending not in FORMATS:
-        raise ValueError(f"{path} must end in one of .{', .'.join(FORMATS)}")
-    text = svg(chart)
-    content = text.encode()
-    if ending == "pdf":
-        content = vl_convert.svg_to_pdf(text)
-    if ending == "png":
-        content = vl_convert.svg_to_png(text, scale=2)
-    return write_file(path, content)
-
-
 def save(chart: Drawing, stem: Path) -> list[Path]:
-    """Write the chart as `stem` with each of the endings."""
-    return [draw(chart, stem.with_name(f"{stem.name}.{ending}")) for ending in FORMATS]
+    """Draw the chart once and write it as `stem` with each of the endings in `FORMATS`."""
+    text = svg(chart)
+    convert: dict[str, Callable[[], bytes]] = {
+        "svg": text.encode,
+        "pdf": lambda: vl_convert.svg_to_pdf(text),
+        "png": lambda: vl_convert.svg_to_png(text, scale=2),
+    }
+    return [
+        write_file(stem.with_name(f"{stem.name}.{ending}"), convert[ending]()) for ending in FORMATS
+    ]
 
 
 def write_file(path: Path, content: bytes) -> Path:
