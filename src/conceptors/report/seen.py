@@ -39,8 +39,8 @@ def pictures(results: dict[str, Any], folder: Path) -> list[tuple[str, Path]]:
     columns = {"images x": shown, "C x": C @ shown, "F x, F = NOT C": ~C @ shown}
     chart = charts.pictures({name: x.reshape(-1, 28, 28) for name, x in columns.items()})
     caption = (
-        f"Left: digits 0 to {_SHOWN - 1}. Middle: projected by C, the conceptor of {name} (aperture "
-        f"{aperture:g}). Right: projected by F = NOT C, the directions that stay free."
+        f"Left: digits 0 to {_SHOWN - 1}. Middle: projected by C, the conceptor of {name} "
+        f"(aperture {aperture:g}). Right: projected by F = NOT C, the directions that stay free."
     )
     *_, png = theme.save(chart, folder / f"projected-{scenario}")
     return [(caption, png)]
