@@ -1,17 +1,16 @@
 """Measure what a shield costs: time per step, time of `remember`, and peak memory on CUDA.
 
-Every number has a plain counterpart: plain and shielded steps take turns in one process, and the
-ratio is the median over 41 rounds. `remember` is compared with forward passes over its batches.
-On a CPU everything runs on one thread and is measured in CPU time, which other programs hardly
-change. Networks with 784 or 64 inputs read MNIST (if it is found) or scikit-learn's digits;
-all others read made-up data. GPT-2, ResNet-18, ViT-S/16 and MiniLM need `transformers` and a GPU.
+Plain and shielded steps take turns in one process; the ratio is the median over 41 rounds. On a CPU
+everything runs on one thread and is measured in CPU time, which other programs hardly change.
+`remember` is compared with forward passes over its batches. Networks with 784 or 64 inputs read
+MNIST (if found) or scikit-learn's digits; others read made-up data. `layer-8b` needs a GPU; GPT-2,
+ResNet-18, ViT-S/16 and MiniLM also need `transformers`.
 
     python -m benchmarks.cost --device cuda                  # adds rows to results/cost.csv
     python -m benchmarks.cost --device cpu --networks mlp cnn --out out/cost.csv
     python -m benchmarks.cost --table                        # print the newest rows
 
-Takes about three minutes on a CPU, and ten on an H200. A step on a CPU costs more the narrower the
-batch: projecting the gradient of a layer takes as many operations whatever the batch size.
+Takes about three minutes on a CPU core.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from itertools import cycle, islice
 from statistics import median, quantiles
-from time import perf_counter, process_time
+from time import process_time
 from typing import Any
 
 import torch
@@ -34,8 +33,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
 from torch.utils.benchmark import Timer
+from torch.utils.benchmark import timer as gpu_timer
 
-from benchmarks.common import Row, Table, environment, find_device, markdown, options, say
+from benchmarks.common import Row, Table, choices, environment, find_device, markdown, options, say
 from benchmarks.untuned import conv_net, digits, mlp
 from conceptors import Shield
 from conceptors.scenarios import build
@@ -44,6 +44,7 @@ Batch = tuple[Tensor, Tensor]
 KEY = ("run", "what", "setting")
 Source = Callable[[int], Iterator[Tensor]]  # a task's number to batches of its inputs, on the CPU
 NEW = 4  # batches of the new task
+NAMES = ("mlp", "cnn", "layer-8b", "gpt2", "resnet18", "vit", "mini-lm")
 
 
 @dataclass(frozen=True)
@@ -294,20 +295,16 @@ def transformers_networks() -> list[Network]:
 # --- measurements -------------------------------------------------------------------------
 
 
-def seconds_of(call: Callable[[], object], device: torch.device) -> float:
-    """Seconds of one call, with the device idle around it; CPU time on a CPU."""
-    timer = clock(device)
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    start = timer()
-    call()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return timer() - start
-
-
 def clock(device: torch.device) -> Callable[[], float]:
-    return perf_counter if device.type == "cuda" else process_time
+    """Return the wall time of an idle GPU, or the CPU time of this process."""
+    return gpu_timer if device.type == "cuda" else process_time
+
+
+def seconds_of(call: Callable[[], object], device: torch.device) -> float:
+    time = clock(device)
+    start = time()
+    call()
+    return time() - start
 
 
 def side_by_side(
@@ -420,15 +417,8 @@ def _in_words(value: str, unit: str) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = options(__doc__, "results/cost.csv")
-    parser.add_argument(
-        "--networks",
-        nargs="+",
-        metavar="NAME",
-        help="mlp, cnn; on CUDA also layer-8b, gpt2, resnet18, vit, mini-lm (default: all)",
-    )
-    parser.add_argument(
-        "--run", default="", help="name of this run in the table (default: the commit)"
-    )
+    choices(parser, "--networks", NAMES)
+    parser.add_argument("--run", default="", help="name for the table (default: the commit)")
     asked = parser.parse_args(arguments)
     table = Table(asked.out, KEY)
     if asked.table:
@@ -446,11 +436,7 @@ def main(arguments: list[str] | None = None) -> int:
         say("gpt2, resnet18, vit and mini-lm are left out: pip install transformers")
     elif large:
         networks += transformers_networks()
-    if asked.networks:
-        known = sorted({network.name for network in networks})
-        if unknown := set(asked.networks) - set(known):
-            parser.error(f"no network {sorted(unknown)[0]!r} here; there are {', '.join(known)}")
-        networks = [network for network in networks if network.name in asked.networks]
+    networks = [network for network in networks if network.name in asked.networks]
     run = asked.run or where["commit"]
     for network in networks:
         if {"run": run, "what": f"step-{network.name}", "setting": network.about} in table:

@@ -11,7 +11,6 @@ from conceptors.experiments.results import summarise
 HOSTILE = "<script>document.title='owned';alert(1)</script>"
 REFERENCE = {
     "cab": {"mean": 94.91, "std": 0.30, "source": "paper"},
-    "imm": {"mean": 94.12, "std": 0.27, "source": "Lee et al. 2017, cited"},
 }
 LAYERS = {"input": 785, "hidden": 101}
 REMEMBERED = {"sgd": 0.0, "ewc": 0.55, "cab": 0.985, "joint": 1.0}  # the share per later task

@@ -1,4 +1,4 @@
-"""The paper's figures 3 and 4: images as seen by a conceptor of other data and by its negation."""
+"""The paper's figures 3 and 4: images projected by a conceptor of other data and its negation."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _SHOWN = 4
 
 
 def pictures(results: dict[str, Any], folder: Path) -> list[tuple[str, Path]]:
-    """(caption, PNG file) for the paper's two scenarios, if a method with conceptors ran.
+    """Draw (caption, PNG file) for the paper's two scenarios if a method with conceptors ran.
 
     Raises:
-        DataUnavailableError: MNIST is not here and cannot be fetched.
+        DataUnavailableError: MNIST is not on this machine and cannot be downloaded.
     """
     scenario = results["scenario"]
     has_conceptors = any(run.get("quota") for run in results["runs"])
