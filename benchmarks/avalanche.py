@@ -1,14 +1,14 @@
 """Avalanche's strategies beside the plugins: ten classes, two at a time, one head, no task ID.
 
 Network, optimizer, epochs, batches and seeds are the same for all. Strengths of EWC, SI, LwF and
-GEM are chosen on a fifth of the training images with seed 100; the plugins of this library have
-nothing to choose.
+GEM are chosen on a fifth of the training images with seed 100; the plugins of this library use
+default settings.
 
-    python -m benchmarks.avalanche                       # what results/avalanche.csv lacks
+    python -m benchmarks.avalanche                       # run what results/avalanche.csv lacks
     python -m benchmarks.avalanche --methods naive shield --seeds 1 --out out/avalanche.csv
-    python -m benchmarks.avalanche --table               # the tables of docs/integrations.md
+    python -m benchmarks.avalanche --table               # print the tables of docs/integrations.md
 
-Needs: pip install avalanche-lib
+An empty table takes half an hour on one CPU core. Needs: pip install avalanche-lib
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from benchmarks.common import (
     Row,
     Table,
+    choices,
     environment,
     find_device,
     markdown,
@@ -108,7 +109,7 @@ def plugins_of(method: str, model: nn.Sequential, settings: dict[str, float]) ->
 
     from conceptors.integrations.avalanche import ReadoutPlugin, ShieldPlugin
 
-    kind, _, rest = method.partition("-")
+    kind, _, ending = method.partition("-")
     plugins: list[Any] = []
     if kind == "ewc":
         plugins.append(avalanche.EWCPlugin(**settings))
@@ -117,14 +118,14 @@ def plugins_of(method: str, model: nn.Sequential, settings: dict[str, float]) ->
     elif kind == "lwf":
         plugins.append(avalanche.LwFPlugin(**settings))
     elif kind == "gem":
-        plugins.append(gem_by_scipy(int(rest), **settings))
+        plugins.append(gem_by_scipy(int(ending), **settings))
     elif kind == "replay":
         plugins.append(avalanche.ReplayPlugin(mem_size=int(settings["mem_size"])))
     elif kind == "shield":
         plugins.append(ShieldPlugin(Shield(model)))
     elif kind == "first":
         plugins.append(frozen_after_the_first_task(model[:-1]))
-    if "readout" in (kind, rest):
+    if "readout" in (kind, ending):
         head: Any = model[-1]
         plugins.append(ReadoutPlugin(Readout(head.in_features), model[:-1]))
     return plugins
@@ -179,7 +180,7 @@ def frozen_after_the_first_task(body: nn.Module) -> Any:
 def learn(
     stream: str, method: str, settings: dict[str, float], seed: int, parts: tuple[Part, Part]
 ) -> Row:
-    """The columns of a run behind its key."""
+    """Train with one method and return the columns of its row after the key."""
     from avalanche.benchmarks import nc_benchmark
     from avalanche.training.plugins import EvaluationPlugin
     from avalanche.training.supervised import JointTraining, Naive
@@ -227,7 +228,7 @@ def learn(
 
 @torch.no_grad()
 def accuracies(model: nn.Module, test: Part) -> list[float]:
-    """Percent right in each task; all ten classes compete."""
+    """Return the accuracy on each task in percent; all ten classes compete."""
     right = (model(test[0]).argmax(1) == test[1]).double()
     tasks = test[1] // AT_ONCE
     return [100 * float(right[tasks == task].mean()) for task in range(CLASSES // AT_ONCE)]
@@ -240,7 +241,7 @@ def stored_samples(plugin: Any) -> int:
 
 
 def choose(table: Table, stream: str, method: str, parts: tuple[Part, Part]) -> dict[str, float]:
-    """The settings with the highest accuracy on a fifth of the training images."""
+    """Choose the settings with the highest accuracy on a fifth of the training images."""
     grid = METHODS[method][1]
     tried = [dict(zip(grid, values)) for values in product(*grid.values())]
     if len(tried) == 1:
@@ -266,7 +267,7 @@ def run(
     seed: int,
     parts: tuple[Part, Part],
 ) -> None:
-    """Add one run to the table unless it is there."""
+    """Add one run to the table unless it is in it."""
     key = {"part": part, "stream": stream, "method": method, "seed": seed}
     key["settings"] = words(settings)
     if key in table:
@@ -277,7 +278,7 @@ def run(
 
 
 def tables(table: Table) -> str:
-    """One table per stream; time is the median over seeds, beside Naive with the same seed."""
+    """Format one table per stream; time is the median ratio to Naive with the same seed."""
     parts = []
     for stream in STREAMS:
         tested = [row for row in table.rows if (row["part"], row["stream"]) == ("test", stream)]
@@ -306,13 +307,13 @@ def tables(table: Table) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = options(__doc__, "results/avalanche.csv")
-    parser.add_argument("--streams", nargs="+", choices=STREAMS, default=list(STREAMS))
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    choices(parser, "--streams", STREAMS)
+    choices(parser, "--methods", METHODS)
     asked = parser.parse_args(arguments)
     table = Table(asked.out, KEY)
     if not asked.table:
         if find_device(asked.device).type != "cpu":
-            say("Avalanche runs on the CPU here, with one thread, so that times compare")
+            say("Avalanche runs on one CPU thread here, to compare times; --device is ignored")
         warnings.filterwarnings("ignore", module="avalanche")
         torch.set_num_threads(1)
         for stream in asked.streams:

@@ -1,4 +1,4 @@
-"""What all benchmarks share: one training loop, one table format, one set of options."""
+"""Shared by all benchmarks: a training loop, a table format, and options."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def train(
     schedule: LRScheduler | None = None,
     after_backward: Callable[[], None] | None = None,
 ) -> bool:
-    """Minimise `loss(places)` over shuffled places of a task's samples.
+    """Minimise `loss(indices)` over shuffled indices of a task's samples.
 
     `after_backward` may change gradients in place before the optimizer sees them.
 
@@ -44,9 +44,9 @@ def train(
     """
     last = torch.zeros(())
     for _ in range(epochs):
-        for places in torch.randperm(samples).split(batch):
+        for indices in torch.randperm(samples).split(batch):
             optimizer.zero_grad()
-            last = loss(places)
+            last = loss(indices)
             last.backward()
             if after_backward is not None:
                 after_backward()
@@ -62,8 +62,8 @@ def train(
 class Table:
     """A CSV file with one row per run.
 
-    `add` replaces the file atomically, so a benchmark that is killed loses only the run under way
-    and continues behind the last row.
+    `add` replaces the file atomically: a killed benchmark loses only its current run, and continues
+    after the last row.
 
     >>> import tempfile
     >>> table = Table(Path(tempfile.mkdtemp()) / "runs.csv", ("method", "seed"))
@@ -76,7 +76,7 @@ class Table:
         """Read the rows in `path`, if it exists. Rows with equal `key` columns are the same run.
 
         Raises:
-            ValueError: the file lacks a key column or holds a run twice.
+            ValueError: the file lacks a key column or contains a run twice.
         """
         self.path, self.key = path, tuple(key)
         self.rows: list[Row] = []
@@ -86,10 +86,10 @@ class Table:
                 self.rows = list(reader)
                 missing = set(self.key) - set(reader.fieldnames or ())
             if missing:
-                raise ValueError(f"{path} has no column {sorted(missing)[0]!r}; name another --out")
+                raise ValueError(f"{path} has no column {sorted(missing)[0]!r}; pass another --out")
         self._keys = {self._key(row) for row in self.rows}
         if len(self._keys) != len(self.rows):
-            raise ValueError(f"{path} holds a run twice; remove one of the two rows")
+            raise ValueError(f"{path} contains a run twice; remove one of the two rows")
 
     def _key(self, row: Row) -> tuple[str, ...]:
         return tuple(str(row.get(name, "")) for name in self.key)
@@ -117,7 +117,7 @@ class Table:
             raise
 
     def values(self, column: str, **where: Any) -> list[float]:
-        """Numbers of a column in the rows with these values; empty cells are left out."""
+        """Return the numbers of a column in the rows with these values, without empty cells."""
         return [
             float(row[column])
             for row in self.rows
@@ -127,7 +127,7 @@ class Table:
 
 
 def mean_and_std(values: Sequence[float], digits: int = 2) -> str:
-    """Mean ± standard deviation over seeds.
+    """Format mean ± standard deviation over seeds.
 
     >>> mean_and_std([95.0, 96.0]), mean_and_std([95.0]), mean_and_std([])
     ('95.50 ± 0.71', '95.00', '–')
@@ -139,7 +139,7 @@ def mean_and_std(values: Sequence[float], digits: int = 2) -> str:
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table for the docs.
+    """Format a table for the docs.
 
     >>> print(markdown(["method", "accuracy"], [["cab", "95.9"]]))
     | method | accuracy |
@@ -151,7 +151,7 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def numbers(values: Iterable[float]) -> str:
-    """Several numbers for one cell.
+    """Format several numbers for one cell.
 
     >>> numbers([95.0, 96.125])
     '95 96.12'
@@ -160,7 +160,7 @@ def numbers(values: Iterable[float]) -> str:
 
 
 def words(settings: dict[str, Any]) -> str:
-    """Settings for one cell, as `--set` takes them.
+    """Format settings for one cell, as `--set` accepts them.
 
     >>> words({"rate": 1e-5, "hard": True, "hidden": "100,100"})
     'rate=1e-05 hard=true hidden=100,100'
@@ -178,17 +178,17 @@ def _word(value: Any) -> str:
 
 
 def find_device(name: str) -> torch.device:
-    """The device; `auto` is a GPU if there is one."""
+    """Return the device; `auto` is a GPU if there is one."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise SystemExit("--device cuda: torch finds no GPU on this machine")
+        raise SystemExit("--device cuda: torch finds no GPU on this machine; pass --device cpu")
     return device
 
 
 def environment(device: torch.device) -> Row:
-    """Where a run was made: the last columns of every table."""
+    """Return the machine and versions of a run: the last columns of every table."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
     return {"device": name, "torch": torch.__version__, "commit": _commit()}
 
@@ -216,22 +216,36 @@ def _commit() -> str:
 
 
 def options(description: str | None, out: str) -> argparse.ArgumentParser:
-    """The options of every benchmark."""
+    """Create a parser with the options of every benchmark."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--device", default="auto", help="cpu, cuda or auto (default)")
     parser.add_argument(
-        "--out", type=Path, default=Path(out), help=f"table to read and extend (default: {out})"
-    )
-    parser.add_argument("--seeds", type=int, help="number of seeds (default: as in the docs)")
-    parser.add_argument(
-        "--tiny", action="store_true", help="small networks on made-up data: does it run?"
+        "--device", default="auto", help="cpu, cuda or auto (default: a GPU if there is one)"
     )
     parser.add_argument(
-        "--table", action="store_true", help="print the docs' tables from the file and stop"
+        "--out",
+        type=Path,
+        default=Path(out),
+        help=f"CSV file to extend; runs in it are not repeated (default: {out})",
+    )
+    parser.add_argument("--seeds", type=int, help="seeds per method (default: as in the docs)")
+    parser.add_argument(
+        "--tiny", action="store_true", help="check that it runs: small networks, little data"
+    )
+    parser.add_argument(
+        "--table", action="store_true", help="print the docs' tables from --out and exit"
     )
     return parser
+
+
+def choices(parser: argparse.ArgumentParser, option: str, names: Iterable[str]) -> None:
+    """Add an option that accepts several of these names (default: all)."""
+    known = list(names)
+    listed = f"any of: {', '.join(known)} (default: all)"
+    parser.add_argument(
+        option, nargs="+", choices=known, default=known, metavar="NAME", help=listed
+    )
 
 
 def say(text: str) -> None:

@@ -1,14 +1,16 @@
-"""Methods x benchmarks: what has been published about, on the same networks, splits and seeds.
+"""Compare methods on published benchmarks, with the same networks, splits and seeds for all.
 
-benchmarks/comparison.json lists what is compared; settings are those of `--preset best`, chosen on
-validation images. Every run is one row of the table: final accuracies, settings, command, device
-and commit. Runs that the table has are not repeated, so a comparison that was stopped continues.
+benchmarks/comparison.json lists the benchmarks; settings come from `--preset best`, chosen on
+validation images. Every run becomes one row of the table: final accuracies, settings, command,
+device and commit. Finished runs are not repeated, so an interrupted comparison continues.
 
-    python -m benchmarks.comparison --list                # what the table lacks
-    python -m benchmarks.comparison --device cuda         # run it, one seed after the other
+    python -m benchmarks.comparison --list                # list the runs that the table lacks
+    python -m benchmarks.comparison --device cuda         # run them, one seed after the other
     python -m benchmarks.comparison --benchmarks disjoint-mnist-10 --methods cab --out out/new.csv
-    python -m benchmarks.comparison --table               # the table of docs/comparison.md
+    python -m benchmarks.comparison --table               # print the table of docs/comparison.md
     python -m benchmarks.comparison --tiny --out out/tiny.csv   # seconds per run: does it work?
+
+An empty table needs 945 runs. Most take seconds on a GPU; those with 100 tasks take much longer.
 """
 
 from __future__ import annotations
@@ -17,13 +19,13 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.common import Table, find_device, markdown, mean_and_std, options, say
+from benchmarks.common import Table, choices, find_device, markdown, mean_and_std, options, say
 from benchmarks.runs import Run, run_missing
 
 DATA = Path(__file__).with_suffix(".json")
 KEY = ("benchmark", "method", "seed")
 WITHOUT_NETWORK = {"readout"}  # methods that have no setting `hidden`
-PER_TASK = {"trgp", "codecl", "separate", "cuber"}  # per-task parameters, or the task ID at test
+PER_TASK = {"trgp", "codecl", "separate", "cuber"}  # need per-task parameters or the task ID
 ACROSS = 5  # benchmarks side by side in one table
 
 
@@ -42,7 +44,7 @@ class Benchmark:
 
     def runs(self, methods: list[str], seeds: int | None) -> list[Run]:
         """The first seed of all methods, then the next."""
-        chosen = [name for name in self.methods if not methods or name in methods]
+        chosen = [name for name in self.methods if name in methods]
         count = {name: seeds or (self.more_seeds or {}).get(name, self.seeds) for name in chosen}
         return [
             self.run(name, seed)
@@ -67,17 +69,17 @@ def tables(table: Table, benchmarks: list[Benchmark]) -> str:
     names = [name for name in _methods(benchmarks) if any(r["method"] == name for r in table.rows)]
     parts = []
     for at in range(0, len(benchmarks), ACROSS):
-        some = benchmarks[at : at + ACROSS]
-        best = {b.name: _best(table, b) for b in some}
+        group = benchmarks[at : at + ACROSS]
+        best = {b.name: _best(table, b) for b in group}
         rows = [
             [
                 name + ("\\*" if name in PER_TASK else ""),
-                *(_cell(table, b, name, best) for b in some),
+                *(_cell(table, b, name, best) for b in group),
             ]
             for name in names
         ]
-        rows.append(["*published, best*", *(_published(b) for b in some)])
-        parts.append(markdown(["", *(b.name for b in some)], rows))
+        rows.append(["*published, best*", *(_published(b) for b in group)])
+        parts.append(markdown(["", *(b.name for b in group)], rows))
     return "\n\n".join(parts)
 
 
@@ -126,19 +128,13 @@ def _published(benchmark: Benchmark) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = options(__doc__, "results/comparison.csv")
-    parser.add_argument("--benchmarks", nargs="+", metavar="NAME", help="(default: all)")
-    parser.add_argument("--methods", nargs="+", default=[], metavar="NAME", help="(default: all)")
-    parser.add_argument("--list", action="store_true", help="show what the table lacks and stop")
-    parser.add_argument("--runs", type=Path, help="folder of the runs (default: beside the table)")
+    every = read()
+    choices(parser, "--benchmarks", [b.name for b in every])
+    choices(parser, "--methods", _methods(every))
+    parser.add_argument("--list", action="store_true", help="print the missing runs and exit")
+    parser.add_argument("--runs", type=Path, help="folder of all outputs (default: beside --out)")
     asked = parser.parse_args(arguments)
-    benchmarks = read()
-    if asked.benchmarks:
-        known = {b.name for b in benchmarks}
-        if unknown := set(asked.benchmarks) - known:
-            parser.error(
-                f"no benchmark {sorted(unknown)[0]!r}; there are {', '.join(sorted(known))}"
-            )
-        benchmarks = [b for b in benchmarks if b.name in asked.benchmarks]
+    benchmarks = [b for b in every if b.name in asked.benchmarks]
     table = Table(asked.out, KEY)
     if asked.table:
         print(tables(table, benchmarks))
@@ -152,7 +148,7 @@ def main(arguments: list[str] | None = None) -> int:
     folder = asked.runs or asked.out.with_suffix("")
     failures = run_missing(table, runs, find_device(asked.device), folder, asked.tiny)
     if failures:
-        say(f"{failures} runs failed; start again to repeat them")
+        say(f"{failures} runs failed; run the same command again to repeat them")
     print(tables(table, benchmarks))
     return int(failures > 0)
 

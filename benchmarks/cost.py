@@ -1,15 +1,16 @@
-"""What a shield costs: time of a step, of `remember`, and peak memory, beside plain training.
+"""Measure what a shield costs: time per step, time of `remember`, and peak memory on CUDA.
 
-Plain and shielded steps take turns in one process; the ratio is that of the medians over rounds.
-`remember` is given in seconds and in forward passes over the same batches. Peak memory is measured
-on CUDA only. Data are made up; networks have random weights. GPT-2, ResNet-18, ViT-S/16 and MiniLM
-are built by `transformers` and are left out without it.
+Plain and shielded steps take turns in one process; the ratio is the median over 41 rounds. On a CPU
+everything runs on one thread and is measured in CPU time, which other programs hardly change.
+`remember` is compared with forward passes over its batches. Networks with 784 or 64 inputs read
+MNIST (if found) or scikit-learn's digits; others read made-up data. `layer-8b` needs a GPU; GPT-2,
+ResNet-18, ViT-S/16 and MiniLM also need `transformers`.
 
     python -m benchmarks.cost --device cuda                  # adds rows to results/cost.csv
     python -m benchmarks.cost --device cpu --networks mlp cnn --out out/cost.csv
-    python -m benchmarks.cost --table                        # the newest rows
+    python -m benchmarks.cost --table                        # print the newest rows
 
-A busy machine spoils times more than ratios.
+Takes about three minutes on a CPU core.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ import copy
 import gc
 import importlib.util
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
-from itertools import cycle
+from functools import cache, partial
+from itertools import cycle, islice
 from statistics import median, quantiles
-from time import perf_counter
+from time import process_time
 from typing import Any
 
 import torch
@@ -32,14 +33,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
 from torch.utils.benchmark import Timer
+from torch.utils.benchmark import timer as gpu_timer
 
-from benchmarks.common import Row, Table, environment, find_device, markdown, options, say
-from benchmarks.untuned import conv_net, mlp
+from benchmarks.common import Row, Table, choices, environment, find_device, markdown, options, say
+from benchmarks.untuned import conv_net, digits, mlp
 from conceptors import Shield
+from conceptors.scenarios import build
 
 Batch = tuple[Tensor, Tensor]
 KEY = ("run", "what", "setting")
-REMEMBERED, NEW = 8, 4  # batches of the old and of the new task
+Source = Callable[[int], Iterator[Tensor]]  # a task's number to batches of its inputs, on the CPU
+NEW = 4  # batches of the new task
+NAMES = ("mlp", "cnn", "layer-8b", "gpt2", "resnet18", "vit", "mini-lm")
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,7 @@ class Network:
     name: str
     about: str
     build: Callable[[], nn.Module]
-    inputs: Callable[[torch.Generator], Tensor]  # one batch on the CPU
+    inputs: Source
     classes: int
     optimizer: Callable[[Any], Optimizer]
     aperture: Any = "auto"
@@ -57,19 +62,15 @@ class Network:
     rank: float | int | None = None
     autocast: bool = False  # bfloat16, on CUDA
     dtype: torch.dtype = torch.float32
+    remembered: int = 8  # batches of the old task
 
     def batches(self, task: int, count: int, device: torch.device) -> list[Batch]:
-        """Inputs and labels; the inputs of every task lie in other directions."""
+        """Inputs and random labels; GPT-2 predicts one label per token."""
         draw = torch.Generator().manual_seed(task)
         batches = []
-        for _ in range(count):
-            x = self.inputs(draw)
-            if x.is_floating_point():
-                scale = torch.logspace(0, -3, x.shape[-1])  # most of the energy in few directions
-                x = (x * (scale if task == 0 else scale.flip(0))).to(self.dtype)
-            shape = x.shape if not x.is_floating_point() else x.shape[:1]
-            if self.name == "mini-lm":
-                shape = x.shape[:1]
+        for inputs in islice(self.inputs(task), count):
+            x = inputs.to(self.dtype) if inputs.is_floating_point() else inputs
+            shape = x.shape if self.name == "gpt2" else x.shape[:1]
             y = torch.randint(self.classes, shape, generator=draw)
             batches.append((x.to(device), y.to(device)))
         return batches
@@ -119,12 +120,55 @@ def sgd(rate: float, momentum: float = 0.0) -> Callable[[Any], Optimizer]:
     return partial(torch.optim.SGD, lr=rate, momentum=momentum)
 
 
-def normal(*shape: int) -> Callable[[torch.Generator], Tensor]:
-    return lambda draw: torch.randn(*shape, generator=draw)
+def normal(*shape: int) -> Source:
+    """Made-up batches with most of their energy in few directions, others for each task."""
+
+    def batches(task: int) -> Iterator[Tensor]:
+        draw = torch.Generator().manual_seed(task)
+        scale = torch.logspace(0, -3, shape[-1])
+        while True:
+            yield torch.randn(*shape, generator=draw) * (scale.flip(0) if task else scale)
+
+    return batches
 
 
-def tokens(vocabulary: int, *shape: int) -> Callable[[torch.Generator], Tensor]:
-    return lambda draw: torch.randint(vocabulary, shape, generator=draw)
+def tokens(vocabulary: int, *shape: int) -> Source:
+    def batches(task: int) -> Iterator[Tensor]:
+        draw = torch.Generator().manual_seed(task)
+        while True:
+            yield torch.randint(vocabulary, shape, generator=draw)
+
+    return batches
+
+
+def images(count: int, width: int) -> Source:
+    """Batches of MNIST (784 pixels) or of scikit-learn's digits (64): classes 0-4, then 5-9."""
+
+    def batches(task: int) -> Iterator[Tensor]:
+        tasks = _mnist() if width == 784 else _digits()
+        if tasks is None:
+            yield from normal(count, width)(task)
+        else:
+            yield from cycle(tasks[task].split(count)[:-1])
+
+    return batches
+
+
+@cache
+def _mnist() -> list[Tensor] | None:
+    """Training images of both tasks; None where MNIST is not found and cannot be downloaded."""
+    try:
+        tasks = build("disjoint-mnist", 0, tasks=2, limit=4000).tasks
+    except RuntimeError as error:
+        say(f"Made-up data replace MNIST, so ratios differ: {error}")
+        return None
+    return [task.train.take(torch.arange(len(task.train)))[0].flatten(1) for task in tasks]
+
+
+@cache
+def _digits() -> list[Tensor]:
+    x, y = digits("0-1")[0]
+    return [x[y < 5], x[y >= 5]]
 
 
 MLPS: list[tuple[tuple[int, ...], int, str, float | str, bool]] = [
@@ -149,16 +193,16 @@ def plain_networks(tiny: bool) -> list[Network]:
                 "mlp",
                 ", ".join(words + ["hard"] * hard),
                 partial(mlp, *widths),
-                normal(count, widths[0]),
+                images(count, widths[0]) if widths[0] in (64, 784) else normal(count, widths[0]),
                 10,
                 adamw if name == "AdamW" else sgd(0.1),
                 aperture=aperture,
                 hard=hard,
+                remembered=2000 // count,
             )
         )
-    networks.append(
-        Network("cnn", "small CNN, batch 64, AdamW", conv_net, normal(64, 784), 10, adamw)
-    )
+    cnn = "small CNN, batch 64, AdamW, aperture auto"
+    networks.append(Network("cnn", cnn, conv_net, images(64, 784), 10, adamw, remembered=30))
     width, out, rows = (32, 64, 64) if tiny else (4096, 14336, 16384)
     for dtype in (torch.float32, torch.bfloat16):
         networks.append(
@@ -251,27 +295,32 @@ def transformers_networks() -> list[Network]:
 # --- measurements -------------------------------------------------------------------------
 
 
-def synchronized(call: Callable[[], object], device: torch.device) -> float:
-    """Seconds of one call, with the device idle around it."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    start = perf_counter()
+def clock(device: torch.device) -> Callable[[], float]:
+    """Return the wall time of an idle GPU, or the CPU time of this process."""
+    return gpu_timer if device.type == "cuda" else process_time
+
+
+def seconds_of(call: Callable[[], object], device: torch.device) -> float:
+    time = clock(device)
+    start = time()
     call()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return perf_counter() - start
+    return time() - start
 
 
 def side_by_side(
-    plain: Callable[[], None], ours: Callable[[], None], rounds: int, seconds: float
+    steps: tuple[Callable[[], None], Callable[[], None]],
+    device: torch.device,
+    rounds: int,
+    seconds: float,
 ) -> tuple[list[float], list[float]]:
-    """Seconds a call, a number per round; the two take turns, and the first one alternates."""
+    """Seconds per step, one number per round; the two take turns, and the first one alternates."""
     threads = torch.get_num_threads()
     timers = [
-        Timer("call()", globals={"call": call}, num_threads=threads) for call in (plain, ours)
+        Timer("step()", globals={"step": step}, num_threads=threads, timer=clock(device))
+        for step in steps
     ]
     for timer in timers:
-        timer.timeit(3)  # warm up; CUDA graphs are recorded
+        timer.timeit(5)  # warm up; CUDA graphs are recorded
     count = max(1, round(seconds / max(1e-6, timers[0].timeit(2).mean)))
     times: tuple[list[float], list[float]] = ([], [])
     for turn in range(rounds):
@@ -283,7 +332,7 @@ def side_by_side(
 def measure(network: Network, device: torch.device, tiny: bool) -> list[Row]:
     """Rows for a step, for `remember` and, on CUDA, for peak memory."""
     torch.manual_seed(0)
-    old = network.batches(0, 2 if tiny else REMEMBERED, device)
+    old = network.batches(0, 2 if tiny else network.remembered, device)
     new = network.batches(1, NEW, device)
     plain_model = network.build().to(device)
     trainer = Trainer(network, plain_model, old)
@@ -298,15 +347,15 @@ def measure(network: Network, device: torch.device, tiny: bool) -> list[Row]:
                 network.feed(plain_model, batch)
 
     forward()
-    passes = [synchronized(forward, device) for _ in range(3)]
-    remember = synchronized(partial(shield.remember, old, feed=network.feed), device)
+    passes = [seconds_of(forward, device) for _ in range(3)]
+    remember = seconds_of(partial(shield.remember, old, feed=network.feed), device)
     plain, ours = Trainer(network, plain_model, new), Trainer(network, model, new)
     shield.guard(ours.optimizer)
-    rounds, seconds = (3, 0.0) if tiny else (15, 0.1)
-    times = side_by_side(plain.step, ours.step, rounds, seconds)
+    rounds, seconds = (3, 0.0) if tiny else (41, 0.05)
+    times = side_by_side((plain.step, ours.step), device, rounds, seconds)
     rows = [_row("step", network, "s", median(times[0]), median(times[1]))]
-    low, _, high = quantiles([b / a for a, b in zip(*times)], n=4)
-    rows[0] |= {"ratio_low": f"{low:.4g}", "ratio_high": f"{high:.4g}"}
+    low, middle, high = quantiles([b / a for a, b in zip(*times)], n=4)
+    rows[0] |= {"ratio": f"{middle:.4g}", "ratio_low": f"{low:.4g}", "ratio_high": f"{high:.4g}"}
     rows.append(_row("remember", network, "s", median(passes), remember))
     if device.type == "cuda":
         shield.detach()
@@ -348,7 +397,7 @@ def peak_memory(
 
 
 def tables(table: Table) -> str:
-    """Every measurement, the last run of each setting; `remember` is in forward passes."""
+    """The last run of each setting; the ratio of `remember` is in forward passes."""
     newest = {(row["device"], row["what"], row["setting"]): row for row in table.rows}
     rows = []
     for (device, what, setting), row in newest.items():
@@ -368,34 +417,32 @@ def _in_words(value: str, unit: str) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = options(__doc__, "results/cost.csv")
-    parser.add_argument("--networks", nargs="+", metavar="NAME", help="(default: all that fit)")
-    parser.add_argument("--run", default="", help="a name for this run (default: the commit)")
+    choices(parser, "--networks", NAMES)
+    parser.add_argument("--run", default="", help="name for the table (default: the commit)")
     asked = parser.parse_args(arguments)
     table = Table(asked.out, KEY)
     if asked.table:
         print(tables(table))
         return 0
     device = find_device(asked.device)
+    if device.type == "cpu":
+        torch.set_num_threads(1)
     where = {**environment(device), "threads": torch.get_num_threads()}
     large = device.type == "cuda" and not asked.tiny
     networks = [
         n for n in plain_networks(asked.tiny) if n.name != "layer-8b" or large or asked.tiny
     ]
     if importlib.util.find_spec("transformers") is None:
-        say("left out: gpt2, resnet18, vit, mini-lm (pip install transformers)")
+        say("gpt2, resnet18, vit and mini-lm are left out: pip install transformers")
     elif large:
         networks += transformers_networks()
-    if asked.networks:
-        known = sorted({network.name for network in networks})
-        if unknown := set(asked.networks) - set(known):
-            parser.error(f"no network {sorted(unknown)[0]!r} here; there are {', '.join(known)}")
-        networks = [network for network in networks if network.name in asked.networks]
+    networks = [network for network in networks if network.name in asked.networks]
     run = asked.run or where["commit"]
     for network in networks:
         if {"run": run, "what": f"step-{network.name}", "setting": network.about} in table:
             continue
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # made-up data may fill small layers
+            warnings.simplefilter("ignore")  # small layers are soon full
             measured = measure(network, device, asked.tiny)
         for row in reversed(measured):  # the step last: a run is done when its step is there
             table.add({"run": run, **row, **where})

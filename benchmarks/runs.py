@@ -37,7 +37,7 @@ class Run:
         return {**self.labels, "method": self.method, "seed": self.seed}
 
     def command(self, device: torch.device) -> list[str]:
-        """What a reader types for the same numbers, without `--out`."""
+        """Return the command that reproduces the run, without `--out`."""
         settings = [f"--set={self.method}.{name}={value}" for name, value in self.settings.items()]
         seed = ["--first-seed", str(self.seed), "--seeds", "1", "--device", str(device)]
         method = ["--method", self.method]
@@ -47,9 +47,9 @@ class Run:
 def run_missing(
     table: Table, runs: Iterable[Run], device: torch.device, folder: Path, at_tiny_size: bool
 ) -> int:
-    """Run what the table lacks and add a row per run; the number of runs that failed.
+    """Run what the table lacks, add one row per run, and return the number of failed runs.
 
-    Every run has a folder of its own below `folder`, where `conceptors run` resumes it.
+    Every run has its own folder below `folder`, where `conceptors run` resumes it.
     """
     missing = [run for run in runs if run.key not in table]
     if at_tiny_size:
@@ -83,7 +83,7 @@ def tiny(run: Run) -> Run:
 
 
 def _row(run: Run, out: Path, command: str, device: torch.device) -> Row | None:
-    """The run's row from its results.json; None if it left none."""
+    """Read the row of a run from its results.json; None if there is none."""
     path = out / "results.json"
     if not path.is_file():
         return None
@@ -121,6 +121,6 @@ def _row(run: Run, out: Path, command: str, device: torch.device) -> Row | None:
 
 
 def _changed(method: str, config: dict[str, Any]) -> dict[str, Any]:
-    """Settings that are not the method's defaults."""
+    """Return settings that differ from the method's defaults."""
     default = {e.name: e.default for e in dataclasses.fields(METHODS[method].settings_type)}
     return {name: value for name, value in config.items() if default.get(name) != value}

@@ -1,18 +1,21 @@
-"""What `Shield(model)` reaches with default settings, on sequences that people try first.
+"""Measure `Shield(model)` with default settings on sequences that people try first.
 
-The loop of the quickstart, cross-entropy (squared error for regression), and one optimizer at a
-usual rate for all tasks. Scores are means over tasks: test accuracy in percent, or 100 R².
+All methods use the loop of the quickstart, cross-entropy (squared error for regression), and one
+optimizer at a usual rate. Scores are means over tasks: test accuracy in percent, or 100 R².
 
 A method is `plain`, `joint` (all tasks at once), `readout` (the first task trains the network; a
 closed-form readout of its input and layers learns all tasks), `shield`, `aperture NUMBER`, or
-`shield NAME=VALUE …` with options of `Auto`. With --grid, 6 apertures x 3 rates are tried on
-validation data with seed 0, and the best of them runs with all seeds.
+`shield NAME=VALUE …` with options of `Auto`. An optimizer is AdamW or SGD (with momentum), and a
+rate. With --grid, 6 apertures x 3 rates are tried on validation data with seed 0, and the best pair
+runs with all seeds.
 
-    python -m benchmarks.untuned --device cuda                     # what the table lacks
+    python -m benchmarks.untuned --device cuda                     # run what the table lacks
     python -m benchmarks.untuned --sequences digits --grid --out out/untuned.csv
     python -m benchmarks.untuned --sequences "permuted x40" --optimizers "AdamW 0.001" \\
         --methods shield "shield room=0" "shield room=0.4" --out out/room.csv
-    python -m benchmarks.untuned --table                           # the table of docs/untuned.md
+    python -m benchmarks.untuned --table                           # print the table of the docs
+
+A run takes seconds with digits, and up to minutes with MNIST or Fashion-MNIST.
 """
 
 from __future__ import annotations
@@ -322,7 +325,7 @@ def make_optimizer(name: str, model: nn.Module) -> Optimizer:
 
 
 def make_shield(method: str, model: nn.Module) -> Shield | None:
-    """The shield that a method's name asks for; None if it has none."""
+    """Create the shield that a method name describes; None for methods without a shield."""
     kind, *words = method.split()
     if kind == "aperture":
         return Shield(model, aperture=float(words[0]))
@@ -394,17 +397,17 @@ def _train(sequence: Case, model: nn.Module, optimizer: Optimizer, tasks: list[T
         torch.arange(len(tasks)), torch.tensor([len(task.train[1]) for task in tasks])
     ).to(x.device)
 
-    def loss(places: Tensor) -> Tensor:
-        places = places.to(x.device)
-        out = model(x[places])
+    def loss(indices: Tensor) -> Tensor:
+        indices = indices.to(x.device)
+        out = model(x[indices])
         if len(tasks) == 1 or tasks[0].outputs is None:
-            return sequence.loss(tasks[0], out, y[places])
+            return sequence.loss(tasks[0], out, y[indices])
         total: Tensor = out.new_zeros(())
         for number, task in enumerate(tasks):
-            is_here = owner[places] == number
+            is_here = owner[indices] == number
             if bool(is_here.any()):
                 share = is_here.float().mean()
-                total = total + share * sequence.loss(task, out[is_here], y[places][is_here])
+                total = total + share * sequence.loss(task, out[is_here], y[indices][is_here])
         return total
 
     model.train()
@@ -415,7 +418,7 @@ def _train(sequence: Case, model: nn.Module, optimizer: Optimizer, tasks: list[T
 
 
 def run(table: Table, name: str, optimizer: str, method: str, seed: int, device: Any) -> None:
-    """Add one run to the table unless it is there."""
+    """Add one run to the table unless it is in it."""
     key = {"sequence": name, "optimizer": optimizer, "method": method, "seed": seed}
     if key in table:
         return
@@ -474,11 +477,14 @@ def tables(table: Table, names: Sequence[str], optimizers: Sequence[str]) -> str
 def main(arguments: list[str] | None = None) -> int:
     parser = options(__doc__, "results/untuned.csv")
     parser.add_argument(
-        "--sequences", nargs="+", metavar="PART", help="names or parts of names (default: the 16)"
+        "--sequences",
+        nargs="+",
+        metavar="PART",
+        help="names or parts of names (default: the 16 of the docs)",
     )
     parser.add_argument("--optimizers", nargs="+", default=list(OPTIMIZERS), metavar='"NAME RATE"')
     parser.add_argument("--methods", nargs="+", default=list(METHODS), metavar="METHOD")
-    parser.add_argument("--grid", action="store_true", help="also 6 apertures x 3 rates")
+    parser.add_argument("--grid", action="store_true", help="also try 6 apertures x 3 rates")
     asked = parser.parse_args(arguments)
     names = list(SEQUENCES)
     if asked.sequences:

@@ -1,7 +1,7 @@
-"""What must hold before a release: builds it, installs it beside torch and numpy alone, uses it.
+"""Check a release: build it, install it beside only torch and numpy, and use it.
 
-`make release-check` runs it. Nothing is fetched: the new environment is given links to the torch
-and numpy that are installed here, and to what these two require, and nothing else.
+Run `make release-check`. Nothing is downloaded: the new environment links to the installed torch
+and numpy and their requirements, and to nothing else.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
-PYTHONS = ("3.11", "3.12", "3.13", "3.14")  # what torch has wheels for
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")  # torch has wheels for these
 
 AFTERWARDS = """
 assert shield.n_tasks == 2 and all(0 < quota <= 1 for quota in shield.quota().values())
@@ -39,7 +39,7 @@ for name in ("sklearn", "safetensors", "altair", "tqdm"):
 
 
 def main() -> int:
-    """Check everything, one line for each; 1 where something is wrong."""
+    """Check everything and print one line per check; return 1 if something is wrong."""
     try:
         with tempfile.TemporaryDirectory() as folder:
             check(Path(folder))
@@ -71,9 +71,9 @@ def check(folder: Path) -> None:
     program = first_program() + AFTERWARDS
     run([str(python), "-I", "-W", "error", "-c", program], folder)
     say("the first program of docs/finetuning.md runs beside torch and numpy alone")
-    told = run([str(python.with_name("conceptors")), "--version"], folder)
-    if told != f"conceptors {number}\n":
-        raise CheckError(f"conceptors --version says {told!r}, not {number}")
+    output = run([str(python.with_name("conceptors")), "--version"], folder)
+    if output != f"conceptors {number}\n":
+        raise CheckError(f"conceptors --version prints {output!r}, expected {number}")
     run([str(python.with_name("conceptors")), "list"], folder)
     say("the command line runs there")
 
@@ -83,7 +83,7 @@ def say(text: str) -> None:
 
 
 def version() -> str:
-    """`__version__`, the one place where it is written."""
+    """Read `__version__` from the package, the only place that defines it."""
     tree = ast.parse((ROOT / "src" / "conceptors" / "__init__.py").read_text("utf-8"))
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__version__":
@@ -92,14 +92,14 @@ def version() -> str:
 
 
 def agreed(number: str) -> list[str]:
-    """Python versions, where changelog and classifiers agree with `number` and `PYTHONS`."""
+    """Check changelog and classifiers against `number` and `PYTHONS`; return the versions."""
     first = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
     if first is None or first[1] != number:
-        found = first and first[1]
-        raise CheckError(f"CHANGELOG.md begins with {found}, __version__ is {number}")
+        newest = first and first[1]
+        raise CheckError(f"CHANGELOG.md begins with {newest}, but __version__ is {number}")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     if "version" in project:
-        raise CheckError("pyproject.toml has a version of its own; hatch reads __version__")
+        raise CheckError("pyproject.toml has a version; remove it, as hatch reads __version__")
     prefix = "Programming Language :: Python :: 3."
     named = [c.removeprefix(prefix) for c in project["classifiers"] if c.startswith(prefix)]
     if [f"3.{name}" for name in named] != list(PYTHONS):
@@ -108,9 +108,9 @@ def agreed(number: str) -> list[str]:
 
 
 def compiles_with(name: str) -> bool:
-    """Compile the source with this Python, False where it is not on this machine."""
-    own = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    python = sys.executable if name == own else shutil.which(f"python{name}")
+    """Compile the source with this Python; return False if it is not installed."""
+    current = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    python = sys.executable if name == current else shutil.which(f"python{name}")
     there = python and subprocess.run([python, "-c", ""], capture_output=True, check=False)
     if not python or not there or there.returncode:
         return False
@@ -123,7 +123,7 @@ def compiles_with(name: str) -> bool:
 
 
 def build(source: Path, folder: Path) -> tuple[Path, Path]:
-    """(sdist, wheel) of a source tree."""
+    """Build (sdist, wheel) from a source tree."""
     command = [sys.executable, "-m", "hatchling", "build", "-d", str(folder)]
     run([*command, "-t", "sdist", "-t", "wheel"], source)
     return next(folder.glob("*.tar.gz")), next(folder.glob("*.whl"))
@@ -136,26 +136,26 @@ def unpacked(sdist: Path, folder: Path) -> Path:
 
 
 def contents(wheel: Path) -> dict[str, int]:
-    """Checksums of all files by name."""
+    """Return checksums of all files by name."""
     with zipfile.ZipFile(wheel) as archive:
         return {info.filename: info.CRC for info in archive.infolist()}
 
 
 def complete(wheel: Path) -> None:
-    """Every tracked file of the package is in the wheel, and nothing else but its metadata."""
+    """Check that the wheel contains every tracked file of the package, and only metadata more."""
     listed = run(["git", "ls-files", "src/conceptors"], ROOT).split()
     expected = {name.removeprefix("src/") for name in listed}
-    found = {name for name in contents(wheel) if ".dist-info/" not in name}
-    if found != expected:
+    packed = {name for name in contents(wheel) if ".dist-info/" not in name}
+    if packed != expected:
         raise CheckError(
-            f"the wheel lacks {sorted(expected - found)}, and has {sorted(found - expected)} "
-            f"besides what git tracks"
+            f"the wheel lacks {sorted(expected - packed)} and contains untracked files "
+            f"{sorted(packed - expected)}"
         )
-    say(f"the wheel has the {len(found)} files of the package and nothing else")
+    say(f"the wheel contains the {len(packed)} files of the package and nothing else")
 
 
 def installed(wheel: Path, folder: Path) -> Path:
-    """The Python of a new environment with the wheel, torch, numpy, and what these require."""
+    """Create an environment with the wheel, torch, numpy and their requirements."""
     venv.create(folder, symlinks=True)
     python = folder / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python)]
@@ -170,39 +170,39 @@ def installed(wheel: Path, folder: Path) -> Path:
 
 
 def required(names: Sequence[str]) -> set[str]:
-    """These distributions and all that they require here."""
-    found: set[str] = set()
+    """Return these distributions and all their requirements on this machine."""
+    names_seen: set[str] = set()
     waiting = [canonicalize_name(name) for name in names]
     while waiting:
         name = waiting.pop()
-        if name in found:
+        if name in names_seen:
             continue
-        found.add(name)
+        names_seen.add(name)
         for text in importlib.metadata.requires(name) or []:
             requirement = Requirement(text)
             if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
                 waiting.append(canonicalize_name(requirement.name))
-    return found
+    return names_seen
 
 
 def link(distribution: importlib.metadata.Distribution, place: Path) -> None:
-    """Links to all that a distribution has beside others in its site-packages."""
+    """Link to every top-level file and folder of a distribution."""
     tops = {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}
     for top in tops:
         (place / top).symlink_to(Path(str(distribution.locate_file(top))).resolve())
 
 
 def first_program() -> str:
-    """The first block of a page that needs nothing but torch."""
+    """Return the first Python block of a page that needs only torch."""
     page = "docs/finetuning.md"
     block = re.search(r"^```python\n(.*?)^```", (ROOT / page).read_text("utf-8"), re.M | re.S)
     if block is None:
-        raise CheckError(f"{page} has no block of Python")
+        raise CheckError(f"{page} has no Python block; name another page here")
     return block[1]
 
 
 def run(command: Sequence[str], folder: Path) -> str:
-    """What a command prints; our own paths and settings of Python are kept from it."""
+    """Return the output of a command that runs without our PYTHON* variables."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     done = subprocess.run(
         command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=300

@@ -1,6 +1,6 @@
-"""A software bill of materials of the environment that runs this: CycloneDX 1.5, as JSON.
+"""Write a software bill of materials of the current environment: CycloneDX 1.5, as JSON.
 
-`make sbom` writes build/sbom.json. Hashes are those that `make` demanded when it installed.
+`make sbom` writes build/sbom.json. Hashes are those that `make` required during installation.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ OWN = "conceptors"
 
 
 def bill() -> dict[str, Any]:
-    """All packages that are installed, and what each of them requires."""
-    found = {normal(d.name): d for d in distributions() if d.name}
-    if OWN not in found:
+    """List all installed packages and their requirements."""
+    installed = {normal(d.name): d for d in distributions() if d.name}
+    if OWN not in installed:
         raise SystemExit(f"{OWN} is not installed in {sys.prefix}: run make sbom")
-    demanded = hashes()
-    parts = {name: component(d, demanded.get(name, [])) for name, d in sorted(found.items())}
+    locked = hashes()
+    parts = {name: component(d, locked.get(name, [])) for name, d in sorted(installed.items())}
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.5",
@@ -38,49 +38,49 @@ def bill() -> dict[str, Any]:
         "dependencies": [
             {
                 "ref": purl(d),
-                "dependsOn": sorted({purl(found[n]) for n in required(d) & set(found)}),
+                "dependsOn": sorted({purl(installed[n]) for n in required(d) & set(installed)}),
             }
-            for _, d in sorted(found.items())
+            for _, d in sorted(installed.items())
         ],
     }
 
 
-def component(found: Distribution, demanded: list[str]) -> dict[str, Any]:
-    told = found.metadata.json
+def component(package: Distribution, locked: list[str]) -> dict[str, Any]:
+    metadata = package.metadata.json
     part: dict[str, Any] = {
         "type": "library",
-        "bom-ref": purl(found),
-        "name": found.name,
-        "version": found.version,
-        "purl": purl(found),
+        "bom-ref": purl(package),
+        "name": package.name,
+        "version": package.version,
+        "purl": purl(package),
     }
-    licence = str(told.get("license_expression") or told.get("license") or "")
-    if licence and len(licence) < 100:  # some put the whole text there
+    licence = str(metadata.get("license_expression") or metadata.get("license") or "")
+    if licence and len(licence) < 100:  # some packages put the whole text here
         part["licenses"] = [{"license": {"name": licence}}]
-    if len(demanded) == 1:  # else one file of several was installed, and which is not recorded
-        part["hashes"] = [{"alg": "SHA-256", "content": demanded[0]}]
+    if len(locked) == 1:  # with several, which file was installed is unknown
+        part["hashes"] = [{"alg": "SHA-256", "content": locked[0]}]
     return part
 
 
 def hashes() -> dict[str, list[str]]:
-    """What the lock file demands, by normalised name."""
-    found: dict[str, list[str]] = {}
+    """Return the hashes in the lock file by normalised name."""
+    locked: dict[str, list[str]] = {}
     for line in (ROOT / "requirements.txt").read_text().splitlines():
         if pinned := re.match(r"([\w.-]+)==", line):
-            found[pinned[1]] = []
+            locked[pinned[1]] = []
         elif digest := re.search(r"--hash=sha256:([0-9a-f]{64})", line):
-            list(found.values())[-1].append(digest[1])
-    return found
+            list(locked.values())[-1].append(digest[1])
+    return locked
 
 
-def required(found: Distribution) -> set[str]:
-    """Names of all that a package may require, extras too; absent ones are left out later."""
-    names = (re.match(r"[\w.-]+", text) for text in found.requires or [])
-    return {normal(name[0]) for name in names if name} - {normal(found.name)}
+def required(package: Distribution) -> set[str]:
+    """Return the names of all possible requirements of a package, including extras."""
+    names = (re.match(r"[\w.-]+", text) for text in package.requires or [])
+    return {normal(name[0]) for name in names if name} - {normal(package.name)}
 
 
-def purl(found: Distribution) -> str:
-    return f"pkg:pypi/{normal(found.name)}@{found.version}"
+def purl(package: Distribution) -> str:
+    return f"pkg:pypi/{normal(package.name)}@{package.version}"
 
 
 def normal(name: str) -> str:

@@ -1,4 +1,7 @@
-"""Conceptors: soft projections that let networks learn one task after another.
+"""Train networks on one task after another without losing what they already know.
+
+`Shield` protects the layers of a network while any torch optimizer trains it. `Readout` learns
+classes in closed form. `Conceptor` is the algebra beneath: soft projections with NOT, OR and AND.
 
 >>> import torch
 >>> from conceptors import Conceptor, similarity
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Loaded on first use: torch takes seconds, scikit-learn for the estimators is optional.
+# Names are imported on first use: importing torch takes seconds, and scikit-learn is optional.
 _HOMES = {
     "Auto": "algebra.aperture",
     "Conceptor": "algebra.conceptor",
@@ -82,9 +85,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'conceptors' has no attribute {name!r}")
-    found = getattr(import_module(f"conceptors.{_HOMES[name]}"), name)
-    globals()[name] = found  # the next time, without coming here
-    return found
+    value = getattr(import_module(f"conceptors.{_HOMES[name]}"), name)
+    globals()[name] = value  # later accesses bypass this function
+    return value
 
 
 def __dir__() -> list[str]:

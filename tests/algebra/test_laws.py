@@ -12,34 +12,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from conceptors import Conceptor, similarity
-from helpers import (
-    conceptors,
-    eye,
-    normal,
-    reference_and,
-    reference_or,
-    rotation,
-    same,
-)
+from helpers import conceptors, eye, normal, rotation, same
 
 GAMMAS = st.sampled_from([0.0, 1e-6, 1e-3, 0.5, 1.0, 2.0, 30.0, 1e6, math.inf])
 FINITE = st.sampled_from([1e-6, 1e-3, 0.1, 1.0, math.sqrt(2), 7.0, 1e3, 1e6])
 
 
-def phi(C: Tensor, gamma: float) -> Tensor:
-    """φ(C, γ) = C (C + γ⁻² (I - C))⁻¹ as printed, for γ > 0 and without singular trouble."""
-    found: Tensor = C @ torch.linalg.inv(C + gamma**-2 * (eye(len(C)) - C))
-    return found
-
-
-# --- against independent references ------------------------------------------------------
-
-
-@given(conceptors(2, kinds=("soft", "deficient", "hard", "mixed", "zero", "identity", "data")))
-def test_and_and_or_are_those_of_the_literature(pair: list[Conceptor]) -> None:
-    A, B = pair
-    assert same(A & B, reference_and(A.matrix(), B.matrix()), 1e-7)
-    assert same(A | B, reference_or(A.matrix(), B.matrix()), 1e-7)
+# --- against formulas --------------------------------------------------------------------
 
 
 @given(st.integers(0, 1000), st.integers(1, 8), st.floats(0.1, 10))
@@ -59,11 +38,9 @@ def test_or_at_equal_aperture_is_the_conceptor_of_the_sum(
 
 @given(conceptors(1), FINITE)
 def test_adaptation_is_its_formula(one: list[Conceptor], gamma: float) -> None:
+    """φ(C, γ) = C (C + γ⁻² (I - C))⁻¹, on every singular value."""
     C = one[0]
     s = C.singular_values
-    soft = bool(((s == 0) | (s == 1) | ((s > 1e-3) & (s < 1 - 1e-3))).all())
-    if soft and 1e-3 <= gamma <= 1e3:
-        assert same(C.adapt(gamma), phi(C.matrix(), gamma), 1e-7)
     odds = torch.where(s < 1, s / (1 - s), torch.inf)
     wanted = torch.where(s < 1, gamma**2 * odds / (1 + gamma**2 * odds), 1.0)
     torch.testing.assert_close(C.adapt(gamma).singular_values, wanted, atol=1e-9, rtol=0)
@@ -112,18 +89,14 @@ def test_associativity(triple: list[Conceptor]) -> None:
 def test_zero_and_identity_are_neutral_or_absorbing(one: list[Conceptor]) -> None:
     C = one[0]
     zero, identity = Conceptor.zero(C.dim), Conceptor.identity(C.dim)
-    for neutral, found in ((C, C | zero), (C, zero | C), (C, C & identity), (C, identity & C)):
-        torch.testing.assert_close(
-            found.singular_values, neutral.singular_values, rtol=1e-12, atol=0
-        )
-        assert same(found, neutral, 1e-12)
-    for o in (zero, zero.dense()):
-        assert same(C | o, C)
-        assert torch.equal((C & o).matrix(), zero.matrix())
-        assert torch.equal((o & C).matrix(), zero.matrix())
-    for i in (identity, identity.dense()):
-        assert same(C & i, C)
-        assert float((C | i).singular_values.min()) == 1
+    for result in (C | zero, zero | C, C & identity, identity & C):
+        torch.testing.assert_close(result.singular_values, C.singular_values, rtol=1e-12, atol=0)
+        assert same(result, C, 1e-12)
+    for nothing, everything in ((zero, identity), (zero.dense(), identity.dense())):
+        assert same(C | nothing, C)
+        assert same(C & everything, C)
+        assert torch.equal((C & nothing).matrix(), zero.matrix())
+        assert float((C | everything).singular_values.min()) == 1
 
 
 @given(st.integers(0, 10**6), st.integers(2, 8), st.data())
@@ -133,30 +106,21 @@ def test_hard_projectors_make_the_lattice_of_subspaces(seed: int, dim: int, data
     only_a = data.draw(st.integers(0, dim - both), label="dimensions of A alone")
     only_b = data.draw(st.integers(0, dim - both - only_a), label="dimensions of B alone")
     basis = torch.linalg.qr(normal(seed, dim, dim)).Q
-    skew = normal(seed + 1, only_a, only_b)  # the private parts are not orthogonal
-    shared, a, b = (
-        basis[:, :both],
-        basis[:, both : both + only_a],
-        basis[:, both + only_a :][:, :only_b],
-    )
-    span_a = torch.linalg.qr(torch.cat([shared, a], 1)).Q @ rotation(seed + 2, both + only_a)
-    span_b = torch.linalg.qr(torch.cat([shared, b + a @ skew], 1)).Q @ rotation(
-        seed + 3, both + only_b
-    )
-    joined = torch.cat([shared, a, b], 1)
-    projectors = [
-        Conceptor.from_spectrum(u, torch.ones(u.shape[1]).double()) for u in (span_a, span_b)
-    ]
-    for A, B in (
-        projectors,
-        [P.dense() for P in projectors],
-        [projectors[0], projectors[1].dense()],
-    ):
-        assert same(A & B, shared @ shared.mT)
-        assert same(A | B, joined @ joined.mT)
-        assert (A & B).singular_values.tolist() == [1.0] * both + [0.0] * (dim - both)
-        total = both + only_a + only_b
-        assert (A | B).singular_values.tolist() == [1.0] * total + [0.0] * (dim - total)
+    total = both + only_a + only_b
+    shared, a, b = basis[:, :total].split([both, only_a, only_b], 1)
+    oblique = b + a @ normal(seed + 1, only_a, only_b)  # the private parts are not orthogonal
+    projectors = []
+    for k, private in enumerate((a, oblique)):
+        span = torch.linalg.qr(torch.cat([shared, private], 1)).Q
+        span = span @ rotation(seed + 2 + k, span.shape[1])
+        projectors.append(Conceptor.from_spectrum(span, torch.ones(span.shape[1]).double()))
+    A, B = projectors
+    joined = basis[:, :total]
+    for C, D in ((A, B), (A.dense(), B.dense()), (A, B.dense())):
+        assert same(C & D, shared @ shared.mT)
+        assert same(C | D, joined @ joined.mT)
+        assert (C & D).singular_values.tolist() == [1.0] * both + [0.0] * (dim - both)
+        assert (C | D).singular_values.tolist() == [1.0] * total + [0.0] * (dim - total)
 
 
 # --- aperture ----------------------------------------------------------------------------
@@ -167,15 +131,6 @@ def test_adaptations_compose(one: list[Conceptor], g: float, h: float) -> None:
     C = one[0]
     assert same(C.adapt(g).adapt(h), C.adapt(g * h), 1e-12)
     assert same(C.adapt(g).adapt(1 / g), C, 1e-12)
-
-
-def test_adaptation_loses_nothing_on_the_way() -> None:
-    """Through γ = 10⁶ (all singular values within 10⁻¹² of 1) and back."""
-    C = Conceptor.from_states(normal(0, 30, 6), 1.0)
-    back = C.adapt(1e6).adapt(1e-6)
-    torch.testing.assert_close(back.singular_values, C.singular_values, rtol=1e-14, atol=0)
-    back = ~(~C).adapt(1e-7).adapt(1e3).adapt(1e4)
-    torch.testing.assert_close(back.singular_values, C.singular_values, rtol=1e-13, atol=0)
 
 
 @given(conceptors(1), GAMMAS)
@@ -216,12 +171,8 @@ def test_order(pair: list[Conceptor]) -> None:
 
 
 def test_order_can_fail_both_ways_and_sees_small_violations() -> None:
-    A, B = (
-        Conceptor.from_matrix(torch.diag(torch.tensor(s)).double())
-        for s in ([0.9, 0.1], [0.1, 0.9])
-    )
-    assert not bool(A <= B)
-    assert not bool(B <= A)
+    A = Conceptor.from_spectrum(eye(2), torch.tensor([0.9, 0.1]).double())
+    assert not bool((A <= ~A) | (~A <= A))
     part = Conceptor.from_spectrum(rotation(0, 9)[:, :2], torch.tensor([0.9, 0.4]).double())
     for C in (A, part):
         assert bool(C.adapt(1 - 1e-9) <= C)
@@ -252,8 +203,6 @@ def test_harden(one: list[Conceptor], threshold: float) -> None:
     assert torch.equal(H.singular_values, (s >= threshold).double())
     assert same(H.matrix() @ H.matrix(), H.matrix(), 1e-12)
     assert same(H.matrix() @ C.matrix(), C.matrix() @ H.matrix(), 1e-12)  # the same directions
-    kept = torch.linalg.eigvalsh(H.matrix() @ C.matrix() @ H.matrix()).flip(0)
-    torch.testing.assert_close(kept, torch.where(s >= threshold, s, 0.0), atol=1e-10, rtol=0)
     assert same(H.harden(), H, 1e-15)
 
 
@@ -289,8 +238,6 @@ def test_similarity_of_orthogonal_conceptors_is_exactly_zero(dtype: torch.dtype,
     if form == "dense":
         A, B = A.dense(), B.dense()
     assert float(similarity(A, B)) == 0
-    hard = A.harden()
-    assert float(similarity(hard, ~hard)) == 0
     assert float(similarity(A, A.dense())) == 1
     assert float(similarity(A, Conceptor.zero(60, dtype=dtype))) == 0
     zero, identity = Conceptor.zero(60, dtype=dtype), Conceptor.identity(60, dtype=dtype)
@@ -304,10 +251,7 @@ def test_similarity_does_not_depend_on_the_scale_of_the_data(
     dtype: torch.dtype, count: int
 ) -> None:
     X, Y = normal(0, count, 6).to(dtype), normal(1, count, 6).to(dtype)
-    small = [Conceptor.from_states(1e-7 * Z, 1.0) for Z in (X, Y)]  # s about 1e-14
-    tiny = [Conceptor.from_states(1e-15 * Z, 1.0) for Z in (X, Y)]
-    found, again = similarity(*small), similarity(*tiny)
     wanted = float((X.mT @ X * (Y.mT @ Y)).sum() / ((X.mT @ X).norm() * (Y.mT @ Y).norm()))
-    assert float(found) == pytest.approx(wanted, rel=1e-5)
-    assert float(again) == pytest.approx(wanted, rel=1e-5)
-    assert float(similarity(tiny[0], tiny[0].dense())) == 1
+    for scale in (1e-7, 1e-15):
+        A, B = (Conceptor.from_states(scale * Z, 1.0) for Z in (X, Y))
+        assert float(similarity(A, B)) == pytest.approx(wanted, rel=1e-5)

@@ -44,17 +44,17 @@ def draw(seed: int, dtype: torch.dtype) -> tuple[Conceptor, Conceptor]:
     shared = {"common": dim, "partly": dim // 2}.get(position, 0)
     basis = _turned(shared, rotation(seed, dim - shared))
     near = 10.0 ** (-2 - 4 * float(torch.rand((), generator=pick)))
-    found = []
+    pair = []
     for i in range(2):
         vectors = basis
         if i and position in ("parallel", "partly"):
-            own = basis[shared:, shared:] + near * rotation(seed + 7, dim - shared)
-            vectors = _turned(shared, torch.linalg.qr(own).Q)
+            private = basis[shared:, shared:] + near * rotation(seed + 7, dim - shared)
+            vectors = _turned(shared, torch.linalg.qr(private).Q)
         elif i and position == "free":
             vectors = rotation(seed + 7, dim)
         kind, form = one_of(SPECTRA), one_of(FORMS)
-        found.append(_conceptor(kind, form, vectors.to(dtype), 2 * seed + i))
-    return found[0], found[1]
+        pair.append(_conceptor(kind, form, vectors.to(dtype), 2 * seed + i))
+    return pair[0], pair[1]
 
 
 def is_clear(a: Conceptor, b: Conceptor) -> bool:
@@ -74,10 +74,10 @@ def is_clear(a: Conceptor, b: Conceptor) -> bool:
     return True
 
 
-def _turned(shared: int, own: Tensor) -> Tensor:
-    """Some axes as they are, so that rounding leaves them shared exactly, and own directions."""
+def _turned(shared: int, private: Tensor) -> Tensor:
+    """Axes, which rounding leaves exactly shared, and private directions."""
     axes = torch.eye(shared, dtype=torch.float64)
-    return torch.block_diag(axes, own) if len(own) else axes
+    return torch.block_diag(axes, private) if len(private) else axes
 
 
 def _conceptor(kind: str, form: str, vectors: Tensor, seed: int) -> Conceptor:
@@ -89,8 +89,8 @@ def _conceptor(kind: str, form: str, vectors: Tensor, seed: int) -> Conceptor:
     if form == "dense":
         return Conceptor.from_spectrum(vectors, values)
     rank = int(torch.randint(dim + 1, (), generator=pick))
-    some = Conceptor.from_spectrum(vectors[:, :rank], values[:rank])
-    return ~some if form == "negated" else some
+    part = Conceptor.from_spectrum(vectors[:, :rank], values[:rank])
+    return ~part if form == "negated" else part
 
 
 def _values(kind: str, dim: int, pick: torch.Generator) -> Tensor:
@@ -134,10 +134,10 @@ def of_states(*tasks: tuple[Tensor, float]) -> Any:
         return odds * mpmath.inverse(odds + mpmath.eye(odds.rows))
 
 
-def distance(found: Conceptor, wanted: Any) -> float:
+def distance(result: Conceptor, wanted: Any) -> float:
     """The Frobenius norm of the difference."""
     with mpmath.workdps(GUARD):
-        return float(mpmath.norm(_exactly(found.matrix()) - wanted))
+        return float(mpmath.norm(_exactly(result.matrix()) - wanted))
 
 
 def _conjoined(a: Any, b: Any) -> Any:
@@ -151,9 +151,9 @@ def _matrix(conceptor: Conceptor) -> Any:
     """
     tiny = mpmath.mpf(10) ** -DIGITS
     form, eye = conceptor.form, mpmath.eye(conceptor.dim)
-    held = getattr(form, "matrix", None)
-    if held is not None:  # the odds Q = α² R
-        odds = _exactly(held)
+    odds_matrix = getattr(form, "matrix", None)
+    if odds_matrix is not None:  # Q = α² R
+        odds = _exactly(odds_matrix)
         return odds * mpmath.inverse(odds + eye)
     parts = form.spectrum()
     vectors, count = _exactly(parts.vectors), parts.rank
@@ -170,11 +170,11 @@ def _matrix(conceptor: Conceptor) -> Any:
 
 def _exactly(matrix: Tensor) -> Any:
     rows, columns = matrix.shape
-    found = mpmath.matrix(rows, columns)
+    exact = mpmath.matrix(rows, columns)
     for i, row in enumerate(matrix.tolist()):
         for j, entry in enumerate(row):
-            found[i, j] = mpmath.mpf(entry)
-    return found
+            exact[i, j] = mpmath.mpf(entry)
+    return exact
 
 
 # --- tests -------------------------------------------------------------------------------
@@ -186,8 +186,7 @@ def worst(seeds: range, dtype: torch.dtype) -> tuple[float, float]:
     for seed in seeds:
         A, B = draw(seed, dtype)
         if is_clear(A, B):
-            found = distance(A & B, conjoined(A, B)), distance(A | B, disjoined(A, B))
-            errors.append(found)
+            errors.append((distance(A & B, conjoined(A, B)), distance(A | B, disjoined(A, B))))
     assert len(errors) > 0.98 * len(seeds)
     return max(e for e, _ in errors), max(e for _, e in errors)
 

@@ -151,4 +151,4 @@ def test_other_studies_run_in_the_same_way(
 def test_an_unknown_benchmark_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main("comparison", "--benchmarks", "disjoint-mnist-3")
-    assert "no benchmark 'disjoint-mnist-3'" in capsys.readouterr().err
+    assert "invalid choice: 'disjoint-mnist-3'" in capsys.readouterr().err

@@ -24,8 +24,8 @@ def test_training_minimises_the_loss() -> None:
     y = x @ torch.tensor([[1.0], [-2.0], [0.5]])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-    def loss(places: Tensor) -> Tensor:
-        return nn.functional.mse_loss(model(x[places]), y[places])
+    def loss(indices: Tensor) -> Tensor:
+        return nn.functional.mse_loss(model(x[indices]), y[indices])
 
     assert common.train(optimizer, loss, len(x), epochs=60, batch=16)
     assert float(loss(torch.arange(64)).detach()) < 1e-4
@@ -70,7 +70,7 @@ def test_a_failed_write_leaves_the_old_table(
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("method,accuracy\ncab,1\n", "no column 'seed'"), ("seed\n0\n0\n", "holds a run twice")],
+    [("method,accuracy\ncab,1\n", "no column 'seed'"), ("seed\n0\n0\n", "contains a run twice")],
 )
 def test_a_foreign_table_is_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "runs.csv"

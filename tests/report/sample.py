@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from conceptors.experiments.results import summarise
+
 HOSTILE = "<script>document.title='owned';alert(1)</script>"
 REFERENCE = {
     "cab": {"mean": 94.91, "std": 0.30, "source": "paper"},
-    "imm": {"mean": 94.12, "std": 0.27, "source": "Lee et al. 2017, cited"},
 }
 LAYERS = {"input": 785, "hidden": 101}
 REMEMBERED = {"sgd": 0.0, "ewc": 0.55, "cab": 0.985, "joint": 1.0}  # the share per later task
@@ -69,20 +70,6 @@ def _run(method: str, seed: int, tasks: int, bare: bool) -> dict[str, Any]:
         }
         run["similarity"] = np.where(np.eye(tasks, dtype=bool), 1.0, 0.25).tolist()
     return run
-
-
-def summarise(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """One entry per method."""
-    methods: dict[str, list[dict[str, Any]]] = {}
-    for run in runs:
-        methods.setdefault(run["method"], []).append(run)
-    return {method: _entry(mine) for method, mine in methods.items()}
-
-
-def _entry(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    final = [run["final_accuracy"] for run in runs]
-    entry = {"mean": float(np.mean(final)), "std": float(np.std(final, ddof=len(final) > 1))}
-    return entry | {name: runs[0][name] for name in ("forgetting", "seconds")}
 
 
 def hostile() -> dict[str, Any]:

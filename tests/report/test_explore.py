@@ -66,8 +66,8 @@ def test_the_mathematics_is_that_of_the_algebra(
     rows, x = [stack / 16 for stack in images], images[1][4] / 16
     moments = [(r.mT @ r / len(r)).flatten().tolist() for r in rows]
     a, b, c = (Conceptor.from_states(r, alpha) for r in rows)
-    found = page.evaluate(IN_BROWSER, [moments, alpha, x.tolist()])
-    for parts, known in zip(found, (a, b, c, a | b | c, a & b & c), strict=True):
+    computed = page.evaluate(IN_BROWSER, [moments, alpha, x.tolist()])
+    for parts, known in zip(computed, (a, b, c, a | b | c, a & b & c), strict=True):
         for part, value in zip(parts, (known.singular_values, known.quota, known @ x), strict=True):
             torch.testing.assert_close(torch.tensor(part).double(), value, atol=1e-6, rtol=0)
 
@@ -84,11 +84,6 @@ def test_everything_follows_the_aperture(page: Any, images: list[Tensor]) -> Non
         known = {"0": a, "5": b, "0 OR 5": a | b, "0 AND 5": a & b}
         assert table(page) == shares(known)
         assert page.get_attribute("#aperture", "aria-valuetext") == f"aperture {alpha:g}"
-    canvas = page.locator("#digit-table canvas").first
-    pixels = canvas.evaluate("c => [...c.getContext('2d').getImageData(0, 0, 8, 8).data]")
-    assert pixels[::4] == pytest.approx((images[0][0] * 255 / 16).tolist(), abs=1)
-    page.fill("#exact", "")  # still being typed
-    assert table(page) == shares(known)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     choose(page)
     assert page.is_visible("#none")

@@ -1,1 +1,1 @@
-"""What the other packages share: checks, files, precision, recordings on a GPU."""
+"""Helpers that all packages share: checks, files, precision, CUDA graphs."""

@@ -1,4 +1,4 @@
-"""Batches in their usual forms, and a model that is run on them without leaving a trace."""
+"""Iterate over batches in their usual forms, and run a model on them without side effects."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from conceptors._internal.checks import outside
 Feed = Callable[[nn.Module, Any], object]
 
 _TENSOR_BATCH = 256
-_FEED = "say how the model takes a batch by feed=lambda model, batch: model(batch[0], batch[1])"
+_FEED = "define how to call the model: feed=lambda model, batch: model(batch[0], batch[1])"
 
 
 def feed_first(model: nn.Module, batch: Any) -> object:
-    """The usual way to feed a batch: a tensor, the first of a pair, or a mapping by name."""
+    """Call the model with a tensor, the first element of a tuple, or a mapping by name."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     try:
         if isinstance(batch, Mapping):
@@ -33,27 +33,26 @@ def feed_first(model: nn.Module, batch: Any) -> object:
         _warn_of_unused_parts(model, batch)
         return model(moved(batch[0], device))
     except (TypeError, RuntimeError) as error:
-        if type(error) not in (TypeError, RuntimeError):  # memory is short, or the like
+        if type(error) not in (TypeError, RuntimeError):  # such as out of memory
             raise
         kind = f"mapping of {list(batch)}" if isinstance(batch, Mapping) else type(batch).__name__
         part = isinstance(batch, (tuple, list))
-        kind += f" of {len(batch)}, of which the first part was passed" if part else ""
+        kind += f" of {len(batch)} (the first element was passed)" if part else ""
         raise type(error)(
-            f"the model could not be called with a batch that is a {kind}: {error}; "
-            f"{_how_to_feed(batch)}"
+            f"the model could not be called with a {kind}: {error}; {_how_to_feed(batch)}"
         ) from error
 
 
 def _warn_of_unused_parts(model: nn.Module, batch: Any) -> None:
-    """Warn of a batch like (ids, mask, labels) for a model that accepts masks."""
+    """Warn if the model may need more of a batch, as a mask in (ids, mask, labels)."""
     arguments = signature(model.forward).parameters.values()
     accepted = [p.name for p in arguments if p.kind <= p.POSITIONAL_OR_KEYWORD]
     if len(batch) > 2 and len(accepted) > 1:
         listed = ", ".join(accepted[:4]) + (", …" if len(accepted) > 4 else "")
         warnings.warn(
-            f"of batches of {len(batch)} only the first part is given to the model, which takes "
-            f"{listed}; if more of it belongs there, "
-            f"{_FEED}, and if not, feed=lambda model, batch: model(batch[0])",
+            f"only the first of {len(batch)} elements of a batch is passed to the model, which "
+            f"accepts {listed}; if it needs more, "
+            f"{_FEED}; to silence this, feed=lambda model, batch: model(batch[0])",
             stacklevel=outside(),
         )
 
@@ -65,10 +64,10 @@ def _how_to_feed(batch: Any) -> str:
 
 
 def check_batches(batches: Any, who: str) -> None:
-    """Refuse one batch where batches are expected: its parts would be taken for batches."""
+    """Refuse a single batch where batches are expected: its parts would pass for batches."""
     if isinstance(batches, Mapping):
         raise TypeError(
-            f"{who} takes batches, and got one mapping of {list(batches)}: pass a DataLoader "
+            f"{who} takes batches but got one mapping of {list(batches)}; pass a DataLoader "
             f"or [batch]; {_how_to_feed(batches)}"
         )
     if not isinstance(batches, tuple) or not all(isinstance(x, Tensor) for x in batches):
@@ -76,19 +75,19 @@ def check_batches(batches: Any, who: str) -> None:
     kinds = {(x.dtype, x.shape[1:]) for x in batches}
     if len(kinds) > 1 and len({len(x) for x in batches if x.ndim}) == 1:
         raise TypeError(
-            f"{who} takes batches, and got one tuple of tensors of shapes "
-            f"{[list(x.shape) for x in batches]}: pass the inputs alone, a DataLoader, or "
+            f"{who} takes batches but got one tuple of tensors of shapes "
+            f"{[list(x.shape) for x in batches]}; pass the inputs alone, a DataLoader, or "
             f"[(inputs, targets)]; {_FEED}"
         )
 
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients or compiled shortcuts; everything is restored on exit."""
+    """Set evaluation mode, without gradients or compiled shortcuts; restore everything on exit."""
     if not isinstance(model, nn.Module):
         raise TypeError(
-            f"the network must be an nn.Module, got {type(model).__name__}; what is done with it "
-            f"beyond calling it goes into feed=lambda model, batch: ..."
+            f"the network must be an nn.Module, got {type(model).__name__}; pass the module and "
+            f"call it as you need in feed=lambda model, batch: ..."
         )
     flags = [(module, module.training) for module in model.modules()]
     devices = {p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"}
@@ -103,7 +102,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 
 class _Eager:
-    """No compiled shortcuts while at least one thread needs that: settings of the whole process."""
+    """Disable compiled shortcuts, process-wide, while at least one thread needs that."""
 
     def __init__(self) -> None:
         self._users, self._lock, self._settings = 0, Lock(), ExitStack()
@@ -114,7 +113,7 @@ class _Eager:
                 with ExitStack() as settings:
                     fast = torch.backends.mha
                     settings.callback(fast.set_fastpath_enabled, fast.get_fastpath_enabled())
-                    fast.set_fastpath_enabled(False)  # it bypasses the layers it is made of
+                    fast.set_fastpath_enabled(False)  # the fast path bypasses the layers inside
                     settings.enter_context(torch.random.fork_rng([]))
                     settings.enter_context(torch.compiler.set_stance("force_eager"))
                     self._settings = settings.pop_all()
@@ -131,7 +130,7 @@ _EAGER = _Eager()
 
 
 def iterate(batches: Any, limit: int | None, who: str) -> Iterator[Any]:
-    """Batches of a loader, an iterable, or a tensor of samples, up to `limit` samples in all."""
+    """Yield batches of a loader, an iterable or a tensor of samples, up to `limit` samples."""
     if isinstance(batches, Tensor):
         batches = batches.split(_TENSOR_BATCH) if len(batches) else []
     if not isinstance(batches, Iterable):
@@ -152,7 +151,7 @@ def iterate(batches: Any, limit: int | None, who: str) -> Iterator[Any]:
 
 
 def expected(batches: Any, limit: int | None, first: Any) -> int | None:
-    """How many batches will come, as far as the first one tells."""
+    """Estimate the number of batches from the first one; None if unknown."""
     count: int | None = None
     with suppress(TypeError, NotImplementedError):
         count = len(batches)
@@ -180,7 +179,7 @@ def moved(value: Any, device: torch.device) -> Any:
 
 
 def _size(batch: Any) -> int | None:
-    """Number of samples in a batch, where it is known."""
+    """Return the number of samples in a batch; None if unknown."""
     if isinstance(batch, Tensor):
         return len(batch) if batch.ndim else None
     if not isinstance(batch, (list, tuple, Mapping)):
@@ -190,7 +189,7 @@ def _size(batch: Any) -> int | None:
 
 
 def _first(batch: Any, size: int, count: int) -> Any:
-    """The first samples of a batch, in the same form."""
+    """Return the first samples of a batch, in the same form."""
     if isinstance(batch, Tensor):
         return batch[:count] if batch.ndim and len(batch) == size else batch
     if isinstance(batch, Mapping):

@@ -1,6 +1,6 @@
 """Checks of arguments before anything is computed or changed.
 
-Every error names the argument, its value or shape, and what to do about it.
+Every error names the argument, its value or shape, and the remedy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DTYPES = (torch.float32, torch.float64)
 
 
 def real_tensor(x: Any, name: str) -> Tensor:
-    """`x` as a dense float32 or float64 tensor; numpy arrays are accepted too."""
+    """Return `x`, a tensor or numpy array, as a dense float32 or float64 tensor."""
     if isinstance(x, np.ndarray) and x.dtype in (np.float32, np.float64):
         x = torch.tensor(x)
     if not isinstance(x, Tensor):
@@ -40,7 +40,7 @@ def real_tensor(x: Any, name: str) -> Tensor:
 
 
 def finite(x: Tensor, name: str) -> Tensor:
-    """Refuse NaN and infinity, naming the first bad entry."""
+    """Refuse NaN and infinity, and name the first bad entry."""
     if x.numel() and bool(torch.stack(x.aminmax()).isfinite().all()):  # one pass, no copy
         return x
     good = torch.isfinite(x)
@@ -54,12 +54,12 @@ def finite(x: Tensor, name: str) -> Tensor:
 
 
 def symmetric(given: Any, name: str) -> Tensor:
-    """Symmetric matrices `[..., d, d]` up to rounding (the root of epsilon), made exactly so."""
+    """Check that matrices `[..., d, d]` are symmetric up to rounding; return them exactly so."""
     x = real_tensor(given, name).detach()
     if x.ndim < 2 or x.shape[-1] != x.shape[-2] or 0 in x.shape:
         raise ValueError(
             f"{name} must have shape [..., d, d] with d >= 1, got {list(x.shape)}; "
-            f"from rows of samples use Conceptor.from_states"
+            f"for rows of samples use Conceptor.from_states"
         )
     finite(x, name)
     scale, gap = x.abs().amax((-2, -1)), (x - x.mT).abs().amax((-2, -1))
@@ -68,14 +68,14 @@ def symmetric(given: Any, name: str) -> Tensor:
         raise ValueError(
             f"{name} of shape {list(x.shape)} is not symmetric: {name} and its transpose differ "
             f"by {float(gap[wrong][0]):.3g} where the largest entry is "
-            f"{float(scale[wrong][0]):.3g}; pass ({name} + {name}.mT) / 2 if that is meant"
+            f"{float(scale[wrong][0]):.3g}; pass ({name} + {name}.mT) / 2 to symmetrise it"
         )
     even: Tensor = x / 2 + x.mT / 2
     return even
 
 
 def positive_semidefinite(given: Any, name: str) -> Tensor:
-    """Symmetric matrices without negative eigenvalues beyond rounding, by one Cholesky."""
+    """Check for symmetric matrices without negative eigenvalues, by one Cholesky."""
     x = symmetric(given, name)
     top: Tensor = x.diagonal(dim1=-2, dim2=-1).amax(-1).clamp_min(0)[..., None, None]
     shifted = x / top.clamp_min(torch.finfo(x.dtype).tiny)
@@ -91,7 +91,7 @@ def positive_semidefinite(given: Any, name: str) -> Tensor:
 
 
 def number(value: Any, name: str, low: float, high: float, *, open_low: bool = False) -> float:
-    """A real number in [low, high] (or ]low, high] with `open_low`)."""
+    """Return a real number in [low, high] (or ]low, high] with `open_low`) as a float."""
     if isinstance(value, Tensor) and value.ndim == 0:
         value = value.item()
     if not isinstance(value, Real) or isinstance(value, bool):
@@ -99,7 +99,7 @@ def number(value: Any, name: str, low: float, high: float, *, open_low: bool = F
     try:
         result = float(value)
     except OverflowError:
-        raise ValueError(f"{name} is an integer beyond the range of floats") from None
+        raise ValueError(f"{name} exceeds the range of floats; pass less") from None
     if not low <= result <= high or (open_low and result == low):
         raise ValueError(
             f"{name} must be a number in {']' if open_low else '['}{low:g}, {high:g}], got {result}"
@@ -108,7 +108,7 @@ def number(value: Any, name: str, low: float, high: float, *, open_low: bool = F
 
 
 def aperture(value: Any, batch: torch.Size, like: Tensor) -> Tensor:
-    """A positive, finite aperture, or one for each member of a batch, as a tensor `[...]`."""
+    """Return a positive, finite aperture, or one per member of a batch, as a tensor `[...]`."""
     if isinstance(value, Tensor) and value.ndim > 0:
         each = real_tensor(value, "aperture").detach()
         if not bool((torch.isfinite(each) & (each > 0)).all()):
@@ -117,7 +117,7 @@ def aperture(value: Any, batch: torch.Size, like: Tensor) -> Tensor:
         one = number(value, "aperture", 0.0, math.inf, open_low=True)
         if math.isinf(one):
             raise ValueError(
-                f"aperture must be finite, got {value}; for the limit use .adapt(math.inf) on a "
+                f"aperture must be finite, got {value}; for the limit call .adapt(math.inf) on a "
                 f"conceptor"
             )
         each = torch.tensor(one, dtype=torch.float64)
@@ -126,15 +126,15 @@ def aperture(value: Any, batch: torch.Size, like: Tensor) -> Tensor:
     except RuntimeError:
         raise ValueError(
             f"aperture of shape {list(each.shape)} does not fit the batch shape {list(batch)}; "
-            f"give one number, or one for each member of the batch"
+            f"pass one number, or one per member of the batch"
         ) from None
     if not bool((torch.isfinite(alpha) & (alpha > 0)).all()):
-        raise ValueError(f"aperture {value} is beyond the range of {like.dtype}; scale the data")
+        raise ValueError(f"aperture {value} exceeds the range of {like.dtype}; scale the data")
     return alpha
 
 
 def same_kind(a: Any, b: Any, name_a: str, name_b: str) -> None:
-    """Refuse to mix dtypes (TypeError) or devices (ValueError) of tensors or conceptors."""
+    """Refuse to mix dtypes (TypeError) or devices (ValueError)."""
     if a.dtype != b.dtype:
         raise TypeError(
             f"{name_a} is {a.dtype}, {name_b} is {b.dtype}; convert one of them with .to(dtype=...)"
@@ -146,7 +146,7 @@ def same_kind(a: Any, b: Any, name_a: str, name_b: str) -> None:
 
 
 def real_dtype(dtype: Any) -> torch.dtype:
-    """float32 or float64."""
+    """Check that a dtype is float32 or float64."""
     if dtype not in _DTYPES:
         raise TypeError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
     checked: torch.dtype = dtype
@@ -154,7 +154,7 @@ def real_dtype(dtype: Any) -> torch.dtype:
 
 
 def whole(value: Any, name: str, low: int, high: int | None = None) -> int:
-    """An integer in [low, high]."""
+    """Return an integer in [low, high]."""
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
         raise TypeError(
             f"{name} must be a whole number, got {value!r} of type {type(value).__name__}"
@@ -166,12 +166,12 @@ def whole(value: Any, name: str, low: int, high: int | None = None) -> int:
 
 
 def loose(dtype: torch.dtype) -> float:
-    """What counts as rounding in matrices that callers computed: the square root of epsilon."""
+    """Return the tolerance for matrices that callers computed: the square root of epsilon."""
     return math.sqrt(torch.finfo(dtype).eps)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean ...?` and the possible names, to end an error message.
+    """End an error message with `; did you mean ...?` and the possible names.
 
     >>> nearest("disjoint-mist", ["disjoint-mnist", "permuted-mnist"])
     "; did you mean 'disjoint-mnist'? there are: disjoint-mnist, permuted-mnist"
@@ -184,7 +184,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def outside() -> int:
-    """The `stacklevel` of the user's own code, beyond this package and torch."""
+    """Return the `stacklevel` of the user's code, outside this package and torch."""
     ours = ("conceptors.", "torch.", "contextlib")
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(ours):

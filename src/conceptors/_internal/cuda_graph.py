@@ -1,4 +1,4 @@
-"""Work on a GPU, recorded once as a CUDA graph and then replayed, without launching kernels."""
+"""Record work on a GPU once as a CUDA graph and replay it without launching kernels."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _BRANCHES = 4  # small kernels that do not depend on each other share the GPU
 
 
 class CudaGraph:
-    """Pieces of work that may run in any order; the first calls run as usual (and count).
+    """Pieces of work that may run in any order; the first calls run as usual.
 
-    The memory that the work reads and writes must stay where it is.
+    The memory that the work reads and writes must not move.
     """
 
     def __init__(
         self, *pieces: Callable[[], None], device: torch.device | None = None, exact: bool = True
     ) -> None:
-        """`exact`: in full precision, whatever is set outside."""
+        """`exact`: compute in full precision, whatever the user's settings."""
         self._pieces, self._device = pieces, device
         self._precision = partial(exactly, gradients=True) if exact else nullcontext
         self._graph: torch.cuda.CUDAGraph | None = None

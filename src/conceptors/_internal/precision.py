@@ -1,4 +1,4 @@
-"""The precision of products of float32 matrices, set for a while."""
+"""Set the precision of products of float32 matrices temporarily."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-_ONE_AT_A_TIME = RLock()  # these are settings of the whole process
+_ONE_AT_A_TIME = RLock()  # the settings are process-wide
 
 
 @contextmanager
 def exactly(*, gradients: bool = False) -> Iterator[None]:
-    """Compute in full precision inside: no autocast, no TF32; the user's settings come back.
+    """Compute in full precision inside, without autocast and TF32; restore settings on exit.
 
-    `gradients`: whether they are recorded as outside, instead of not at all.
+    `gradients`: record gradients as outside; by default none are recorded.
     """
     with ExitStack() as settings:
         if not gradients:
@@ -33,17 +33,17 @@ def exactly(*, gradients: bool = False) -> Iterator[None]:
 
 @contextmanager
 def tensor_cores() -> Iterator[None]:
-    """Products of float32 matrices round their factors to TF32 inside (on a GPU only)."""
+    """Round the factors of float32 matrix products to TF32 inside (on a GPU only)."""
     with _ONE_AT_A_TIME, _precision(_products(), ["tf32", "ieee"]):
         yield
 
 
 @contextmanager
 def passes_in(precision: Literal["exact", "tf32"]) -> Iterator[None]:
-    """Forward and backward passes compute float32 like this inside (on a GPU).
+    """Set the float32 precision of forward and backward passes inside (on a GPU).
 
-    Convolutions too, from torch 2.9 on. For programs that have the process to themselves: no lock
-    is held, as backward passes run in threads of their own, where `exactly` takes it.
+    From torch 2.9 on, this includes convolutions. Only one thread may use it: it takes no lock,
+    because backward passes run in other threads, where `exactly` takes the lock.
     """
     cudnn: Any = torch.backends.cudnn
     convolutions = [cudnn.conv, cudnn.rnn] if len(_products()) > 1 else []
@@ -53,24 +53,24 @@ def passes_in(precision: Literal["exact", "tf32"]) -> Iterator[None]:
 
 
 def full(x: Tensor) -> Tensor:
-    """Half precision as float32, in which it is projected; anything else as it is."""
+    """Convert half precision to float32, in which projections run; return others unchanged."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 @contextmanager
 def _precision(backends: list[Any], wanted: list[str]) -> Iterator[None]:
-    before = [backend.fp32_precision for backend in backends]
+    previous = [backend.fp32_precision for backend in backends]
     try:
         for backend, value in zip(backends, wanted):
             backend.fp32_precision = value
         yield
     finally:
-        for backend, value in zip(backends, before):
+        for backend, value in zip(backends, previous):
             backend.fp32_precision = value
 
 
 def _products() -> list[Any]:
-    """The settings of matrix products: on a GPU and on the CPU, or of both (before torch 2.9)."""
+    """Return the settings of matrix products: GPU and CPU, or both in one before torch 2.9."""
     cuda, cpu = torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None)
     return [cuda, cpu] if hasattr(cuda, "fp32_precision") else [_OldProducts()]
 

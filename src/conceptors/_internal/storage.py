@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and tensors in them: checked, and never executed."""
+"""Atomic writes, and files of tensors: checked by checksum, loaded without executing code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ENDING = ".part"
 
 
 def write(tensors: Mapping[str, Tensor], header: Mapping[str, str], path: str | Path) -> None:
-    """Write tensors and a header of strings as a safetensors file; OSError where that fails."""
+    """Write tensors and a header of strings as a safetensors file; raise OSError on failure."""
     safetensors = _safetensors()
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     signed = {**header, "sha256": digest(plain, header)}
@@ -29,7 +29,7 @@ def write(tensors: Mapping[str, Tensor], header: Mapping[str, str], path: str | 
 
 
 def read(path: str | Path, what: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and header of a file that `write` wrote; ValueError, naming `what`, for others."""
+    """Read tensors and header of a file that `write` wrote; raise ValueError for other files."""
     safetensors = _safetensors()
     data = Path(path).read_bytes()
     remedy = f"restore it from a copy, or save the {what} again"
@@ -52,7 +52,7 @@ def read(path: str | Path, what: str) -> tuple[dict[str, Tensor], dict[str, str]
 
 
 def digest(tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> str:
-    """SHA-256 of all content, which detects every flipped bit."""
+    """Return the SHA-256 of all content, which detects every flipped bit."""
     total = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):
         total.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
@@ -64,15 +64,15 @@ def _safetensors() -> Any:
     try:
         import safetensors.torch
     except ImportError:
-        raise ImportError("files need safetensors: pip install 'conceptors[files]'") from None
+        raise ImportError("saving needs safetensors: pip install 'conceptors[files]'") from None
     return safetensors.torch
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that a crash or a full disk leaves the old content or the new, whole.
+    """Write a file atomically: a crash or a full disk leaves either the old or the new content.
 
-    A link at `path` is replaced, not followed. Several processes may do this at once: each writes
-    its own file, and the last one stays. Files that killed processes left are removed.
+    A link at `path` is replaced, not followed. Several processes may write at once: each writes its
+    own temporary file, and the last rename wins. Files of killed processes are removed.
     """
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such folder; create it first", str(path.parent))
@@ -93,23 +93,23 @@ def write_atomically(path: Path, data: bytes) -> None:
         Path(temporary).unlink(missing_ok=True)
         raise
     finally:
-        file.close()  # only now: the lock on it shows that this process lives
+        file.close()  # after the rename: the lock shows that this process is alive
     _sync_folder(path.parent)
 
 
 def _sweep(path: Path) -> None:
-    """Remove temporary files of `path` whose writers are gone."""
+    """Remove temporary files of `path` whose writers have ended."""
     if sys.platform == "win32":
         return
     for orphan in path.parent.glob(f".{escape(path.name)}.*{_ENDING}"):
-        # an OSError: it belongs to someone else, or has gone meanwhile
+        # OSError: the file belongs to another user, or has been removed
         with suppress(OSError), os.fdopen(os.open(orphan, os.O_RDWR | os.O_NOFOLLOW)) as file:
             if _lock(file.fileno()):
                 os.unlink(orphan)
 
 
 def _create(path: Path) -> tuple[int, str]:
-    """A locked new file beside `path`; another one where a sweep was faster than the lock."""
+    """Create a locked file beside `path`; retry if a sweep was faster than the lock."""
     while True:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_ENDING)
         if sys.platform == "win32":
@@ -119,13 +119,13 @@ def _create(path: Path) -> tuple[int, str]:
                 return handle, name
         except FileNotFoundError:
             pass
-        except OSError:  # a file system without locks: there nobody sweeps either
+        except OSError:  # without locks nobody sweeps either
             return handle, name
         os.close(handle)
 
 
 def _lock(handle: int) -> bool:
-    """Whether nobody else holds the file; locks go when their processes do."""
+    """Whether no other process has locked the file; locks end with their processes."""
     import fcntl
 
     try:
@@ -136,7 +136,7 @@ def _lock(handle: int) -> bool:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename in a folder last: after a crash the name leads to the new file."""
+    """Make a rename permanent: after a crash, the name refers to the new file."""
     if sys.platform == "win32":
         return
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -1,4 +1,4 @@
-"""Ways to choose an aperture: rules for every task and layer, a wanted quota, cross-validation."""
+"""Ways to choose an aperture: rules for tasks and layers, a given quota, cross-validation."""
 
 from __future__ import annotations
 
@@ -14,29 +14,31 @@ from conceptors.algebra import spectrum as spectra
 from conceptors.algebra.checks import check_states
 from conceptors.algebra.conceptor import Conceptor
 
-_ROUNDING = 1e-12  # share of the energy that float32 may add by itself, after some layers
-CLAIMED = 0.9  # of the energy, by a soft shield without a given share
+_ROUNDING = 1e-12  # share of the energy that rounding in float32 may add after several layers
+CLAIMED = 0.9  # share of the energy that a soft shield claims by default
 
 
 @dataclass(frozen=True)
 class Auto:
-    """What `aperture="auto"` stands for: claim energy, and pull drift back.
+    """Choose each layer's aperture from the energy of its inputs, and pull drift back.
 
-    The aperture satisfies E xᵀ C x = share · E|x|², whatever the scale of the rows x. While a later
-    task is learned, every layer is pulled back to its outputs on the remembered rows by the
-    gradient of pull/2 · E|ΔW x|² / E|W x|², summed over the tasks: pull/2 is the cost of changing
-    all outputs of a layer on a task's data. The loss should be of the usual size, about one when a
-    task begins.
+    `Shield(model)` uses `Auto()`. The aperture solves E xᵀ C x = share · E|x|² for the layer's
+    inputs x, so their scale does not matter. While a later task is learned, the gradient of
+    pull / 2 · E|ΔW x|² / E|W x|², summed over earlier tasks, pulls each layer back to its old
+    outputs. Changing all outputs on one task costs pull / 2; the loss should start near one.
 
-    A hard shield lets no claimed direction move, so nothing is pulled. Without a share it claims
-    all that is more than rounding, `Energy(1)`.
+    A hard shield moves no claimed direction, so it needs no pull.
 
-    Attributes:
-        share: of the energy; None for 0.9, or all if hard.
-        pull: see above.
-        room: share of every layer's inputs that stays free, however much is claimed. Where a layer
-            is fuller, all its odds are scaled down alike for the projection; the pull stays as it
-            is. Layers with one or two inputs per group, such as norms, have no room.
+    Args:
+        share: share of the energy that each task claims, in ]0, 1[. The default is 0.9; for a
+            hard shield it is everything above rounding, as with `Energy(1)`.
+        pull: strength of the pull, at least 0; 0 turns it off.
+        room: share of each layer's input space that stays free, in [0, 1[. In a fuller layer all
+            odds are scaled down alike for the projection, but not for the pull. Layers with one or
+            two inputs per group, such as norms, are exempt.
+
+    >>> Auto(pull=0)
+    Auto(share=None, pull=0, room=0.2)
     """
 
     share: float | None = None
@@ -49,9 +51,13 @@ class Auto:
         checks.number(self.pull, "Auto pull", 0.0, float("inf"))
         checks.number(self.room, "Auto room", 0.0, 1.0)
         if self.room == 1.0:
-            raise ValueError("Auto room must be less than 1: then nothing would be claimed")
+            raise ValueError(
+                "Auto room must be below 1: room=1 leaves nothing to claim; the default is 0.2"
+            )
         if self.share == 1.0:
-            raise ValueError("Auto share must be less than 1: all energy is never claimed softly")
+            raise ValueError(
+                "Auto share must be below 1: no soft conceptor claims all energy; use share=0.99"
+            )
 
     def aperture(self, sigma: Tensor, dim: int, hard: bool, rounding: float = _ROUNDING) -> Tensor:
         """α `[g]` for the largest eigenvalues `[g, <= d]`, descending, of R `[g, d, d]`."""
@@ -65,7 +71,13 @@ class Auto:
 
 @dataclass(frozen=True)
 class Quota:
-    """Every task claims this share of each layer's input space (or all it occupies, if less)."""
+    """Choose apertures so that every task claims a given share of each layer's input space.
+
+    A task whose inputs span less than this share claims all that they span.
+
+    Args:
+        share: mean singular value of the task's conceptor, in ]0, 1].
+    """
 
     share: float
 
@@ -81,9 +93,11 @@ class Quota:
 
 @dataclass(frozen=True)
 class Energy:
-    """Every task's conceptor retains this share of the energy of its rows, E|C x|² / E|x|².
+    """Choose apertures so that every task's conceptor retains a given share of the energy.
 
-    A hard one may retain all of it, `Energy(1)`: every direction that is more than rounding.
+    Args:
+        share: E|C x|² / E|x|² of the layer's inputs x, in ]0, 1]. With a hard shield, `Energy(1)`
+            retains every direction above rounding.
     """
 
     share: float
@@ -100,10 +114,10 @@ class Energy:
 
 
 def slack(values: Tensor, dim: int, room: float) -> Tensor:
-    """The factor `[g]` on the odds of singular values `[g, r]` of d that leaves this much room.
+    """Return the factor `[g]` by which odds must shrink so that a share `room` stays free.
 
-    1 where the mean singular value is at most 1 - room already, or cannot be: singular values of
-    exactly 1 stay. As apertures are the roots of odds, this is aperture adaptation.
+    `values` are singular values `[g, r]` of d. The factor is 1 where enough is free, or where
+    singular values of exactly 1, which cannot shrink, fill the space.
 
     >>> s = torch.tensor([[0.9, 0.9], [0.5, 0.0]])
     >>> slack(s, dim=2, room=0.25)
@@ -119,13 +133,12 @@ def slack(values: Tensor, dim: int, room: float) -> Tensor:
 
 
 def aperture_for_quota(correlation: Tensor, quota: float) -> float:
-    """The aperture at which the conceptor of R `[d, d]` claims the share `quota` of the space.
+    """Find the aperture at which the conceptor of a correlation matrix has a given quota.
 
-    One eigvalsh, then bisection on log α: Σ σ / (σ + α⁻²) / d grows with α. The quota stays below
-    rank(R) / d.
+    Solves (1 / d) Σ σ / (σ + α⁻²) = quota for α, with the eigenvalues σ of R `[d, d]`.
 
     Raises:
-        ValueError: quota outside ]0, 1[ or beyond the rank of R.
+        ValueError: the quota is not above 0 and below rank(R) / d.
 
     >>> import torch
     >>> R = torch.diag(torch.tensor([4.0, 1.0, 0.25]))
@@ -136,7 +149,7 @@ def aperture_for_quota(correlation: Tensor, quota: float) -> float:
     quota = checks.number(quota, "quota", 0.0, 1.0, open_low=True)
     matrix = checks.positive_semidefinite(correlation, "correlation")
     if matrix.ndim != 2:
-        raise ValueError(f"one matrix [d, d] is needed, got shape {list(matrix.shape)}")
+        raise ValueError(f"correlation must be one matrix [d, d], got {list(matrix.shape)}")
     sigma = torch.linalg.eigvalsh(matrix.double().cpu())
     rounding = spectra.tolerance(len(sigma), sigma.dtype) * sigma[-1].clamp_min(0)
     sigma = torch.where(sigma > rounding, sigma, 0.0)
@@ -144,7 +157,7 @@ def aperture_for_quota(correlation: Tensor, quota: float) -> float:
     if quota >= rank / len(sigma):
         raise ValueError(
             f"quota {quota:g} cannot be reached: the correlation matrix has rank {rank} of "
-            f"{len(sigma)}, so quotas stay below {rank / len(sigma):g}"
+            f"{len(sigma)}; choose a quota below {rank / len(sigma):g}"
         )
     return float(Quota(quota).aperture(sigma.flip(0), len(sigma), hard=False))
 
@@ -157,13 +170,17 @@ def aperture_by_validation(
     folds: int = 5,
     seed: int = 0,
 ) -> float:
-    """The aperture with the best mean score on held-out rows, as the paper chooses it.
+    """Find the aperture with the best mean score in k-fold cross-validation.
 
     Args:
-        states: rows `[n, d]`; shuffled with `seed` and cut into `folds` parts.
-        score: called with the conceptor of the other parts and the held-out rows; larger is
-            better.
-        apertures: candidates. Each fold is factored once, whatever their number.
+        states: samples in rows, `[n, d]`.
+        score: `score(conceptor, rows)` rates the conceptor of the training folds on held-out rows;
+            larger is better.
+        apertures: candidates. Each fold is factored once, however many there are.
+        folds, seed: number of folds, from 2 to n, and seed of the shuffle.
+
+    Raises:
+        ValueError: fewer than 2 rows, no candidate, or a score of NaN.
 
     >>> import torch
     >>> X = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
@@ -174,7 +191,7 @@ def aperture_by_validation(
     if rows.ndim != 2:
         raise ValueError(f"states must have shape [n, d], got {list(rows.shape)}")
     if len(rows) < 2:
-        raise ValueError("cross-validation needs at least 2 rows, got 1")
+        raise ValueError("cross-validation needs at least 2 rows, got 1; pass more samples")
     folds = checks.whole(folds, "folds", 2, len(rows))
     candidates = [float(checks.aperture(a, torch.Size(()), rows)) for a in apertures]
     if not candidates:
@@ -189,13 +206,13 @@ def aperture_by_validation(
         for k, candidate in enumerate(candidates):
             value = float(score(unit.adapt(candidate), rows[held_out]))
             if math.isnan(value):
-                raise ValueError(f"score returned NaN at aperture {candidate:g}, fold {i}")
+                raise ValueError(f"score is NaN at aperture {candidate:g}, fold {i}; check score")
             totals[k] += value
     return candidates[totals.index(max(totals))]
 
 
 def _shares(sigma: Tensor) -> Tensor:
-    """Eigenvalues as shares of their sum."""
+    """Divide eigenvalues by their sum."""
     return sigma / sigma.sum(-1, keepdim=True).clamp_min(torch.finfo(sigma.dtype).tiny)
 
 
@@ -210,10 +227,10 @@ def _between(sigma: Tensor, count: Tensor) -> Tensor:
     return edge.squeeze(-1).rsqrt()
 
 
-def _solve(sigma: Tensor, rises: Callable[[Tensor], Tensor], goal: float) -> Tensor:
-    """Bisection on log α, all groups at once; ends at the largest aperture if out of reach.
+def _solve(sigma: Tensor, measure: Callable[[Tensor], Tensor], goal: float) -> Tensor:
+    """Bisect on log α in all groups at once; an unreachable goal gives the largest aperture.
 
-    On the CPU, as a GPU would wait for the many small calls.
+    This runs on the CPU, because a GPU would wait for the many small calls.
     """
     device, sigma = sigma.device, sigma.cpu()
     top = sigma[..., 0].clamp_min(1e-300)
@@ -221,6 +238,6 @@ def _solve(sigma: Tensor, rises: Callable[[Tensor], Tensor], goal: float) -> Ten
     for _ in range(56):
         middle = (low + high) / 2
         values = sigma / (sigma + torch.exp(-2 * middle).unsqueeze(-1))
-        is_below = rises(values) < goal
+        is_below = measure(values) < goal
         low, high = torch.where(is_below, middle, low), torch.where(is_below, high, middle)
     return ((low + high) / 2).exp().to(device)

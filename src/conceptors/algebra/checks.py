@@ -1,4 +1,4 @@
-"""Checks of samples and spectra, before anything is computed."""
+"""Checks of samples and spectra before anything is computed."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ def check_states(x: Any, name: str = "states") -> Tensor:
         )
     if 0 in x.shape:
         raise ValueError(
-            f"{name} of shape {list(x.shape)} is empty; at least one sample of one dimension is "
-            f"needed"
+            f"{name} of shape {list(x.shape)} is empty; pass at least one sample with one dimension"
         )
     return checks.finite(x, name)
 
 
 def check_spectrum(vectors: Any, values: Any, rest: Any) -> tuple[Tensor, Tensor, float]:
-    """Orthonormal columns `[..., d, r]`, values `[..., r]` in [0, 1], rest 0 or 1.
+    """Check orthonormal columns `[..., d, r]`, values `[..., r]` in [0, 1], and rest 0 or 1.
 
-    Where r < d columns may be zero, which says nothing, so that their value must be `rest`.
+    If r < d, columns may be zero; then they describe no direction, and their value must be `rest`.
     """
     vectors = checks.finite(checks.real_tensor(vectors, "vectors").detach(), "vectors")
     values = checks.finite(checks.real_tensor(values, "values").detach(), "values")
@@ -41,7 +40,7 @@ def check_spectrum(vectors: Any, values: Any, rest: Any) -> tuple[Tensor, Tensor
     if values.shape != vectors.shape[:-2] + vectors.shape[-1:]:
         raise ValueError(
             f"values of shape {list(values.shape)} do not fit vectors of shape "
-            f"{list(vectors.shape)}: one value for each column is needed"
+            f"{list(vectors.shape)}; pass one value per column"
         )
     checks.same_kind(vectors, values, "vectors", "values")
     if values.numel() and not 0 <= float(values.amin()) <= float(values.amax()) <= 1:
@@ -51,7 +50,7 @@ def check_spectrum(vectors: Any, values: Any, rest: Any) -> tuple[Tensor, Tensor
             f"Conceptor.from_correlation"
         )
     if checks.number(rest, "rest", 0.0, 1.0) not in (0.0, 1.0):
-        raise ValueError(f"rest must be 0 or 1, got {rest}")
+        raise ValueError(f"rest must be 0 or 1, got {rest}; pass other directions in vectors")
     # in float64, as products of float32 may be rounded to TF32
     wide = vectors if vectors.device.type == "mps" else vectors.double()
     gram = wide.mT @ wide
@@ -62,12 +61,12 @@ def check_spectrum(vectors: Any, values: Any, rest: Any) -> tuple[Tensor, Tensor
     if not off <= checks.loose(vectors.dtype):  # also NaN, where the product overflows
         raise ValueError(
             f"the columns of vectors {list(vectors.shape)} are not orthonormal (off by "
-            f"{off:.3g}); take torch.linalg.qr(vectors).Q, or use Conceptor.from_states"
+            f"{off:.3g}); pass torch.linalg.qr(vectors).Q, or use Conceptor.from_states"
         )
     if bool((values[~is_unit] != float(rest)).any()):
         raise ValueError(
-            f"columns of zeros in vectors {list(vectors.shape)} have other values than rest = "
-            f"{rest}; leave them out"
+            f"vectors {list(vectors.shape)} have columns of zeros whose values differ from rest = "
+            f"{rest}; leave these columns out"
         )
     return vectors, values, float(rest)
 

@@ -1,4 +1,4 @@
-"""The conceptor as an immutable value with operators."""
+"""The class `Conceptor`, an immutable value with operators, and `similarity`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Device = torch.device | str | None
 
 
 class Conceptor:
-    """A soft projection on the directions that some data occupies.
+    """A soft projection onto the directions that data occupies.
 
-    C = R (R + α⁻² I)⁻¹ minimises E‖x - C x‖² + α⁻² ‖C‖², where R = E[x xᵀ] and α, the aperture,
-    says how small a variance still counts. Its eigenvalues (called singular values here, as in the
-    conceptor literature; C is symmetric) are s = σ / (σ + α⁻²) in [0, 1].
+    C = R (R + α⁻² I)⁻¹ minimises E‖x - C x‖² + α⁻² ‖C‖², where R = E[x xᵀ]. The aperture α decides
+    how small a variance still counts. C is symmetric; its eigenvalues s = σ / (σ + α⁻²) lie in
+    [0, 1] and are called singular values, as in the conceptor literature.
 
     Create one with `from_states`, `from_correlation`, `from_matrix`, `from_spectrum`, `zero` or
-    `identity`. Leading dimensions are a batch of conceptors. A conceptor never changes; every
+    `identity`. Leading dimensions form a batch of conceptors. A conceptor never changes: every
     operation returns a new one.
 
     >>> import torch
@@ -51,15 +51,15 @@ class Conceptor:
 
     def __init__(self, *_: object, **__: object) -> None:
         raise TypeError(
-            "make a Conceptor with Conceptor.from_states(X, aperture=...), .from_correlation, "
-            ".from_matrix, .from_spectrum, .zero or .identity"
+            "Conceptor(...) is not supported; use Conceptor.from_states(X, aperture=...), "
+            ".from_correlation, .from_matrix, .from_spectrum, .zero or .identity"
         )
 
     # --- creation -------------------------------------------------------------------------
 
     @classmethod
     def from_form(cls, form: Form, aperture: Tensor | None = None) -> Conceptor:
-        """Wrap one of the two forms of `conceptors.algebra.forms`, unchecked."""
+        """Wrap one of the two forms of `conceptors.algebra.forms` without checks."""
         self = object.__new__(cls)
         object.__setattr__(self, "form", form)
         object.__setattr__(self, "_aperture", aperture)
@@ -70,17 +70,18 @@ class Conceptor:
 
     @classmethod
     def from_states(cls, states: Tensor, aperture: float | Tensor) -> Conceptor:
-        """The conceptor of samples in rows, with R = Xᵀ X / n.
+        """Compute the conceptor of samples in rows, with R = Xᵀ X / n.
 
         Second moments and factorisations are computed in float64; the result has the dtype of the
-        states. With fewer samples than dimensions the result has the factored form, exactly.
+        states. Fewer samples than dimensions give the factored form, which is exact.
 
         Args:
             states: `[n, d]`, or a batch `[..., n, d]`; float32 or float64, tensor or numpy array.
-            aperture: α > 0, one number or one for each member of the batch.
+            aperture: α > 0, one number or one per member of the batch.
 
         Raises:
-            TypeError, ValueError: not float rows, empty, NaN or infinite, aperture not positive.
+            TypeError: the states are not float32 or float64.
+            ValueError: the states are empty or not finite, or the aperture is not positive.
         """
         rows = check_states(states)
         alpha = checks.aperture(aperture, rows.shape[:-2], rows)
@@ -88,7 +89,7 @@ class Conceptor:
         wide = rows.to(spectra.work_dtype(rows))
         wide = wide * (alpha.to(wide) / math.sqrt(count))[..., None, None]
         _check_overflow(wide.square().sum((-2, -1)), aperture)
-        by_rows = count < dim and not _have_other_scales(wide)
+        by_rows = count < dim and not _scales_differ(wide)
         odds = None if by_rows else wide.mT @ wide
         if odds is None or not spectra.is_accurate(odds):
             return cls.from_form(SpectrumForm(spectra.from_rows(wide), rows.dtype), alpha)
@@ -99,18 +100,18 @@ class Conceptor:
 
     @classmethod
     def from_correlation(cls, correlation: Tensor, aperture: float | Tensor) -> Conceptor:
-        """The conceptor of a correlation matrix R = E[x xᵀ], `[..., d, d]`.
+        """Compute the conceptor of a correlation matrix R = E[x xᵀ], `[..., d, d]`.
 
         Raises:
-            TypeError, ValueError: not square, not symmetric, indefinite, not finite, aperture
-                not positive.
+            TypeError, ValueError: the matrix is not a float32 or float64 correlation matrix, or
+                the aperture is not positive.
         """
         matrix = checks.positive_semidefinite(correlation, "correlation")
         return cls.from_second_moment(matrix, aperture)
 
     @classmethod
     def from_second_moment(cls, matrix: Tensor, aperture: float | Tensor) -> Conceptor:
-        """`from_correlation` without a check of the matrix, which must be E[x xᵀ]."""
+        """Compute `from_correlation` without checking that the matrix is E[x xᵀ]."""
         alpha = checks.aperture(aperture, matrix.shape[:-2], matrix)
         odds = matrix.to(spectra.work_dtype(matrix))
         scale = alpha.to(odds)[..., None, None]
@@ -120,7 +121,7 @@ class Conceptor:
 
     @classmethod
     def from_matrix(cls, matrix: Tensor) -> Conceptor:
-        """The conceptor with this matrix: symmetric `[..., d, d]`, eigenvalues in [0, 1]."""
+        """Wrap a symmetric matrix `[..., d, d]` with eigenvalues in [0, 1]."""
         x = checks.symmetric(matrix, "matrix")
         values, vectors = torch.linalg.eigh(x.to(spectra.work_dtype(x)))
         low, high, rounding = float(values.amin()), float(values.amax()), checks.loose(x.dtype)
@@ -137,13 +138,13 @@ class Conceptor:
     def from_spectrum(
         cls, vectors: Tensor, values: Tensor, *, rest: float = 0.0, aperture: float | None = None
     ) -> Conceptor:
-        """The factored form C = U diag(s) Uᵀ + rest (I - U Uᵀ), without a d x d matrix.
+        """Build the factored form C = U diag(s) Uᵀ + rest (I - U Uᵀ) without a d x d matrix.
 
         Args:
             vectors: U `[..., d, r]` with orthonormal columns.
             values: s `[..., r]` in [0, 1].
             rest: singular value, 0 or 1, of all directions orthogonal to U.
-            aperture: what it was built with, if known; stored as a note.
+            aperture: the aperture it was built with, if known; stored as a note.
         """
         vectors, values, rest = check_spectrum(vectors, values, rest)
         alpha = None
@@ -159,7 +160,7 @@ class Conceptor:
     def zero(
         cls, dim: int, *, dtype: torch.dtype = torch.float64, device: Device = None
     ) -> Conceptor:
-        """The conceptor that claims nothing, C = 0: the start of every sequence of tasks."""
+        """Return the conceptor that claims nothing, C = 0."""
         dim, dtype = checks.whole(dim, "dim", 1), checks.real_dtype(dtype)
         vectors = torch.zeros(dim, 0, dtype=dtype, device=device)
         return cls.from_form(SpectrumForm(Spectrum(vectors, vectors[0].clone()), dtype))
@@ -168,7 +169,7 @@ class Conceptor:
     def identity(
         cls, dim: int, *, dtype: torch.dtype = torch.float64, device: Device = None
     ) -> Conceptor:
-        """The conceptor that claims everything, C = I."""
+        """Return the conceptor that claims everything, C = I."""
         return ~cls.zero(dim, dtype=dtype, device=device)
 
     # --- properties -----------------------------------------------------------------------
@@ -198,7 +199,7 @@ class Conceptor:
 
     @property
     def aperture(self) -> float | Tensor | None:
-        """The aperture it was built with; None after NOT, AND, or when it is not known."""
+        """The aperture it was built with; None if unknown, and after NOT and AND."""
         if self._aperture is None:
             return None
         return self._aperture.clone() if self._aperture.ndim else float(self._aperture)
@@ -226,17 +227,17 @@ class Conceptor:
         return self.form.quota()
 
     def odds_trace(self) -> Tensor:
-        """tr Q `[...]` of the odds Q = C (I - C)⁻¹, which is α² R; infinite where any s is 1."""
+        """Return tr Q `[...]` of the odds Q = C (I - C)⁻¹ = α² R; infinite where any s is 1."""
         return self.form.trace()
 
     def matrix(self) -> Tensor:
-        """The d x d matrix, `[..., d, d]`."""
+        """Return the d x d matrix, `[..., d, d]`."""
         if self.is_factored:
             return spectra.to_matrix(self.form.spectrum())
         return self.form.dense(keep=False)
 
     def truncation_errors(self) -> Tensor:
-        """Entry k: ‖C - C.factored(rank=k)‖ in the spectral norm, k = 0 … rank."""
+        """Return the spectral norms ‖C - C.factored(rank=k)‖ for k = 0 … rank."""
         return spectra.truncation_errors(self.form.spectrum())
 
     # --- logic ----------------------------------------------------------------------------
@@ -246,7 +247,7 @@ class Conceptor:
         return self._with(spectra.negate(self.form.spectrum()))
 
     def __or__(self, other: Conceptor) -> Conceptor:
-        """OR: what either claims. At equal aperture the conceptor of the sum of correlations."""
+        """OR: the union of both claims. At equal aperture, correlation matrices add."""
         self._check_partner(other)
         aperture = _common_aperture(self._aperture, other._aperture)
         if isinstance(self.form, OddsForm) and isinstance(other.form, OddsForm):
@@ -257,7 +258,7 @@ class Conceptor:
         return self._with(logic.disjoin(*parts, self.dtype), aperture)
 
     def __and__(self, other: Conceptor) -> Conceptor:
-        """AND: what both claim, ¬(¬A ∨ ¬B)."""
+        """AND: the intersection of both claims, ¬(¬A ∨ ¬B)."""
         self._check_partner(other)
         parts = self.form.exact_spectrum(), other.form.exact_spectrum()
         return self._with(logic.conjoin(*parts, self.dtype))
@@ -272,10 +273,10 @@ class Conceptor:
         return other <= self
 
     def adapt(self, gamma: float) -> Conceptor:
-        """Aperture adaptation φ(C, γ) = C (C + γ⁻² (I - C))⁻¹ for γ in [0, ∞].
+        """Multiply the aperture by γ: φ(C, γ) = C (C + γ⁻² (I - C))⁻¹ for γ in [0, ∞].
 
-        φ(C, ∞) is the hard projector on the range of C. φ(C, 0) retains only directions whose
-        singular value is exactly 1; for any conceptor of data it is 0.
+        φ(C, ∞) is the hard projector onto the range of C. φ(C, 0) retains only directions whose
+        singular value is exactly 1; for a conceptor of data it is 0.
 
         >>> import math, torch
         >>> C = Conceptor.from_states(torch.eye(2), aperture=1.0)
@@ -287,12 +288,12 @@ class Conceptor:
         return self._with(spectra.adapt(self.form.spectrum(), gamma), aperture)
 
     def harden(self, threshold: float = 0.5) -> Conceptor:
-        """A hard projector: singular values >= threshold become 1, the others 0."""
+        """Return a hard projector: singular values >= threshold become 1, the others 0."""
         threshold = checks.number(threshold, "threshold", 0.0, 1.0, open_low=True)
         return self._with(spectra.harden(self.form.spectrum(), threshold))
 
     def allclose(self, other: Conceptor, atol: float | None = None) -> bool:
-        """Whether the matrices agree to `atol`, by default the square root of epsilon."""
+        """Whether the matrices agree to within `atol` (default: the square root of epsilon)."""
         self._check_partner(other)
         if atol is None:
             atol = math.sqrt(torch.finfo(self.dtype).eps)
@@ -302,10 +303,10 @@ class Conceptor:
     # --- products with vectors ------------------------------------------------------------
 
     def __matmul__(self, x: Tensor) -> Tensor:
-        """C x for the vectors in the last dimension of x.
+        """Project the vectors in the last dimension of x: C x.
 
         A single conceptor accepts `[..., d]`. A batch `[..., d, d]` accepts rows `[..., n, d]` and
-        broadcasts as matrix products do; one vector `[d]` is multiplied with every member.
+        broadcasts like matrix products; one vector `[d]` is multiplied by every member.
         """
         if isinstance(x, Conceptor):
             raise TypeError(
@@ -314,8 +315,8 @@ class Conceptor:
         x = checks.real_tensor(x, "x")
         if x.ndim == 0 or x.shape[-1] != self.dim:
             raise ValueError(
-                f"x must have shape [..., {self.dim}] to be projected by a conceptor of dimension "
-                f"{self.dim}, got {list(x.shape)}"
+                f"x must have shape [..., {self.dim}] for a conceptor of dimension {self.dim}, got "
+                f"{list(x.shape)}; transpose x if its samples are columns"
             )
         checks.same_kind(x, self, "x", "the conceptor")
         if x.ndim > 1 and not fit_together(self.batch_shape, x.shape[:-2]):
@@ -331,20 +332,20 @@ class Conceptor:
         return spectra.project(self.form.spectrum(), x)
 
     def evidence(self, x: Tensor) -> Tensor:
-        """xᵀ C x for vectors x `[..., d]`: how much of x lies in what C claims."""
+        """Return xᵀ C x for vectors x `[..., d]`: how much of x lies in the claimed directions."""
         x = checks.real_tensor(x, "x")
         return (x * (self @ x)).sum(-1)
 
     # --- forms ----------------------------------------------------------------------------
 
     def factored(self, rank: int | None = None, tolerance: float | None = None) -> Conceptor:
-        """The factored form: at most `rank` directions, or as few as an error allows.
+        """Return the factored form with at most `rank` directions, or within `tolerance`.
 
         The error ‖C - C.factored(...)‖ in the spectral norm is at most `tolerance`, or, for a
         given rank, `C.truncation_errors()[rank]`. Without arguments it is 0.
         """
         if rank is not None and tolerance is not None:
-            raise ValueError(f"give rank ({rank}) or tolerance ({tolerance}), not both")
+            raise ValueError(f"pass rank ({rank}) or tolerance ({tolerance}), not both")
         if rank is not None:
             rank = checks.whole(rank, "rank", 0, self.dim)
         allowed = 0.0 if tolerance is None else checks.number(tolerance, "tolerance", 0.0, 1.0)
@@ -357,14 +358,14 @@ class Conceptor:
         return self._with(spectra.truncate(parts, rank), self._aperture)
 
     def top_k(self, rank: int) -> Conceptor:
-        """Only the `rank` largest singular values, all others 0, in factored form."""
+        """Retain the `rank` largest singular values and set all others to 0, in factored form."""
         rank = checks.whole(rank, "rank", 0, self.dim)
         parts = self.form.spectrum()
         parts = spectra.complete(parts) if parts.rest else parts
         return self._with(spectra.truncate(parts, rank), self._aperture)
 
     def dense(self) -> Conceptor:
-        """The same conceptor with all d directions."""
+        """Return the same conceptor with all d directions stored."""
         if not self.is_factored:
             return self
         parts = spectra.cast(self.form.spectrum(), spectra.work_dtype(self.form.tensor))
@@ -373,7 +374,7 @@ class Conceptor:
     def to(
         self, device: Device | torch.dtype = None, dtype: torch.dtype | None = None
     ) -> Conceptor:
-        """On another device, in another dtype (float32 or float64); `to(dtype)` works too."""
+        """Move to a device or convert to a dtype (float32 or float64); `to(dtype)` works too."""
         if isinstance(device, torch.dtype):
             device, dtype = None, device
         dtype = self.dtype if dtype is None else checks.real_dtype(dtype)
@@ -384,9 +385,9 @@ class Conceptor:
         return self.from_form(moved.form.cast(dtype), aperture)
 
     def __getitem__(self, index: Any) -> Conceptor:
-        """A member, or a part, of a batch."""
+        """Return a member, or a part, of a batch."""
         if not self.batch_shape:
-            raise IndexError("this is a single conceptor, not a batch; there is nothing to index")
+            raise IndexError("a single conceptor is not a batch and cannot be indexed")
         count = math.prod(self.batch_shape)
         flat = torch.arange(count).reshape(self.batch_shape)[index]
         if not flat.numel():
@@ -436,7 +437,7 @@ class Conceptor:
 
     def _check_partner(self, other: Conceptor) -> None:
         if not isinstance(other, Conceptor):
-            raise TypeError(f"a Conceptor is needed, got {type(other).__name__}")
+            raise TypeError(f"expected a Conceptor, got {type(other).__name__}")
         if other.dim != self.dim:
             raise ValueError(
                 f"conceptors of different size, {self.dim} and {other.dim}, cannot be combined; "
@@ -446,15 +447,18 @@ class Conceptor:
         if not fit_together(self.batch_shape, other.batch_shape):
             raise ValueError(
                 f"batches of conceptors of shape {list(self.batch_shape)} and "
-                f"{list(other.batch_shape)} do not broadcast"
+                f"{list(other.batch_shape)} do not broadcast; index one of them"
             )
 
 
 def similarity(a: Conceptor, b: Conceptor) -> Tensor:
-    """How much two conceptors overlap: ρ = tr(A B) / (‖A‖ ‖B‖) in [0, 1].
+    """Measure the overlap of two conceptors: ρ = tr(A B) / (‖A‖ ‖B‖) in [0, 1].
 
-    ρ is exactly 0 for orthogonal conceptors (and when either is zero), and exactly 1 for multiples
-    of each other.
+    ρ is exactly 0 if A and B are orthogonal or one of them is zero, and exactly 1 if they are
+    multiples of each other. Batches broadcast; the result has the shape `[...]` of the batch.
+
+    Raises:
+        TypeError, ValueError: dtypes, dimensions, devices or batch shapes do not fit together.
 
     >>> import torch
     >>> A = Conceptor.from_spectrum(torch.eye(4)[:, :2], torch.tensor([1.0, 1.0]))
@@ -481,8 +485,8 @@ def _valid_aperture(aperture: Tensor) -> Tensor | None:
     return aperture if bool(((aperture > 0) & torch.isfinite(aperture)).all()) else None
 
 
-def _have_other_scales(rows: Tensor) -> bool:
-    """Whether columns differ so much in scale that rounding in the large ones hides the small."""
+def _scales_differ(rows: Tensor) -> bool:
+    """Whether columns differ so much in scale that rounding in large ones hides small ones."""
     sizes = rows.square().sum(-2)
     least = torch.where(sizes > 0, sizes, torch.inf).amin(-1)
     return bool((least < 1e-6 * sizes.amax(-1)).any())
@@ -491,6 +495,6 @@ def _have_other_scales(rows: Tensor) -> bool:
 def _check_overflow(trace: Tensor, aperture: object) -> None:
     if not bool(torch.isfinite(trace).all()):
         raise ValueError(
-            f"aperture {aperture} is too large for data of this size: aperture² · R overflows "
+            f"aperture {aperture} is too large for data of this scale: aperture² · R overflows "
             f"{trace.dtype}; scale the data or lower the aperture"
         )

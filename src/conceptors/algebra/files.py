@@ -1,4 +1,4 @@
-"""Conceptors as safetensors files: a few tensors and a header, read without executing anything."""
+"""Conceptors in safetensors files: a few tensors and a header; loading executes no code."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ VERSION = 1
 def save(conceptor: Conceptor, path: str | Path) -> None:
     """Write `conceptor` to `path` (safetensors, with version, aperture and a checksum).
 
-    The file appears whole or not at all: it is written beside `path` and then renamed.
+    The write is atomic: the file is written beside `path` and then renamed.
 
     Raises:
         ImportError: safetensors is not installed.
-        OSError: the folder does not exist, is read-only or full; an older file stays as it was.
+        OSError: the folder does not exist, is read-only or full; an older file stays intact.
     """
     if not isinstance(conceptor, Conceptor):
         raise TypeError(f"save needs a Conceptor, got {type(conceptor).__name__}")
@@ -44,9 +44,8 @@ def load(path: str | Path) -> Conceptor:
     """Read a conceptor that `save` wrote, onto the CPU (move it with `.to(device)`).
 
     Raises:
-        FileNotFoundError: no such file.
-        ValueError: damaged, not a conceptor file, of a newer version, or with numbers that are no
-            conceptor.
+        FileNotFoundError: the file does not exist.
+        ValueError: the file is damaged, contains no conceptor, or has a newer version.
     """
     tensors, header = storage.read(path, "conceptor")
     if header.get("format") != FORMAT:

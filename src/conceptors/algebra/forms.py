@@ -36,13 +36,13 @@ class OddsForm:
         return spectra.cast(self.exact_spectrum(), self.dtype)
 
     def exact_spectrum(self) -> Spectrum:
-        """Not rounded to the dtype, for logic: AND may magnify what rounding does to directions."""
+        """Return directions that are not rounded to the dtype: AND may magnify such rounding."""
         if self._exact is None:
             self._exact = spectra.from_odds_matrix(self.matrix)
         return self._exact
 
     def dense(self, keep: bool = True) -> Tensor:
-        """C `[..., d, d]`; with `keep` a cached tensor, which callers must not change."""
+        """Return C `[..., d, d]`; with `keep` a cached tensor that callers must not change."""
         if self._dense is not None:
             return self._dense if keep else self._dense.clone()
         exact = spectra.matrix_of_odds(self.matrix)
@@ -52,14 +52,14 @@ class OddsForm:
         return matrix
 
     def quota(self) -> Tensor:
-        """The mean singular value `[...]`, by the matrix."""
+        """Return the mean singular value `[...]`, computed from the matrix."""
         if self._quota is None:
             diagonal = self.dense(keep=False).diagonal(dim1=-2, dim2=-1)
             self._quota = diagonal.mean(-1).clamp(0, 1)
         return self._quota.clone()
 
     def trace(self) -> Tensor:
-        """tr Q `[...]`."""
+        """Return tr Q `[...]`."""
         return self.matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
 
     def mapped(self, change: Change, depth: int) -> OddsForm:

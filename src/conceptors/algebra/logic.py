@@ -1,8 +1,8 @@
-"""Two conceptors: AND, OR, order and similarity of spectra.
+"""AND, OR, order and similarity of two spectra.
 
-Neither the sum nor the intersection of subspaces is continuous, so an angle must be named below
-which two directions count as the same (`same_angle`). All decisions are made on sines, never on
-cosines: 1 - cos of an angle of 1e-6 is 5e-13, of which rounding leaves three digits.
+Sums and intersections of subspaces jump where directions become equal, so `same_angle` defines the
+angle below which two directions count as one. All decisions use sines instead of cosines: at an
+angle of 1e-6, 1 - cos is 5e-13, and rounding leaves only three digits of it.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ _ACCURATE = 1e-12  # an error of singular values that eigh may make
 
 
 def disjoin(a: Spectrum, b: Spectrum, stored: torch.dtype | None = None) -> Spectrum:
-    """A ∨ B, the sum of odds matrices, exact also for singular values of 0 and 1.
+    """Return A ∨ B, the sum of odds matrices, exact also for singular values of 0 and 1.
 
-    The result claims fully what either claims fully: its directions of infinite odds span H, the
+    A direction that A or B claims fully is claimed fully: directions of infinite odds span H, the
     sum of both such spaces. Elsewhere odds add: with F = [U_a √o_a, U_b √o_b], projected out of H,
     the odds of A ∨ B are the squared singular values of F, and its directions those on the left.
 
     Args:
-        stored: dtype of the result, to which a and b were rounded too; that of a by default.
+        stored: dtype of the result, to which a and b were rounded too (default: that of a).
     """
     stored = a.vectors.dtype if stored is None else stored
     if (other := _beside_neutral(a, b, 0.0)) is not None:
         return spectra.cast(other, stored)
     a, b = _widen(a), _widen(b)
-    if a.dim == 1:  # numbers, and often thousands of them: one per token
+    if a.dim == 1:  # often thousands of numbers: one per token
         total = _number(a) + _number(b)
         return spectra.cast(Spectrum(torch.ones_like(total).unsqueeze(-1), total), stored)
     is_dense = a.rank + b.rank >= a.dim
@@ -48,7 +48,7 @@ def disjoin(a: Spectrum, b: Spectrum, stored: torch.dtype | None = None) -> Spec
 
 
 def conjoin(a: Spectrum, b: Spectrum, stored: torch.dtype | None = None) -> Spectrum:
-    """A ∧ B = ¬(¬A ∨ ¬B).
+    """Return A ∧ B = ¬(¬A ∨ ¬B).
 
     For invertible A, B this is (A⁻¹ + B⁻¹ - I)⁻¹; for hard projectors it is the projector on the
     intersection of their ranges.
@@ -60,7 +60,7 @@ def conjoin(a: Spectrum, b: Spectrum, stored: torch.dtype | None = None) -> Spec
 
 
 def precedes(a: Spectrum, b: Spectrum) -> Tensor:
-    """Whether A <= B, that is, B - A has no negative eigenvalue (up to the tolerance)."""
+    """Whether A <= B: B - A has no negative eigenvalue, up to the tolerance."""
     tol = tolerance(a.dim, a.vectors.dtype)
     a, b = _widen(a), _widen(b)
     if a.rank + b.rank >= a.dim:
@@ -76,7 +76,7 @@ def precedes(a: Spectrum, b: Spectrum) -> Tensor:
 
 
 def similarity(a: Spectrum, b: Spectrum) -> Tensor:
-    """ρ = tr(A B) / (‖A‖ ‖B‖) in [0, 1]; 0 where either is the zero conceptor."""
+    """Return ρ = tr(A B) / (‖A‖ ‖B‖) in [0, 1]; 0 where A or B is zero."""
     rest_a, rest_b = value_of_rest(a), value_of_rest(b)
     values_a, values_b = _relative_values(a), _relative_values(b)
     over_a, over_b = values_a - rest_a, values_b - rest_b
@@ -89,7 +89,7 @@ def similarity(a: Spectrum, b: Spectrum) -> Tensor:
 
 
 def similarity_of_matrices(a: Tensor, b: Tensor) -> Tensor:
-    """ρ of dense conceptor matrices `[..., d, d]`, without their spectra."""
+    """Return ρ of dense conceptor matrices `[..., d, d]` without computing spectra."""
     tiny = torch.finfo(a.dtype).tiny  # ρ does not depend on scale, and squares may underflow
     a = a / a.abs().amax((-2, -1), keepdim=True).clamp_min(tiny)
     b = b / b.abs().amax((-2, -1), keepdim=True).clamp_min(tiny)
@@ -116,7 +116,7 @@ def _ratio(shared: Tensor, norm_a: Tensor, norm_b: Tensor, dim: int) -> Tensor:
 
 
 def _beside_neutral(a: Spectrum, b: Spectrum, neutral: float) -> Spectrum | None:
-    """0 ∨ C = C and I ∧ C = C, to the last bit: C, if the other has these odds everywhere."""
+    """Return C for 0 ∨ C and I ∧ C, exact to the last bit: one operand has only neutral odds."""
     batch = _common_batch(a, b)
     for one, other in ((a, b), (b, a)):
         if one.rank == 0 and one.rest == neutral and other.odds.shape[:-1] == batch:
@@ -157,7 +157,7 @@ def _add_outside(a: Spectrum, b: Spectrum, stored: torch.dtype) -> Spectrum:
     """A ∨ B without batch, where at least one claims all directions that it does not store."""
     if not a.rest:
         a, b = b, a
-    free = a.vectors[:, ~a.odds.isinf()]  # [d, k], all that A does not claim fully
+    free = a.vectors[:, ~a.odds.isinf()]  # [d, k]: A does not claim these fully
     if b.rest:
         free_b = b.vectors[:, ~b.odds.isinf()]
         claimed = free - free_b @ (free_b.mT @ free)
@@ -208,9 +208,9 @@ def _expanded(a: Spectrum, b: Spectrum) -> list[Spectrum]:
 def _squares(roots: Tensor, stored: torch.dtype) -> tuple[Tensor, Tensor]:
     """Eigenvectors `[..., d, m]` and eigenvalues `[..., m]` of F Fᵀ for F `[..., d, r]`, m <= d, r.
 
-    Squaring F costs half of the digits, which eigh can afford while odds are small. Else F = B T
-    by QR, largest columns first, and T Tᵀ has rows of different scales, which `graded` resolves.
-    Where it cannot, the singular values of F are known to eps · max √o.
+    Squaring F costs half of the digits, which eigh can afford while odds are small. Otherwise
+    F = B T by QR, largest columns first, and `graded` resolves the different scales of T Tᵀ. If it
+    cannot, the singular values of F are accurate to eps · max √o.
     """
     dim, count = roots.shape[-2:]
     if not roots.numel():
@@ -253,7 +253,7 @@ def _compress(spectrum: Spectrum, basis: Tensor) -> Tensor:
 
 
 def _widen(spectrum: Spectrum) -> Spectrum:
-    """In the dtype of factorisations, its directions orthonormal to rounding there."""
+    """Convert to the dtype of factorisations, with directions orthonormal in that dtype."""
     dtype = spectra.work_dtype(spectrum.vectors)
     if spectrum.vectors.dtype == dtype:
         return spectrum
@@ -261,20 +261,17 @@ def _widen(spectrum: Spectrum) -> Spectrum:
     return wide._replace(vectors=spectra.orthonormalised(wide.vectors))
 
 
-# --- subspaces ---------------------------------------------------------------------------
-
-
 def same_angle(stored: torch.dtype) -> float:
-    """Directions at a smaller angle are the same: 1e-7, and 4.8e-7 for those stored in float32.
+    """Return the angle below which directions are the same: 1e-7, in float32 4.8e-7.
 
-    Rounding to float32 turns a subspace by up to 1e-7; data in float32 are no better. Directions
-    of float64 have more digits, but two tasks on the same subspace do not find it in all of them.
+    Rounding to float32 turns a subspace by up to 1e-7, and so does rounding in float32 data. In
+    float64, two tasks on the same subspace still do not determine it to all digits.
     """
     return max(1e-7, 4 * torch.finfo(stored).eps)
 
 
 def _added(u: Tensor, v: Tensor, least: float) -> Tensor:
-    """Orthonormal columns `[..., d, k]` for what the columns of v add to the span of those of u.
+    """Return orthonormal columns `[..., d, k]` that extend the span of u to that of u and v.
 
     Directions of v at an angle to span(u) whose sine is at most `least` add nothing. In a batch
     zero columns, after all others, fill up to the largest k.

@@ -8,8 +8,8 @@ s = σ / (σ + α⁻²) gives o = α² σ, and
     aperture   scales odds:          o(φ(C, γ)) = γ² o
     OR         adds odds matrices:   Q(A ∨ B)   = Q(A) + Q(B),   Q = C (I - C)⁻¹
 
-Odds of 0 and infinity stand for singular values of exactly 0 and 1, so NOT and aperture adaptation
-lose nothing, however often they are applied.
+Odds of 0 and infinity stand for singular values of exactly 0 and 1, so repeated NOT and aperture
+adaptation lose no information.
 
 A spectrum may store fewer directions than the space has (the factored form). All other directions
 have the same odds, `rest`: 0 (the usual case) or infinity (after NOT). All operations preserve this
@@ -33,7 +33,7 @@ class Spectrum(NamedTuple):
 
     vectors: Tensor  # [..., d, r]; columns orthonormal, or zero where a batch is padded
     odds: Tensor  # [..., r], each in [0, inf]
-    rest: float = 0.0  # 0 or inf; without meaning when r = d
+    rest: float = 0.0  # 0 or inf; unused when r = d
 
     @property
     def dim(self) -> int:
@@ -48,11 +48,8 @@ class Spectrum(NamedTuple):
         return self.rank == self.dim
 
 
-# --- scalars -----------------------------------------------------------------------------
-
-
 def tolerance(size: int, dtype: torch.dtype) -> float:
-    """Singular values closer than this to 0 or 1 are rounded to exactly that.
+    """Return the distance from 0 or 1 within which singular values are rounded to 0 or 1.
 
     4 d eps of float64, in which factorisations are computed, plus 4 √d eps of the dtype in which
     the directions are stored.
@@ -77,12 +74,12 @@ def value_of_rest(spectrum: Spectrum) -> float:
 
 
 def snap(values: Tensor, tol: float) -> Tensor:
-    """Clamp to [0, 1], and round values within `tol` of an end to that end."""
+    """Clamp to [0, 1] and round values within `tol` of 0 or 1 to that end."""
     return torch.where(values <= tol, 0.0, torch.where(values >= 1 - tol, 1.0, values))
 
 
 def work_dtype(x: Tensor) -> torch.dtype:
-    """The dtype of small factorisations: float64 wherever the device supports it."""
+    """Return the dtype of small factorisations: float64 if the device supports it."""
     return x.dtype if x.device.type == "mps" else torch.float64
 
 
@@ -92,7 +89,7 @@ def work_dtype(x: Tensor) -> torch.dtype:
 def from_odds_matrix(odds: Tensor) -> Spectrum:
     """Spectrum of Q = α² R `[..., d, d]`; eigenvalues of rounding size become 0.
 
-    One eigh is accurate to eps · max Q. Where that is not enough, `graded` resolves the others.
+    One eigh is accurate to eps · max Q. For smaller eigenvalues, `graded` takes over.
     """
     if odds.shape[-1] == 1:
         return Spectrum(torch.ones_like(odds), odds.squeeze(-1).clamp_min(0))
@@ -142,9 +139,9 @@ def _graded(odds: Tensor) -> Spectrum | None:
 
 
 def occupied(moment: Tensor, rounding: float) -> Spectrum:
-    """The hard projector on all directions of R `[..., d, d]` that are more than rounding.
+    """Return the hard projector onto all directions of R `[..., d, d]` above rounding.
 
-    Columns are scaled to unit size first, R = D K D, because each has rounding of its own size.
+    Columns are scaled to unit size first, R = D K D, because rounding is relative to each column.
     Eigenvectors V of K that explain a share of at most `rounding` of its trace are rounding; the
     directions orthogonal to all others of R are D⁻¹ V.
     """
@@ -172,9 +169,9 @@ def from_rows(rows: Tensor) -> Spectrum:
 
 
 def sorted_qr(columns: Tensor) -> tuple[Tensor, Tensor]:
-    """Q `[..., d, m]` and T `[..., m, n]` of the columns `[..., d, n]`, largest first.
+    """Factor columns `[..., d, n]`, largest first, into Q `[..., d, m]` and T `[..., m, n]`.
 
-    Each column has rounding of its own size. Entries of T of at most that size become 0.
+    Entries of T below the rounding error of their column become 0.
     """
     order = columns.square().sum(-2).argsort(-1, descending=True)
     columns = columns.take_along_dim(order.unsqueeze(-2), -1)
@@ -204,7 +201,7 @@ def svd(matrix: Tensor, full_matrices: bool = True) -> tuple[Tensor, Tensor, Ten
 
 
 def matrix_of_odds(odds: Tensor) -> Tensor | None:
-    """C = Q (I + Q)⁻¹ = I - (I + Q)⁻¹ by Cholesky, without the spectrum; None as `_complement`."""
+    """Return C = Q (I + Q)⁻¹ = I - (I + Q)⁻¹ by Cholesky, or None as `_complement` does."""
     if odds.shape[-1] == 1:
         return values_of(odds.clamp_min(0))
     inverse = _complement(odds)
@@ -218,17 +215,17 @@ def matrix_of_odds(odds: Tensor) -> Tensor | None:
 
 
 def is_accurate(odds: Tensor) -> bool:
-    """Whether rounding in Q `[..., d, d]` does not show in its conceptor; see `_complement`."""
+    """Whether rounding in Q `[..., d, d]` is negligible in its conceptor; see `_complement`."""
     return float(_diagonal(odds).amax()) <= _LARGE or _complement(odds) is not None
 
 
 def _complement(odds: Tensor) -> Tensor | None:
-    """¬C = (I + Q)⁻¹ by Cholesky; None where that would be off by more than √eps.
+    """Return ¬C = (I + Q)⁻¹ by Cholesky, or None if its error could exceed √eps.
 
-    Then Q has a negative eigenvalue, left by rounding in R and a large aperture, or its own
-    rounding counts beside I. With rounding of eps √(Q_ii Q_jj), which columns of any scale have,
-    E = (I + Q)⁻¹ is off by at most eps ‖|E| √diag Q‖². A column that rounding alone tells from
-    the others has E_ii (1 + Q_ii) near 1 / eps.
+    The error is large if rounding in R gives Q a negative eigenvalue, or if rounding in Q is not
+    small beside I. With rounding errors of eps √(Q_ii Q_jj), the error of E = (I + Q)⁻¹ is at most
+    eps ‖|E| √diag Q‖². If only rounding distinguishes column i from the others, E_ii (1 + Q_ii) is
+    near 1 / eps.
     """
     limits = torch.finfo(odds.dtype)
     allowed = math.sqrt(limits.eps)
@@ -249,7 +246,7 @@ def _complement(odds: Tensor) -> Tensor | None:
 
 
 def _inverse_from(lower: Tensor) -> Tensor:
-    """(L Lᵀ)⁻¹; on a GPU by products, which are faster there."""
+    """Return (L Lᵀ)⁻¹; on a GPU by matrix products, which are faster there."""
     if not lower.is_cuda:
         return torch.cholesky_inverse(lower)
     eye = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device)
@@ -259,9 +256,6 @@ def _inverse_from(lower: Tensor) -> Tensor:
 
 def _diagonal(matrix: Tensor) -> Tensor:
     return matrix.diagonal(dim1=-2, dim2=-1)
-
-
-# --- one conceptor -----------------------------------------------------------------------
 
 
 def to_matrix(spectrum: Spectrum) -> Tensor:
@@ -315,7 +309,7 @@ def project(spectrum: Spectrum, x: Tensor) -> Tensor:
 
 
 def truncate(spectrum: Spectrum, rank: int) -> Spectrum:
-    """Only the `rank` directions that differ most from the rest."""
+    """Retain the `rank` directions that differ most from the rest."""
     strongest = _distance(spectrum).topk(min(rank, spectrum.rank), dim=-1).indices
     vectors = spectrum.vectors.take_along_dim(strongest.unsqueeze(-2), -1)
     rest = 0.0 if spectrum.is_dense else spectrum.rest
@@ -345,7 +339,7 @@ def complete(spectrum: Spectrum) -> Spectrum:
 
 
 def orthonormalised(vectors: Tensor) -> Tensor:
-    """Nearly orthonormal (or zero) columns `[..., d, r]` made so to rounding, changed least.
+    """Make nearly orthonormal (or zero) columns `[..., d, r]` orthonormal to rounding.
 
     U (3 I - Uᵀ U) / 2 squares the error; twice takes float32 rounding to float64 rounding.
     """
@@ -359,18 +353,15 @@ def orthonormalised(vectors: Tensor) -> Tensor:
 def cast(spectrum: Spectrum, dtype: torch.dtype) -> Spectrum:
     """The same spectrum in another dtype, in row-major layout.
 
-    The last bits of products depend on the layout; one layout makes a loaded conceptor act exactly
-    as the saved one.
+    The last bits of products depend on the layout; with one layout, a loaded conceptor computes
+    exactly the same as the saved one.
     """
     vectors = spectrum.vectors.to(dtype).contiguous()
     return Spectrum(vectors, spectrum.odds.to(dtype), spectrum.rest)
 
 
-# --- batches -----------------------------------------------------------------------------
-
-
 def pad(spectrum: Spectrum, rank: int) -> Spectrum:
-    """Fill up to `rank` with zero columns, which say nothing about any direction."""
+    """Fill up to `rank` with zero columns, which describe no direction."""
     extra = rank - spectrum.rank
     vectors, odds = spectrum.vectors, spectrum.odds
     blank = vectors.new_zeros((*vectors.shape[:-1], extra))
@@ -379,20 +370,20 @@ def pad(spectrum: Spectrum, rank: int) -> Spectrum:
 
 
 def items_of(spectrum: Spectrum, batch: torch.Size) -> list[Spectrum]:
-    """The members of a batch one by one, without the zero columns that pad them."""
+    """Split a batch into its members, without the zero columns that pad them."""
     dim, rank, count = spectrum.dim, spectrum.rank, math.prod(batch)
     vectors = spectrum.vectors.broadcast_to(*batch, dim, rank).reshape(count, dim, rank)
     odds = spectrum.odds.broadcast_to(*batch, rank).reshape(count, rank)
     items = []
     for u, o in zip(vectors, odds):
         real = u.abs().amax(0) > 0
-        is_padded = not bool(real.all())
-        items.append(Spectrum(u[:, real] if is_padded else u, o[real] if is_padded else o))
-    return [item._replace(rest=spectrum.rest) for item in items]
+        whole = bool(real.all())
+        items.append(Spectrum(u if whole else u[:, real], o if whole else o[real], spectrum.rest))
+    return items
 
 
 def stack(items: list[Spectrum], batch: torch.Size) -> Spectrum:
-    """The inverse of `items_of`: one batched spectrum, padded to the largest rank."""
+    """Join spectra into one batch, padded to the largest rank; the inverse of `items_of`."""
     rank = max(item.rank for item in items)
     items = [pad(item, rank) for item in items]
     vectors = torch.stack([item.vectors for item in items])

@@ -1,6 +1,6 @@
-"""Charts and the page of experiments, made from their `results.json` alone.
+"""Charts and pages about experiments and shields; experiments need only their `results.json`.
 
-`read_results` reads and checks the file. Everything else needs altair, vl-convert, pandas and
+`read_results` reads and checks that file. All other functions need altair, vl-convert, pandas and
 jinja2: `pip install 'conceptors[figures]'`.
 """
 
@@ -29,9 +29,9 @@ __all__ = [
 def write_page(
     results: dict[str, Any], path: Path | str, pictures: Sequence[tuple[str, Path]] = ()
 ) -> Path:
-    """Write one self-contained HTML page; it links to `results.json` in the same folder.
+    """Write one self-contained HTML page, which links to `results.json` in the same folder.
 
-    `results` come from `read_results`; `pictures` are (caption, PNG file) pairs to show as well.
+    `results` come from `read_results`; `pictures` are more images, as (caption, PNG file) pairs.
     """
     need_charts()
     from conceptors.report import page, theme
@@ -40,7 +40,7 @@ def write_page(
 
 
 def write_figures(results: dict[str, Any], folder: Path | str) -> list[Path]:
-    """Write every chart that the results have numbers for, as SVG, PDF and PNG."""
+    """Write every chart for which the results have numbers, as SVG, PDF and PNG."""
     need_charts()
     from conceptors.report import sections
 
@@ -64,14 +64,14 @@ def write_shield_page(
 
 
 def write_explorer(path: Path | str, shield: Path | str | None = None) -> Path:
-    """Write one self-contained page on which to move the aperture.
+    """Write one self-contained page with a slider for the aperture.
 
-    It shows conceptors of small digits with their NOT, OR and AND. With `shield`, a file that
-    `Shield.save` wrote, it shows the conceptors of its layers.
+    The page shows conceptors of small digits with their NOT, OR and AND. If `shield` names a file
+    of `Shield.save`, it shows the conceptors of that shield's layers.
 
     Raises:
-        ValueError: `shield` is not such a file, or claims nothing.
-        ImportError: scikit-learn, which has the digits, is not installed.
+        ValueError: `shield` is not a file of a shield, or it claims nothing.
+        ImportError: scikit-learn, which contains the digits, is not installed.
     """
     need_charts()
     from conceptors.report import explore, theme
@@ -81,7 +81,7 @@ def write_explorer(path: Path | str, shield: Path | str | None = None) -> Path:
 
 
 def need_charts() -> None:
-    """Raise an ImportError that says what to install, unless the extra `figures` is here."""
+    """Raise an ImportError with the install command unless the extra `figures` is installed."""
     for module in ("altair", "vl_convert", "pandas", "jinja2"):
         try:
             import_module(module)

@@ -1,7 +1,7 @@
-"""One description of each kind of chart in altair, for the page and for files alike.
+"""Each kind of chart, described once in altair for the page and for files.
 
 Charts take tidy tables. Curves: `series, x, value, sd, tip`; cells: `row, column, value, tip`.
-`tip` is what a mark says to a reader who points at it.
+`tip` is the text that appears when a reader points at a mark.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from conceptors.report.data import evenly
 from conceptors.report.text import labels, number
 from conceptors.report.theme import DASHES, LIGHT, Drawing, Look
 
-WIDTH, HEIGHT = 290, 190  # with its axes a chart is as wide as a phone, so text stays legible
-CELLS = 10  # up to here every cell of a matrix shows its number
+WIDTH, HEIGHT = 290, 190  # with axes, a chart is as wide as a phone: text stays legible
+CELLS = 10  # up to this size, every cell of a matrix shows its number
 
 
 def lines(
@@ -31,7 +31,7 @@ def lines(
 ) -> Drawing:
     """One line per series with at most 12 markers, and a band of one standard deviation.
 
-    `x` and `y` are titles; y covers `domain`, or what the data need.
+    `x` and `y` are titles; the y axis covers `domain` (default: the range of the data).
     """
     names = list(frame.series.unique())
     short = dict(zip(names, labels(names)))
@@ -105,7 +105,7 @@ def dots(frame: pd.DataFrame, looks: Sequence[Look], title: str) -> Drawing:
 def heat(
     frame: pd.DataFrame, span: tuple[float, float], down: str, across: str, digits: int
 ) -> Drawing:
-    """At most 20 x 20 cells, coloured from low to high unless `hidden`, with numbers up to 10."""
+    """At most 20 x 20 cells, coloured from low to high unless `hidden`; up to 10 show numbers."""
     frame = frame[frame.row.isin(_thin(frame.row)) & frame.column.isin(_thin(frame.column))]
     height, width = frame.row.nunique(), frame.column.nunique()
     low, high = span
@@ -134,7 +134,7 @@ def pictures(
 ) -> Drawing:
     """Images `[k, height, width]` on one grey scale: one column per name, one row per image.
 
-    `notes` are words below the images, by the name of the column; `side` is an image's width.
+    `notes` are texts below the images, by column name; `side` is the width of an image.
     """
     stacks = {name: np.asarray(images, dtype=float) for name, images in columns.items()}
     first = next(iter(stacks.values()))
@@ -164,7 +164,7 @@ def pictures(
 
 
 def joined(charts: Iterable[tuple[str, Drawing]], columns: int) -> Drawing:
-    """Several charts as one, each under its name; their scales stay apart."""
+    """Join several charts into one, each under its name and with its own scales."""
     named = [chart.properties(title=name) for name, chart in charts]
     if len(named) == 1:
         return named[0]
@@ -175,7 +175,7 @@ def joined(charts: Iterable[tuple[str, Drawing]], columns: int) -> Drawing:
 
 
 def _thin(values: pd.Series) -> list[Any]:
-    """At most 20 of the values, evenly spread."""
+    """Return at most 20 of the values, evenly spread."""
     unique = values.unique().tolist()
     return [unique[k] for k in evenly(len(unique), 20)]
 

@@ -1,6 +1,6 @@
-"""Results as tidy tables: one row per number, made with pandas from a checked `results.json`.
+"""Results as tidy pandas tables with one row per number, from a checked `results.json`.
 
-Tasks are counted from 1. `after` is how many tasks had been learned.
+Tasks are counted from 1. `after` is the number of tasks learned so far.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ import pandas as pd
 
 from conceptors.report.text import setting
 
-CEILINGS = frozenset({"joint"})  # sees all tasks at once: a bound, not a competitor
+CEILINGS = frozenset({"joint"})  # these see all tasks at once: a bound, not a competitor
 _RUN = ["method", "seed"]
 
 
 def methods(results: dict[str, Any]) -> list[str]:
-    """Every method that ran, in the order of the file."""
+    """Return every method that ran, in the order of the file."""
     return list(dict.fromkeys(run["method"] for run in results["runs"]))
 
 
 def task_count(results: dict[str, Any]) -> int:
-    """How many tasks the scenario has."""
+    """Return the number of tasks of the scenario."""
     return max(len(row) for run in results["runs"] for row in run["accuracy"])
 
 
 def task_names(results: dict[str, Any]) -> list[str]:
-    """Their names; numbers if the file has no names."""
+    """Return the names of the tasks, or their numbers if the file has no names."""
     return results.get("task_names") or [str(k + 1) for k in range(task_count(results))]
 
 
 def over_seeds(frame: pd.DataFrame, *keys: str) -> pd.DataFrame:
-    """Mean `value` and standard deviation `sd` over seeds (NaN for a single one)."""
+    """Compute mean `value` and standard deviation `sd` over seeds (NaN for a single seed)."""
     groups = frame.groupby(list(keys), sort=False)["value"]
     return groups.agg(value="mean", sd="std").reset_index()
 
@@ -40,8 +40,8 @@ def over_seeds(frame: pd.DataFrame, *keys: str) -> pd.DataFrame:
 def pairs(results: dict[str, Any], part: str = "accuracy") -> pd.DataFrame:
     """`method, seed, after, task, value`: accuracy on every task after every task, in percent.
 
-    A method that learned all tasks at once has values after the last task only. The `part`
-    "similarity" has the same form.
+    A method that learned all tasks at once has values only after the last task. `part` may also
+    be "similarity", which has the same form.
     """
     rows = [
         (run["method"], run["seed"], after, task, value)
@@ -56,8 +56,8 @@ def pairs(results: dict[str, Any], part: str = "accuracy") -> pd.DataFrame:
 def accuracy_so_far(results: dict[str, Any]) -> pd.DataFrame:
     """`method, seed, after, value`: accuracy over the tasks seen so far (the paper's figure 1).
 
-    The last value is the final accuracy, which is over all test samples. The mean over tasks is
-    weighted by their shares of these samples, to agree with it.
+    The last value is the final accuracy over all test samples. To agree with it, the mean over
+    tasks is weighted by their shares of these samples.
     """
     frame = pairs(results)
     seen = frame[frame.task <= frame.after]
@@ -71,7 +71,7 @@ def accuracy_so_far(results: dict[str, Any]) -> pd.DataFrame:
 
 
 def _shares(results: dict[str, Any]) -> Any:
-    """Each task's share of the test samples, solved from the final accuracies; else equal."""
+    """Solve for each task's share of the test samples; equal shares if there is no solution."""
     tasks = task_count(results)
     equal = np.full(tasks, 1.0 / tasks)
     last = np.array([run["accuracy"][-1] for run in results["runs"]], dtype=float) / 100
@@ -105,7 +105,7 @@ def quotas(results: dict[str, Any]) -> pd.DataFrame:
 
 
 def spectra(results: dict[str, Any]) -> pd.DataFrame:
-    """`method, seed, layer, after, index, value`: singular values of A, not all of them."""
+    """`method, seed, layer, after, index, value`: at most 160 singular values of A per task."""
     rows = [
         (run["method"], run["seed"], layer, task + 1, k + 1, tasks[task][k])
         for run in results["runs"]
@@ -117,7 +117,7 @@ def spectra(results: dict[str, Any]) -> pd.DataFrame:
 
 
 def settings(results: dict[str, Any]) -> pd.DataFrame:
-    """The settings in words without the seed: one row per setting, one column per method."""
+    """Return all settings except the seed: one row per setting, one column per method."""
     rows = [
         (run["method"], str(key), setting(value))
         for run in results["runs"]
@@ -130,7 +130,7 @@ def settings(results: dict[str, Any]) -> pd.DataFrame:
 
 
 def evenly(items: int, most: int) -> list[int]:
-    """At most `most` of the indices 0 ... items - 1, evenly spread, with both ends.
+    """Return at most `most` of the indices 0 ... items - 1, evenly spread, with both ends.
 
     >>> evenly(100, 5)
     [0, 25, 50, 74, 99]

@@ -1,4 +1,4 @@
-"""The page to explore: an aperture to move, and what it does to digits or to a shield's layers."""
+"""The page to explore: a slider for the aperture of digits or of a shield's layers."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from conceptors.report.theme import DASHES, look
 from conceptors.shield.state import read_claims
 
 _SAMPLES = 8  # images of each class
-_LOOKS = 28  # all that differ
+_LOOKS = 28  # this many curves look different
 
 
 def digits() -> str:
-    """The page about the conceptors of scikit-learn's digits, their NOT, OR and AND.
+    """Return the page about the conceptors of scikit-learn's digits, their NOT, OR and AND.
 
     Raises:
         ImportError: scikit-learn is not installed.
@@ -32,7 +32,7 @@ def digits() -> str:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise ImportError(
-            "the digits come with scikit-learn, which is not installed: "
+            "the digits need scikit-learn, which is not installed: "
             "pip install 'conceptors[sklearn]'"
         ) from error
     pixels, classes = load_digits(return_X_y=True)
@@ -40,7 +40,7 @@ def digits() -> str:
 
 
 def digits_page(pixels: Tensor, classes: Tensor) -> str:
-    """The page about the conceptors of classes of images `[n, side²]`, whole numbers up to 16."""
+    """Return the page about classes of images `[n, side²]` with whole numbers from 0 to 16."""
     side = round(pixels.shape[1] ** 0.5)
     numbers = classes.unique().tolist()
     below = np.tril_indices(side**2)
@@ -61,10 +61,10 @@ def digits_page(pixels: Tensor, classes: Tensor) -> str:
 
 
 def layers(file: Path) -> str:
-    """The page about what a shield claims in each layer.
+    """Return the page about what a saved shield claims in each layer.
 
     Raises:
-        ValueError: this is not a file of a shield, or it claims nothing.
+        ValueError: the file is not a shield, or it claims nothing.
     """
     tasks, claimed = read_claims(file)
     if not claimed:
@@ -73,8 +73,8 @@ def layers(file: Path) -> str:
 
 
 def layers_page(title: str, tasks: int, claimed: Mapping[str, Conceptor]) -> str:
-    """The page about the conceptors of layers by name."""
-    large = {name: c for name, c in claimed.items() if c.dim > 2} or claimed  # norms say little
+    """Return the page about the conceptors of layers by name."""
+    large = {name: c for name, c in claimed.items() if c.dim > 2} or claimed  # leave out norms
     data = {"kind": "layers", "layers": [_layer(conceptor) for conceptor in large.values()]}
     return _page(title, data, labels(list(large), 60), tasks)
 
@@ -91,7 +91,7 @@ def _page(title: str, data: dict[str, Any], names: list[str], tasks: int = 0) ->
 
 
 def _layer(conceptor: Conceptor) -> dict[str, Any]:
-    """All groups of a layer together: the number of directions, and the odds that are not 0."""
+    """Pack all groups of a layer: the number of directions, and the odds that are not 0."""
     s = conceptor.singular_values.double().flatten().cpu().sort(descending=True).values
     odds = s / (1 - s)
     return {"dim": len(s), "odds": _packed(odds[odds > 0].numpy(), "<f4")}

@@ -1,4 +1,4 @@
-"""The page: one HTML file with everything inside, so it opens from disk without a network."""
+"""The page: one self-contained HTML file that opens from disk without a network."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from conceptors.report.theme import DARK, LIGHT, page_svg
 
 
 def render(results: dict[str, Any], pictures: Sequence[tuple[str, Path]] = ()) -> str:
-    """The page of checked results as text; see `write_page`."""
+    """Return the page of checked results as text; see `write_page`."""
     results = clean(results)
     settings = data.settings(results)
     shared = (settings.nunique(axis=1) == 1) & settings.notna().all(axis=1)
@@ -41,9 +41,9 @@ def render(results: dict[str, Any], pictures: Sequence[tuple[str, Path]] = ()) -
 
 
 def fill(template: str, *scripts: str, **values: Any) -> str:
-    """A page from its template, with the style and the scripts that its policy allows.
+    """Fill a template with values, the style and the scripts that its content policy allows.
 
-    `scripts` are files beside the template that this page needs in addition.
+    `scripts` are additional script files beside the template.
     """
     environment = Environment(
         loader=PackageLoader("conceptors.report"),

@@ -1,4 +1,4 @@
-"""A panel of the page: a chart, a sentence that describes it, and its values as a table."""
+"""Panels of the page: a chart, a label that describes it, and its values as a table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from conceptors.report.theme import Drawing, Look
 
 @dataclass(frozen=True)
 class Panel:
-    """`table` has one row per heading in its index; None where it would be too long."""
+    """A chart with title and label; `table` is None where it would be too long."""
 
     title: str
     chart: Drawing
@@ -26,9 +26,9 @@ class Panel:
 
 @dataclass(frozen=True)
 class Section:
-    """Charts that answer one question; `facts` are numbers that their explanation mentions.
+    """Charts that answer one question; `facts` are numbers that the explanation mentions.
 
-    `name` is that of their files; titles and explanations are in `templates/sections.html`.
+    `name` is the file name; titles and explanations are in `templates/panels.html`.
     """
 
     name: str
@@ -47,7 +47,7 @@ def curve_panel(
     digits: int = 2,
     domain: tuple[float, float] | None = None,
 ) -> Panel:
-    """Curves of `series, x, value` and maybe `sd`; `at` names x where values are read."""
+    """Plot curves of `series, x, value` and optionally `sd`; `at` names x in the tips."""
     if "sd" not in frame:
         frame = frame.assign(sd=np.nan)
     texts = [spread(value, sd, digits) for value, sd in zip(frame.value, frame.sd)]
@@ -66,9 +66,9 @@ def matrix_panel(
     names: Sequence[str],
     unit: str = "",
 ) -> Panel:
-    """Cells of `after, task, value`; `words` describe rows and columns, `names` the tasks.
+    """Plot cells of `after, task, value`; `words` describe rows and columns, `names` the tasks.
 
-    With words that differ, cells above the diagonal are of tasks not learned yet.
+    If the two words differ, cells above the diagonal belong to tasks that were not learned yet.
     """
     down, across = words
     hidden = (frame.task > frame.after) & (down != across)
@@ -88,6 +88,6 @@ def matrix_panel(
 
 
 def _wide(frame: pd.DataFrame, rows: str, columns: str) -> pd.DataFrame:
-    """The texts with one column per value of `columns`, in their order."""
+    """Pivot the texts to one column per value of `columns`, in their order."""
     wide = frame.pivot(index=rows, columns=columns, values="text")
     return wide.reindex(columns=frame[columns].unique()).fillna(MISSING)

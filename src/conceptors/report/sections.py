@@ -1,4 +1,4 @@
-"""The sections of the page, which are also the figures: each has charts if there are numbers."""
+"""The sections of the page, which are also the figures; sections without numbers have no charts."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ MEASURE = "accuracy on test data (%)"
 
 
 def sections(results: dict[str, Any]) -> list[Section]:
-    """All sections that have a chart."""
+    """Return all sections that have a chart."""
     builders = (accuracy, forgetting, matrices, learning, quota, spectra, similarity)
     return [section for section in (build(results) for build in builders) if section.panels]
 
 
 def write(results: dict[str, Any], folder: Path) -> list[Path]:
-    """Every section as one figure in `folder`, as SVG, PDF and PNG."""
+    """Write every section as one figure to `folder`, as SVG, PDF and PNG."""
     files = []
     for section in sections(clean(results)):
         titles = labels([panel.title for panel in section.panels], 60)
@@ -33,7 +33,7 @@ def write(results: dict[str, Any], folder: Path) -> list[Path]:
 
 
 def accuracy(results: dict[str, Any]) -> Section:
-    """Accuracy over the tasks seen so far, and that of each seed at the end."""
+    """Accuracy over the tasks learned so far, and the final accuracy of each seed."""
     looks = dict(zip(data.methods(results), method_looks(data.methods(results))))
     means = data.over_seeds(data.accuracy_so_far(results), "method", "after")
     means = means.rename(columns={"method": "series", "after": "x"})
@@ -99,7 +99,7 @@ def quota(results: dict[str, Any]) -> Section:
     panels = []
     for method, frame in means.groupby("method", sort=False):
         looks = [look(k) for k in range(frame.series.nunique())]
-        titles = ("after task", LEARNED, "quota of A (share of the space)")
+        titles = ("after task", LEARNED, "quota of A (claimed share)")
         panels.append(curve_panel(method, frame, looks, *titles, digits=3, domain=(0, 1)))
     return Section("quota", panels)
 
@@ -135,7 +135,7 @@ def similarity(results: dict[str, Any]) -> Section:
 def _per_task(
     method: str, frame: pd.DataFrame, at: str, x: str, y: str, domain: tuple[float, float]
 ) -> Panel:
-    """Curves of a method, one per task."""
+    """Plot the curves of a method, one per task."""
     tasks = frame.task.unique()
     frame = frame[frame.task.isin(tasks[data.evenly(len(tasks), 10)])]
     frame = frame.assign(series=[f"task {task}" for task in frame.task])

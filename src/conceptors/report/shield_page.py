@@ -1,4 +1,4 @@
-"""A page about one shield: how full each layer is, what passes, and what to do about it."""
+"""A page about one shield: how full each layer is, what passes, and what to do."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from conceptors.report.theme import look
 if TYPE_CHECKING:
     from conceptors import Shield
 
-FULL = 0.9  # the quota above which a layer is full
+FULL = 0.9  # layers above this quota are full
 
 
 def render(
     shield: Shield, title: str, accuracy: Sequence[Sequence[float]], stuck: Sequence[str]
 ) -> str:
-    """The page as text; see `Shield.report`. `stuck`: layers where hardly any gradient passes."""
+    """Return the page; see `Shield.report`. In `stuck` layers hardly any gradient passes."""
     layers = shield.explain()
     sections = [_accuracy(accuracy), _spectra(shield), _similarity(shield.tasks())]
     return fill(
@@ -37,7 +37,7 @@ def render(
 
 
 def advice(layers: Sequence[Any], stuck: Sequence[str]) -> dict[str, str]:
-    """The layers that need each kind of attention, as words; `layers` as of `Shield.explain`."""
+    """Name the layers that need each kind of attention; `layers` come from `Shield.explain`."""
     large = [row for row in layers if row.dim > 2]  # a channel of a norm layer has two
     kinds = {
         "idle": [row.layer for row in large if row.done.startswith("no guarded optimizer")],
@@ -56,7 +56,7 @@ def _accuracy(rows: Sequence[Sequence[float]]) -> Section:
     cells = [(i, j, float(v)) for i, row in enumerate(rows, 1) for j, v in enumerate(row, 1)]
     frame = pd.DataFrame(cells, columns=["after", "task", "value"])
     if not frame.value.between(0, 100).all():
-        raise ValueError("accuracy must be rows of percentages in [0, 100], one after each task")
+        raise ValueError("accuracy must be rows of percentages in [0, 100], one row per task")
     if not cells:
         return Section("matrices", [])
     names, words = [str(task) for task in frame.task.unique()], ("after task", "tested on task")

@@ -1,4 +1,4 @@
-"""The cells of the summary table: one row per method, the best marked, published results."""
+"""The summary table: one row per method, with the best values and published results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HIGHEST = {"mean": True, "forgetting": False, "backward_transfer": True}  # whi
 
 @dataclass(frozen=True)
 class Cell:
-    """What is shown, and the value to sort by (None: last)."""
+    """A text and the value to sort by (None sorts last)."""
 
     text: str = MISSING
     value: float | None = None
@@ -26,7 +26,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """A method and its cells by column; `colour` is the name of its colour in the charts."""
+    """A method, its colour in the charts, and its cells by column."""
 
     method: str
     colour: str
@@ -35,7 +35,7 @@ class Row:
 
 
 def summary(results: dict[str, Any]) -> list[Row]:
-    """One row per method that ran, the highest accuracy first."""
+    """Return one row per method that ran, in descending order of accuracy."""
     names, entries = data.methods(results), results["summary"]
     best = {key: _best(entries, key) for key in _DIGITS}
     rows = []
@@ -63,7 +63,7 @@ def _cell(
 
 
 def _best(entries: dict[str, dict[str, Any]], key: str) -> set[str]:
-    """The methods with the best value as printed; none where all are equal."""
+    """Return the methods with the best printed value; none if all are equal."""
     values = {
         method: round(entry[key], 2)
         for method, entry in entries.items()

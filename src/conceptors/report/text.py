@@ -1,4 +1,4 @@
-"""Words and numbers as people read them; names from a file made safe to show."""
+"""Format numbers and words for readers; make names from files safe to show."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _JAVASCRIPT |= {"__defineSetter__", "__lookupGetter__", "__lookupSetter__"}
 
 
 def clean(value: Any) -> Any:
-    """Replace what neither pages nor figures can show: control codes and lone surrogates.
+    """Replace control codes and lone surrogates, which pages and figures cannot show.
 
-    Texts inside dictionaries and lists are replaced too.
+    Texts inside dictionaries and lists are cleaned too.
 
     >>> clean({"a\\x00b": ["\\ud800c", 1]})
     {'a\ufffdb': ['\ufffdc', 1]}
@@ -35,7 +35,7 @@ def clean(value: Any) -> Any:
 
 
 def shorten(text: str, limit: int) -> str:
-    """At most `limit` characters on one line, the end replaced by an ellipsis.
+    """Shorten to at most `limit` characters on one line, ending in an ellipsis.
 
     >>> shorten("conceptor-aided back-propagation", 12)
     'conceptor-a…'
@@ -45,7 +45,7 @@ def shorten(text: str, limit: int) -> str:
 
 
 def labels(names: Sequence[str], limit: int = 26) -> list[str]:
-    """Short names that still differ from each other, and that JavaScript does not reserve.
+    """Shorten names so that they still differ and JavaScript does not reserve them.
 
     >>> labels(["a long name", "a long game"], 7)
     ['a long…', 'a long… 2']
@@ -64,7 +64,7 @@ def labels(names: Sequence[str], limit: int = 26) -> list[str]:
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """A number with a true minus sign, or a dash where the value is undefined.
+    """Format a number with a true minus sign, or a dash if it is undefined.
 
     >>> number(-1.234), number(-0.001), number(12345.6, 0), number(None)
     ('−1.23', '0.00', '12,346', '–')
@@ -75,7 +75,7 @@ def number(value: float | None, digits: int = 2) -> str:
 
 
 def spread(mean: float | None, sd: float | None, digits: int = 2) -> str:
-    """`mean ± sd`, or the mean alone where the deviation is undefined.
+    """Format `mean ± sd`, or the mean alone if the deviation is undefined.
 
     >>> spread(94.91, 0.3), spread(94.91, None)
     ('94.91 ± 0.30', '94.91')
@@ -86,5 +86,5 @@ def spread(mean: float | None, sd: float | None, digits: int = 2) -> str:
 
 
 def setting(value: Any) -> str:
-    """A setting as text: JSON, but without quotes around words."""
+    """Format a setting as JSON, but without quotes around words."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

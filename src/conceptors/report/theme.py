@@ -1,14 +1,14 @@
-"""How charts look, and how vl-convert draws them: as files, and as SVG that follows the page.
+"""The look of charts, and drawing with vl-convert: as files, and as SVG in the page's colours.
 
-Curves differ in colour, dashes and markers together, so grey is enough to tell them apart. Their
-colours are those of Okabe and Ito, which people with any colour vision can distinguish.
+Curves differ in colour, dashes and markers, so grey prints stay readable. The colours are those of
+Okabe and Ito, which people with any colour vision can distinguish.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
@@ -40,7 +40,7 @@ _TIP = re.compile(
 
 @dataclass(frozen=True)
 class Look:
-    """A name of a colour, dashes and a marker."""
+    """The name of a colour, the number of a dash pattern, and a marker."""
 
     colour: str
     dash: int
@@ -48,26 +48,26 @@ class Look:
 
 
 def look(k: int) -> Look:
-    """The look of the k-th curve; the first 28 differ."""
+    """Return the look of the k-th curve; the first 28 differ."""
     turn, place = divmod(k, len(SHAPES))
     return Look(f"s{place}", (place + turn) % (len(DASHES) - 1), SHAPES[place])
 
 
 def method_looks(names: Sequence[str]) -> list[Look]:
-    """One look per method: ceilings in grey dots, the others in turn."""
+    """Return one look per method: dotted grey for ceilings, the others in turn."""
     competitors = [name for name in names if name not in CEILINGS]
     grey = Look("s7", len(DASHES) - 1, "triangle-left")
     return [grey if name in CEILINGS else look(competitors.index(name)) for name in names]
 
 
 def task_looks(n: int) -> list[Look]:
-    """One look per task, the colours in the order of the tasks."""
+    """Return one look per task, with colours in the order of the tasks."""
     steps = [round(9 * k / max(n - 1, 1)) for k in range(n)]
     return [Look(f"t{step}", 0, SHAPES[k % len(SHAPES)]) for k, step in enumerate(steps)]
 
 
 def svg(chart: Drawing) -> str:
-    """The chart as SVG in the colours of the light theme; equal charts give equal text."""
+    """Draw the chart as SVG in the light theme; equal charts give equal text."""
     version = "_".join(alt.SCHEMA_VERSION.split(".")[:2])
     spec = chart.to_dict() | {"config": _CONFIG}
     text: str = vl_convert.vegalite_to_svg(spec, vl_version=version)
@@ -75,7 +75,7 @@ def svg(chart: Drawing) -> str:
 
 
 def page_svg(chart: Drawing, label: str) -> Markup:
-    """The chart for the page: its colours are CSS variables, its marks have titles."""
+    """Draw the chart for the page: colours become CSS variables, and marks get titles."""
     text = re.sub(
         r'(fill|stroke)="(#[0-9a-f]{6})"',
         lambda m: f'{m[1]}="var(--{_VARIABLES[m[2]]})"' if m[2] in _VARIABLES else m[0],
@@ -88,31 +88,21 @@ def page_svg(chart: Drawing, label: str) -> Markup:
     return Markup(re.sub(r'^<svg class="marks" width="[\d.]+" height="[\d.]+"', head, text))
 
 
-def draw(chart: Drawing, path: Path) -> Path:
-    """Write the chart to a file, whole or not at all.
-
-    Raises:
-        ValueError: another ending than .svg, .pdf or .png.
-    """
-    ending = path.suffix.lower().lstrip(".")
-    if ending not in FORMATS:
-        raise ValueError(f"{path} must end in one of .{', .'.join(FORMATS)}")
-    text = svg(chart)
-    content = text.encode()
-    if ending == "pdf":
-        content = vl_convert.svg_to_pdf(text)
-    if ending == "png":
-        content = vl_convert.svg_to_png(text, scale=2)
-    return write_file(path, content)
-
-
 def save(chart: Drawing, stem: Path) -> list[Path]:
-    """Write the chart as `stem` with each of the endings."""
-    return [draw(chart, stem.with_name(f"{stem.name}.{ending}")) for ending in FORMATS]
+    """Draw the chart once and write it as `stem` with each of the endings in `FORMATS`."""
+    text = svg(chart)
+    convert: dict[str, Callable[[], bytes]] = {
+        "svg": text.encode,
+        "pdf": lambda: vl_convert.svg_to_pdf(text),
+        "png": lambda: vl_convert.svg_to_png(text, scale=2),
+    }
+    return [
+        write_file(stem.with_name(f"{stem.name}.{ending}"), convert[ending]()) for ending in FORMATS
+    ]
 
 
 def write_file(path: Path, content: bytes) -> Path:
-    """Write a file whole or not at all; create its folder if needed."""
+    """Write a file atomically; create its folder if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, content)
     return path

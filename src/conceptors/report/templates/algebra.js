@@ -55,14 +55,14 @@ const algebra = (() => {
 
   // A (A + B)⁺ B = Σ (A v) (B v)ᵀ / λ over the directions v that either uses.
   function and(a, b) {
-    const { n, values, vectors } = eigen(or(a, b)), found = new Float64Array(n * n);
+    const { n, values, vectors } = eigen(or(a, b)), result = new Float64Array(n * n);
     for (let k = 0; k < n && values[k] > 1e-14 * values[0]; k++) {
       const v = vectors.subarray(k * n, k * n + n), left = times(a, v), right = times(b, v);
       for (let i = 0; i < n; i++) {
-        for (let j = 0; j < n; j++) found[i * n + j] += left[i] * right[j] / values[k];
+        for (let j = 0; j < n; j++) result[i * n + j] += left[i] * right[j] / values[k];
       }
     }
-    return found.map((x, k) => (x + found[(k % n) * n + Math.floor(k / n)]) / 2);
+    return result.map((x, k) => (x + result[(k % n) * n + Math.floor(k / n)]) / 2);
   }
 
   function times(matrix, x) {
@@ -86,14 +86,14 @@ const algebra = (() => {
 
   // C x for the conceptor with these singular values along the rows of `vectors`.
   function project({ n, vectors }, singularValues, x) {
-    const found = new Float64Array(n);
+    const result = new Float64Array(n);
     for (let k = 0; k < n; k++) {
       const v = vectors.subarray(k * n, k * n + n);
       let share = 0;
       for (let i = 0; i < n; i++) share += v[i] * x[i];
-      for (let i = 0; i < n; i++) found[i] += singularValues[k] * share * v[i];
+      for (let i = 0; i < n; i++) result[i] += singularValues[k] * share * v[i];
     }
-    return found;
+    return result;
   }
 
   return { eigen, or, and, singular, mean, project };

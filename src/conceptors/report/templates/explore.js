@@ -36,7 +36,7 @@ document.addEventListener("DOMContentLoaded", () => {
 
   function choose() {
     const boxes = [...byId("choice").querySelectorAll("input:checked")].map((box) => Number(box.value));
-    const named = (name, look, made) => ({ name, look, ...made });
+    const named = (name, look, curve) => ({ name, look, ...curve });
     const look = (k) => data.looks[k % data.looks.length];
     if (!isDigits) {
       parts = boxes.map((k) => named(data.names[k], look(k), layer(data.layers[k])));
@@ -98,7 +98,7 @@ document.addEventListener("DOMContentLoaded", () => {
       const points = part.quotas.map((q, k) => [places[k], isFree() ? 1 - q : q]);
       return { name: shown(part), look: part.look, points };
     });
-    const label = `Quota against the aperture. ${told(alpha)}. ${quotas(alpha)}`;
+    const label = `Quota against the aperture. ${describe(alpha)}. ${quotas(alpha)}`;
     const title = isFree() ? "quota of NOT C" : "quota";
     curves.draw(byId("quota-chart"), label, { from, to, ticks, title: dial }, { ...unit, title }, lines, Math.log10(alpha));
   }
@@ -110,11 +110,11 @@ document.addEventListener("DOMContentLoaded", () => {
       : { ...unit, title: "share of the directions" };
     const lines = parts.map((part) => {
       const values = spectrum(part, alpha), last = values.length - 1;
-      const kept = [...new Set(Array.from({ length: 161 }, (_, k) => Math.round(last * k / 160)))];
+      const shownPlaces = [...new Set(Array.from({ length: 161 }, (_, k) => Math.round(last * k / 160)))];
       return { name: shown(part), look: part.look,
-        points: kept.map((k) => [isDigits ? k + 1 : (k + 1) / values.length, values[k]]) };
+        points: shownPlaces.map((k) => [isDigits ? k + 1 : (k + 1) / values.length, values[k]]) };
     });
-    const label = `Singular values at ${told(alpha)}, in numbers below: ${parts.map(shown).join(", ")}`;
+    const label = `Singular values at ${describe(alpha)}, in numbers below: ${parts.map(shown).join(", ")}`;
     curves.draw(byId("spectrum-chart"), label, x, { ...unit, title: `singular value of ${isFree() ? "NOT C" : "C"}` }, lines);
     const places = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096].filter((k) => k <= longest);
     const table = byId("spectrum-table");
@@ -135,17 +135,17 @@ document.addEventListener("DOMContentLoaded", () => {
   }
   function showDigits(alpha) {
     const table = byId("digit-table");
-    const made = parts.map((part) => algebra.singular(part.values, alpha));
+    const spectra = parts.map((part) => algebra.singular(part.values, alpha));
     table.tHead.replaceChildren(headRow("Class", "x", ...parts.map(shown)));
     table.tBodies[0].replaceChildren(...data.names.map((name, k) => {
       const x = image(k), energy = x.reduce((sum, v) => sum + v * v, 0) || 1;
       const cells = parts.map((part, i) => {
-        let y = algebra.project(part, made[i], x);
+        let y = algebra.project(part, spectra[i], x);
         if (isFree()) y = y.map((v, j) => x[j] - v);
         const share = percent(y.reduce((sum, v, j) => sum + v * x[j], 0) / energy);
-        const found = cell("td", picture(y, `digit ${name} projected by ${shown(part)}: ${share} of it`));
-        found.append(share);
-        return found;
+        const projected = cell("td", picture(y, `digit ${name} projected by ${shown(part)}: ${share} of it`));
+        projected.append(share);
+        return projected;
       });
       const original = cell("td", picture(x, `digit ${name}, image ${sample + 1} of ${data.samples}`));
       original.append("\u00a0");
@@ -154,17 +154,17 @@ document.addEventListener("DOMContentLoaded", () => {
   }
 
   // --- what moves it -------------------------------------------------------------------------
-  const told = (alpha) => `${dial} ${Number(alpha.toPrecision(3))}`;
+  const describe = (alpha) => `${dial} ${Number(alpha.toPrecision(3))}`;
   const quotas = (alpha) => parts.map((part) => `${shown(part)}: ${percent(algebra.mean(spectrum(part, alpha)))}`).join(", ");
   let later = 0;
   function show() {
     const alpha = aperture();
-    slider.setAttribute("aria-valuetext", told(alpha));
+    slider.setAttribute("aria-valuetext", describe(alpha));
     showQuotas(alpha);
     showSpectra(alpha);
     if (isDigits) showDigits(alpha);
     clearTimeout(later); // one announcement when the hand rests, not one per step
-    later = setTimeout(() => { byId("live").textContent = `${told(alpha)}. ${quotas(alpha) || "nothing is chosen"}`; }, 400);
+    later = setTimeout(() => { byId("live").textContent = `${describe(alpha)}. ${quotas(alpha) || "nothing is chosen"}`; }, 400);
   }
   function fromSlider() {
     exact.value = Number((10 ** Number(slider.value)).toPrecision(3));

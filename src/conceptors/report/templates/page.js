@@ -79,9 +79,9 @@
       tip.hidden = true;
     }
     function inside(el) { // where a mark lies, in the units of the chart
-      const box = el.getBoundingClientRect(), own = svg.getBoundingClientRect();
-      const scale = svg.viewBox.baseVal.width / own.width;
-      return { x: (box.left - own.left) * scale, y: (box.top - own.top) * scale,
+      const box = el.getBoundingClientRect(), frame = svg.getBoundingClientRect();
+      const scale = svg.viewBox.baseVal.width / frame.width;
+      return { x: (box.left - frame.left) * scale, y: (box.top - frame.top) * scale,
         width: box.width * scale, height: box.height * scale };
     }
     function show(k) {
@@ -100,10 +100,10 @@
     }
     function place() { // above the mark, or below it where there is no room
       if (current < 0) return;
-      const box = marks[current].el.getBoundingClientRect(), own = tip.getBoundingClientRect();
-      const x = box.left + box.width / 2 - own.width / 2;
-      const above = box.top - own.height - 8;
-      tip.style.left = `${Math.max(6, Math.min(x, root.clientWidth - own.width - 6))}px`;
+      const box = marks[current].el.getBoundingClientRect(), frame = tip.getBoundingClientRect();
+      const x = box.left + box.width / 2 - frame.width / 2;
+      const above = box.top - frame.height - 8;
+      tip.style.left = `${Math.max(6, Math.min(x, root.clientWidth - frame.width - 6))}px`;
       tip.style.top = `${above > 50 ? above : box.bottom + 8}px`;
     }
     function point(event) {
@@ -134,7 +134,7 @@
     svg.addEventListener("pointerdown", point);
     svg.addEventListener("pointerleave", hide);
     svg.addEventListener("blur", hide);
-    addEventListener("scroll", place, { passive: true }); // focus may scroll: the place is kept
+    addEventListener("scroll", place, { passive: true }); // focus may scroll, so the tip follows
     svg.setAttribute("tabindex", "0");
     svg.setAttribute("role", "application");
     svg.setAttribute("aria-roledescription", "chart, arrow keys read its values");
