@@ -209,7 +209,7 @@ def test_a_sum_of_two_has_learned_what_both_learned(lift: str) -> None:
     one, two = both.fresh().learn(X[:30], y[:30]), both.fresh().learn(X[30:], y[30:])
     before = state(one), state(two)
     for total in (one + two, two + one, one + two + both.fresh()):
-        assert_close(total(X), both(X), 1e-4)
+        assert_close(total(X), both(X), 1e-3)  # products are float32
         assert torch.equal(total.counts, both.counts)
     assert_same_state(one.state_dict(), before[0])
     assert_same_state(two.state_dict(), before[1])

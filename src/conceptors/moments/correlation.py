@@ -11,13 +11,17 @@ from torch import Tensor
 from torch import distributed as dist
 
 from conceptors._internal import checks
+from conceptors._internal.precision import exactly
 from conceptors.algebra.conceptor import Conceptor
+
+_BLOCKS = 16  # blocks of columns: a little more than half of a symmetric matrix is computed
+_SMALLEST_BLOCK = 128
 
 
 class Correlation:
     """R = Σ w x xᵀ / Σ w over batches of samples, exactly.
 
-    The sum has float64 entries whatever the dtype of the samples, so the order and size of the
+    Samples are converted to float64 before they are multiplied, so the order and size of the
     batches do not matter beyond rounding.
 
     Attributes:
@@ -63,7 +67,10 @@ class Correlation:
         count = rows.shape[-2]
         added = float(count if weights is None else weights.double().sum())
         check_total(self._trace() + (wide * weighted).sum(), self.weight + added)
-        return self.add(wide.mT @ weighted, added, count)
+        add_products_(self.sum, wide, weighted)
+        self.weight += added
+        self.count += count
+        return self
 
     def add(self, total: Tensor, weight: float, count: int = 0) -> Correlation:
         """Add a finished sum Σ w x xᵀ of `count` samples of this weight altogether, unchecked."""
@@ -123,6 +130,22 @@ class Correlation:
 
     def __repr__(self) -> str:
         return f"Correlation(dim={self.dim}, count={self.count}, weight={self.weight:g})"
+
+
+@exactly()
+def add_products_(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add leftᵀ right `[..., d, d]`, which is symmetric, to `total` in place.
+
+    Products are computed in the dtype of `left` and `right` `[..., n, d]`, and added in that of
+    `total`. `total` is symmetric too: what is below the diagonal is copied from above it.
+    """
+    dim = total.shape[-1]
+    size = max(_SMALLEST_BLOCK, -(-dim // _BLOCKS))
+    for start in range(0, dim, size):
+        stop = min(start + size, dim)
+        upper = total[..., start:stop, start:]
+        upper.add_(left[..., start:stop].mT @ right[..., start:])
+        total[..., stop:, start:stop] = upper[..., stop - start :].mT
 
 
 def check_batch(

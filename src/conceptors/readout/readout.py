@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Any, Literal, Self
 
 import torch
@@ -157,41 +158,62 @@ class Readout(SavedSums):
 
     @torch.inference_mode(False)  # tensors created inside could not be changed outside
     def _learn(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> Self:
-        """Learn all pairs of features and targets, or nothing if anything fails."""
-        kind, sums = self._kind, copy.deepcopy(self._sums)
-        outputs = sums.outputs if sums else 0
-        lift = None if self._is_calibrated else copy.deepcopy(self.lift.state_dict())
-        waiting: list[tuple[Tensor, Tensor]] = []
+        """Learn all pairs of features and targets, or nothing if anything fails.
+
+        A single part is added in place, because a copy of the sums costs more than a small batch.
+        Several parts are summed apart first.
+        """
+        lift_state = None if self._is_calibrated else copy.deepcopy(self.lift.state_dict())
+        apart: Sums | None = None
+        latest: tuple[int, Tensor, Tensor] | None = None
         try:
-            for features, targets in pairs:
-                rows = learnable(self._rows(features))
-                kind, y = target_rows(targets, rows, kind, outputs, self._limit)
-                outputs = max(outputs, int(y.max()) + 1 if y.ndim == 1 else y.shape[1])
-                waiting.append((rows, y))
-                if self._is_calibrated or sum(len(y) for _, y in waiting) >= _CALIBRATION_ROWS:
-                    sums = self._add(waiting, sums, outputs)
-                    waiting.clear()
-            sums = self._add(waiting, sums, outputs)
+            for part in self._checked_parts(pairs):
+                if latest:
+                    _, rows, y = latest
+                    apart = apart or self._new_sums()
+                    apart.add(self._lifted(rows), y)
+                latest = part
+            if latest is None:
+                return self
+            kind, rows, y = latest
+            lifted = self._lifted(rows)
+            sums = apart or self._sums or self._new_sums()
+            sums.add(lifted, y)
+            if apart and self._sums:
+                apart.include(self._sums)
         except BaseException:
-            if lift is not None:
-                self.lift.load_state_dict(lift)
+            if lift_state is not None:
+                self.lift.load_state_dict(lift_state)
             raise
         self._kind, self._sums, self._solved = kind, sums, None
         return self
 
-    def _add(
-        self, pairs: list[tuple[Tensor, Tensor]], sums: Sums | None, outputs: int
-    ) -> Sums | None:
-        """The sums with rows and targets added. The first rows calibrate the lift."""
-        if pairs and not self._is_calibrated:
-            self.calibrate(torch.cat([rows for rows, _ in pairs]))
-        for rows, y in pairs:
-            for part, part_y in zip(rows.split(_ROWS), y.split(_ROWS)):
-                b = self._lifted(part)
-                sums = sums or Sums(b.shape[1], outputs, b.device)
-                sums.grow(outputs)
-                sums.add(b, part_y)
-        return sums
+    def _checked_parts(
+        self, pairs: Iterable[tuple[Tensor, Tensor]]
+    ) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """The kind of targets, rows and targets, in parts. The first rows calibrate the lift."""
+        checked = self._checked(pairs)
+        first: list[tuple[int, Tensor, Tensor]] = []
+        if not self._is_calibrated:
+            for pair in checked:
+                first.append(pair)
+                if sum(len(rows) for _, rows, _ in first) >= _CALIBRATION_ROWS:
+                    break
+            if first:
+                self.calibrate(torch.cat([rows for _, rows, _ in first]))
+        for kind, rows, y in chain(first, checked):
+            for part, part_targets in zip(rows.split(_ROWS), y.split(_ROWS)):
+                yield kind, part, part_targets
+
+    def _checked(
+        self, pairs: Iterable[tuple[Tensor, Tensor]]
+    ) -> Iterator[tuple[int, Tensor, Tensor]]:
+        kind, outputs = self._kind, self._sums.outputs if self._sums else 0
+        for features, targets in pairs:
+            rows = learnable(self._rows(features))
+            kind, y = target_rows(targets, rows, kind, outputs, self._limit)
+            outputs = 0 if y.ndim == 1 else y.shape[1]
+            yield kind, rows, y
 
     def out_of_date(self, shield: Any) -> dict[str, float]:
         """How far each layer's outputs for remembered inputs have moved since they were summed.
@@ -300,7 +322,7 @@ class Readout(SavedSums):
         total._kind = self._kind or other._kind
         for sums in (readout._sums for readout in learned):
             assert sums is not None
-            total._sums = total._sums or Sums(sums.dim, 0, self._here.device)
+            total._sums = total._sums or total._new_sums()
             total._sums.include(sums)
         return total
 
@@ -316,8 +338,7 @@ class Readout(SavedSums):
         _check_alike([identity[:2] for identity in everyone])
         total._kind = max(kind for _, kind, _ in everyone)
         if total._kind:
-            width: Any = self.lift.out_features
-            total._sums = total._sums or Sums(width + 1, 0, self._here.device)
+            total._sums = total._sums or total._new_sums()
             total._sums.grow(max(outputs for _, _, outputs in everyone))
             total._sums.all_reduce(group)
         return total
@@ -331,6 +352,10 @@ class Readout(SavedSums):
 
     def _rows(self, features: Tensor) -> Tensor:
         return feature_rows(features, self.in_features, self._here.device)
+
+    def _new_sums(self) -> Sums:
+        width: Any = self.lift.out_features
+        return Sums(width + 1, device=self._here.device)
 
     def _lifted(self, rows: Tensor) -> Tensor:
         """[h; 1] `[n, out_features + 1]`."""

@@ -49,8 +49,8 @@ class SavedSums(nn.Module):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[prefix + "kind"] = torch.tensor(self._kind)
         if self._sums:
-            for name, value in self._sums.tensors().items():
-                destination[f"{prefix}sums.{name}"] = value
+            for name, value in self._sums.tensors().items():  # `learn` changes them in place
+                destination[f"{prefix}sums.{name}"] = value.clone()
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         """The last arguments are missing keys, unexpected keys and error messages."""
