@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor
 
 from conceptors import Readout
+from conceptors.readout import Sums
 from conceptors.readout.solve import likelihoods
 from helpers import eye, normal
 from readout.common import (
@@ -27,52 +31,24 @@ from readout.common import (
 LAMBDA = 1e-2
 
 
-@pytest.mark.parametrize("lift", [0, 20])
-@pytest.mark.parametrize("kind", ["labels", "number", "numbers"])
-def test_weights_are_the_direct_solution(lift: int, kind: str) -> None:
-    X, labels = samples(0)
-    y = {"labels": labels, "number": normal(7, 80), "numbers": normal(8, 80, 3)}[kind]
-    readout = Readout(DIM, lift, regularization=LAMBDA).learn(X, y)
-    b = rows_of(readout, X)
-    Y = one_hot(y) if kind == "labels" else y.reshape(80, -1)
-    W = (direct if kind == "labels" else around_mean)(b, Y, LAMBDA)
-    assert_close(readout.solution.weights, W)
-    scores = b @ W.mT
-    assert_close(readout(X), scores[:, 0] if kind == "number" else scores)
-    assert_close(readout.predict(X), scores.argmax(1) if kind == "labels" else readout(X))
-    C = torch.linalg.inv(b.mT @ b / 80 + LAMBDA * eye(b.shape[1])) @ (b.mT @ b / 80)
-    assert readout.quota == pytest.approx(float(C.trace()) / b.shape[1])
-    assert readout.n_samples == 80
-
-
-steps = st.lists(
-    st.one_of(
-        st.tuples(st.just("learn"), st.integers(0, 99), st.sampled_from([1, 2, 30])),
-        st.sampled_from([("solve",), ("save",), ("other",)]),
-    ),
-    min_size=1,
-    max_size=9,
+TARGETS = {"labels": lambda y: y, "number": lambda y: y.cos(), "numbers": lambda y: one_hot(y, 3)}
+steps = st.one_of(
+    st.tuples(st.integers(0, 99), st.sampled_from([1, 2, 30])),  # learn samples of a seed
+    st.sampled_from(["solve", "save", "other"]),
 )
 
 
-@given(steps, st.sampled_from([0, 7]), st.sampled_from(["labels", "number", "numbers"]))
-def test_any_history_is_the_direct_solution(
-    history: list[tuple[object, ...]], lift: int, kind: str
-) -> None:
+@given(
+    st.lists(steps, min_size=1, max_size=9), st.sampled_from([0, 7]), st.sampled_from([*TARGETS])
+)
+def test_any_history_is_the_direct_solution(history: list[Any], lift: int, kind: str) -> None:
     """Two readouts learn, answer, are saved and loaded; then they are added up."""
     base = Readout(DIM, lift, regularization=LAMBDA).calibrate(samples(0)[0])
-    readouts, seen = [base.fresh(), base.fresh()], [(normal(0, 0, DIM), samples(0, 0)[1])]
-    for step, *arguments in history:
-        if step == "learn":
-            seed, count = (int(str(argument)) for argument in arguments)
-            X, y = samples(seed, count)
-            y = (
-                y
-                if kind == "labels"
-                else normal(int(y.sum()), len(X), 2)[:, : 1 + (kind[-1] == "s")]
-            )
-            readouts[0].learn(X, y[:, 0] if kind == "number" else y)
-            seen.append((X, y))
+    readouts, seen = [base.fresh(), base.fresh()], [samples(0, 0)]
+    for step in history:
+        if isinstance(step, tuple):
+            seen.append(samples(*step, classes=3))
+            readouts[0].learn(seen[-1][0], TARGETS[kind](seen[-1][1]))
         elif step == "solve" and readouts[0].n_samples:
             assert 0 <= readouts[0].quota <= 1
         elif step == "save":
@@ -81,36 +57,32 @@ def test_any_history_is_the_direct_solution(
             readouts[0].load_state_dict(saved)
         elif step == "other":
             readouts.reverse()
-    total = readouts[0] + readouts[1]
-    assert total.n_samples == sum(len(X) for X, _ in seen)
-    if len(seen) > 1:
-        X, y = (torch.cat(parts) for parts in zip(*seen[1:]))
-        b = rows_of(total, X)
-        W = direct(b, one_hot(y), LAMBDA) if kind == "labels" else around_mean(b, y, LAMBDA)
+    total, (X, y) = readouts[0] + readouts[1], (torch.cat(parts) for parts in zip(*seen))
+    assert total.n_samples == len(X)
+    if len(X):
+        b, n = rows_of(total, X), len(X)
+        Y = one_hot(y) if kind == "labels" else TARGETS[kind](y).reshape(n, -1).double()
+        W = (direct if kind == "labels" else around_mean)(b, Y, LAMBDA)
         assert_close(total.solution.weights, W, 1e-6)
+        scores = b @ W.mT
+        assert_close(total(X), scores[:, 0] if kind == "number" else scores, 1e-6)
+        assert kind != "labels" or torch.equal(total.predict(X), total(X).argmax(1))
+        C = torch.linalg.inv(b.mT @ b / n + LAMBDA * eye(b.shape[1])) @ (b.mT @ b / n)
+        assert total.quota == pytest.approx(float(C.trace()) / b.shape[1], abs=1e-6)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-6), (torch.float32, 0.01)])
-def test_an_offset_of_targets_does_not_matter(dtype: torch.dtype, tolerance: float) -> None:
-    X, y = normal(0, 150, DIM).to(dtype), normal(1, 150)
-    plain, moved = Readout(DIM, 200).learn(X, y), Readout(DIM, 200).learn(X, y + 1e6)
-    assert moved.regularization == plain.regularization
-    assert_close(moved(X.double()) - 1e6, plain(X.double()), tolerance)
-
-
-def test_dtypes_may_change_between_calls_and_autocast_changes_nothing() -> None:
+@pytest.mark.parametrize("lift", [0, 10])
+def test_dtypes_may_change_between_calls_and_autocast_changes_nothing(lift: int) -> None:
     X, y = samples(0)
-    for lift in (0, 10):
-        readout = Readout(DIM, lift, regularization=LAMBDA).learn(X.float(), y).learn(X, y)
-        assert readout(X).dtype == torch.float64
-        assert_close(readout(X.float()), readout(X), 1e-5)
+    readout = Readout(DIM, lift, regularization=LAMBDA).learn(X.float(), y).learn(X, y)
+    assert readout(X).dtype == torch.float64
+    assert_close(readout(X.float()), readout(X), 1e-5)
+    assert torch.autograd.gradcheck(readout, X[:3].clone().requires_grad_())
+    full = Readout(DIM, lift, regularization=LAMBDA).learn(X.bfloat16().float(), y)
+    with torch.autocast("cpu", torch.bfloat16):
         half = Readout(DIM, lift, regularization=LAMBDA).learn(X.bfloat16(), y)
-        full = Readout(DIM, lift, regularization=LAMBDA).learn(X.bfloat16().float(), y)
-        assert_close(half.solution.weights, full.solution.weights)
-        assert half(X.half()).shape == (80, CLASSES)
-        with torch.autocast("cpu", torch.bfloat16):
-            cast = Readout(DIM, lift, regularization=LAMBDA).learn(X.bfloat16().float(), y)
-        assert torch.equal(cast.solution.weights, full.solution.weights)
+    assert torch.equal(half.solution.weights, full.solution.weights)
+    assert half(X.half()).shape == (80, CLASSES)
 
 
 def test_learning_in_inference_mode_can_go_on_outside() -> None:
@@ -123,25 +95,6 @@ def test_learning_in_inference_mode_can_go_on_outside() -> None:
         readout.predict(X)
     readout(X.requires_grad_()).sum().backward()
     assert X.grad is not None
-
-
-@pytest.mark.parametrize("lift", [0, 12])
-def test_gradients_reach_the_features(lift: int) -> None:
-    X, y = samples(0)
-    readout = Readout(DIM, lift).learn(X, y)
-    assert torch.autograd.gradcheck(readout, X[:3].requires_grad_())
-    assert not any(p.requires_grad for p in readout.parameters())
-
-
-def test_a_module_may_be_the_lift() -> None:
-    X, y = samples(0, dtype=torch.float32)
-    lift = nn.Linear(DIM, 5).requires_grad_(False)
-    readout = Readout(DIM, lift, regularization=LAMBDA).learn(X, y)
-    assert_close(readout.solution.weights, direct(rows_of(readout, X), one_hot(y), LAMBDA), 1e-4)
-    with pytest.raises(TypeError, match="lift ReLU needs an attribute out_features"):
-        Readout(DIM, nn.ReLU())
-    with pytest.raises(ValueError, match="lift takes 3 features, the readout 6"):
-        Readout(DIM, nn.Linear(3, 4))
 
 
 # --- likelihoods ----------------------------------------------------------------------------------
@@ -172,32 +125,105 @@ def test_likelihoods_of_classes_in_any_order_with_gaps() -> None:
     assert bool((at_once(X).softmax(1)[:, 1] == 0).all())
 
 
-# --- interruptions --------------------------------------------------------------------------------
+# --- sums -----------------------------------------------------------------------------------------
 
 
-class Failing(nn.Linear):
-    """A lift that fails at the n-th call."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sums_are_those_of_one_hot_rows_in_float64(dtype: torch.dtype) -> None:
+    """Products of float32 are rounded once, and labels with gaps add outputs."""
+    b, y = normal(0, 20_000, 300).to(dtype), 2 * (torch.arange(20_000) % 9)
+    labels, numbers = Sums(300), Sums(300)
+    labels.add(b, y)
+    numbers.add(b, one_hot(y))
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
+    for sums in (labels, numbers):
+        gram, cross = b.double().mT @ b.double(), one_hot(y).mT @ b.double()
+        assert float((sums.gram - gram).abs().max()) < tolerance * float(gram.max())
+        assert float((sums.cross - cross).abs().max()) < tolerance * float(cross.max())
+        assert torch.equal(sums.squares, y.bincount().double())
+        assert sums.count == 20_000
 
-    calls_left = 10**9
-    error: type[BaseException] = KeyboardInterrupt
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls_left -= 1
-        if self.calls_left < 0:
-            raise self.error("interrupted")
-        return super().forward(x).detach()
+def test_a_small_batch_is_added_in_place() -> None:
+    """A copy of the sums would cost more than the batch."""
+    X, y = samples(0)
+    readout = Readout(DIM).learn(X, y)
+    sums = readout._sums
+    assert sums is not None
+    gram = sums.gram
+    assert readout.learn(X[:4], y[:4])._sums is sums
+    assert sums.gram is gram
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-@pytest.mark.parametrize("calls", [0, 2])
-def test_an_interrupted_call_learns_nothing(error: type[BaseException], calls: int) -> None:
-    X, y = samples(0, 20_000, dtype=torch.float32)  # several parts
-    lift = Failing(DIM, 8)
-    readout = Readout(DIM, lift).learn(X[:50], y[:50])
-    before, scores = state(readout), readout(X)
-    lift.error, lift.calls_left = error, calls
-    with pytest.raises(error):
-        readout.learn(X, y)
-    lift.calls_left = 10**9
+def test_sums_that_an_interruption_left_incomplete_are_refused(monkeypatch: Any) -> None:
+    X, y = samples(0)
+    readout = Readout(DIM).learn(X, y)
+    saved, whole = readout.state_dict(), Readout(DIM).learn(X, y).learn(X, y)
+    with monkeypatch.context() as patch:
+        patch.setattr(Sums, "grow", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            readout.learn(X, y)
+    for use in (readout.state_dict, lambda: readout.learn(X, y), lambda: readout.quota):
+        readout._solved = None
+        with pytest.raises(RuntimeError, match=r"interrupted.*load the last saved state"):
+            use()
+    readout.load_state_dict(saved)
+    assert_same_state(readout.learn(X, y).state_dict(), state(whole))
+
+
+# --- bad input: nothing changes -------------------------------------------------------------------
+
+BAD: dict[str, tuple[Callable[[Tensor, Tensor], tuple[Any, Any]], str]] = {
+    "NaN": (lambda X, y: (X.clone().fill_(torch.nan), y), "NaN or infinite"),
+    "no rows": (lambda X, y: (X[:0], y[:0]), "no rows"),
+    "another width": (lambda X, y: (X[:, 1:], y), r"expected \[n, 6\]"),
+    "whole numbers": (lambda X, y: (X.long(), y), "tensor of floats"),
+    "sparse": (lambda X, y: (X.to_sparse(), y), "dense"),
+    "elsewhere": (lambda X, y: (X.to("meta"), y), "on meta, the readout is on cpu"),
+    "fewer labels": (lambda X, y: (X, y[1:]), "targets have shape"),
+    "labels elsewhere": (lambda X, y: (X, y.to("meta")), "targets are on meta"),
+    "below zero": (lambda X, y: (X, y - 9), "label -9 is out of range"),
+    "beyond": (lambda X, y: (X, y + 10**6), "out of range"),
+    "truth": (lambda X, y: (X, y > 0), "integers .* or floats"),
+    "labels in columns": (lambda X, y: (X, y[:, None]), "multiple labels as floats"),
+    "numbers": (lambda X, y: (X, y.float()), "labels were learned so far"),
+    "NaN targets": (lambda X, y: (X, y.float() * torch.nan), "labels were learned|NaN"),
+}
+
+
+@pytest.mark.parametrize("lift", [0, 9])
+@pytest.mark.parametrize("new", [True, False])
+@pytest.mark.parametrize("name", BAD)
+def test_bad_samples_change_nothing(name: str, new: bool, lift: int) -> None:
+    change, message = BAD[name]
+    X, y = samples(0, 20, dtype=torch.float32)
+    readout = Readout(DIM, lift)
+    if not new:
+        readout.learn(X, y).predict(X)
+    elif name == "numbers":
+        pytest.skip("fine if nothing was learned")
+    before = state(readout)
+    with pytest.raises((ValueError, TypeError), match=message) as caught:
+        readout.learn(*change(X, y))
+    assert "\n" not in str(caught.value)
     assert_same_state(readout.state_dict(), before)
-    assert torch.equal(readout(X), scores)
+    assert readout.learn(X, y).n_samples == (20 if new else 40)
+
+
+def test_a_readout_that_learned_nothing_has_no_answers() -> None:
+    readout, X = Readout(DIM, 5), normal(0, 3, DIM)
+    asks: list[Any] = [lambda: readout(X), lambda: readout.quota, readout.export]
+    for ask in asks:
+        with pytest.raises(RuntimeError, match=r"call learn\(features, targets\) first"):
+            ask()
+    with pytest.raises(RuntimeError, match=r"call calibrate\(rows\) first"):
+        readout.lift(X)
+    assert (readout.n_samples, readout.counts.tolist()) == (0, [])
+    readout.calibrate(X).learn(X, normal(1, 3, 2))
+    with pytest.raises(RuntimeError, match="the lift is calibrated already"):
+        readout.calibrate(X)
+    for wrong in (normal(1, 3, 3), normal(1, 3), torch.zeros(3, dtype=torch.long)):
+        with pytest.raises(ValueError, match="so far"):
+            readout.learn(X, wrong)
+    with pytest.raises(RuntimeError, match="numbers were learned, not classes"):
+        _ = readout.counts
