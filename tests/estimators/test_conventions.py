@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -81,18 +80,6 @@ def test_it_works_with_the_tools_of_scikit_learn(estimator: BaseEstimator) -> No
     step = type(estimator).__name__.lower()
     search = GridSearchCV(pipeline, {f"{step}__aperture": [1.0, 10.0]}, cv=3).fit(X, y)
     assert search.best_estimator_.score(X, y) > 0.5
-
-
-@each_estimator
-def test_a_copy_by_pickle_goes_on_as_the_original(estimator: BaseEstimator) -> None:
-    X, y = data(estimator)
-    X.flags.writeable = y.flags.writeable = False
-    original = clone(estimator).fit(X, y)
-    restored = pickle.loads(pickle.dumps(original))
-    np.testing.assert_array_equal(restored.predict(X), original.predict(X))
-    for model in (restored, original):
-        model.partial_fit(*data(estimator, seed=1))
-    np.testing.assert_array_equal(restored.coef_, original.coef_)
 
 
 @each_estimator

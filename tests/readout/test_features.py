@@ -37,21 +37,6 @@ def test_units_are_neither_dead_nor_saturated(
     assert float(waves.std(0).mean()) > 0.2
 
 
-def test_products_of_waves_are_a_gaussian_kernel() -> None:
-    X = normal(0, 30, 5)
-    h = calibrated(X, 40_000, "fourier", shape=0.0, spread=1.0)(X)
-    width = (X - X.mean(0)).square().sum(1).mean()  # the mean square of W z is 1
-    kernel = torch.exp(-torch.cdist(X, X).square() / (2 * width))
-    assert_close(2 * h @ h.mT / 40_000, kernel, 0.03)
-
-
-# --- patches --------------------------------------------------------------------------------------
-
-
-def pictures(channels: int) -> Tensor:
-    return normal(0, 12, channels, 9, 10).cumsum(-1).float()
-
-
 def patches(X: Tensor) -> PatchFeatures:
     lift = PatchFeatures((X[0].numel() // 90, 9, 10), 7, size=3, grid=2)
     lift.calibrate(X.flatten(1))
@@ -62,7 +47,7 @@ def patches(X: Tensor) -> PatchFeatures:
 @pytest.mark.parametrize("flat", [False, True])
 def test_patches_of_grey_and_colour(channels: int, flat: bool) -> None:
     """Also after flat images, which show no patches."""
-    X = pictures(channels)
+    X = normal(0, 12, channels, 9, 10).cumsum(-1).float()
     first = torch.full_like(X[:3], 0.3) if flat else X
     state = torch.get_rng_state()
     lift = patches(first)
@@ -74,9 +59,6 @@ def test_patches_of_grey_and_colour(channels: int, flat: bool) -> None:
     assert torch.equal(patches(first)(X), h)
     assert_close(lift(X.double()), h, 1e-3)
     assert lift(X[:0]).shape == (0, 28)
-
-
-# --- side by side ---------------------------------------------------------------------------------
 
 
 def test_parts_see_their_own_columns_and_have_one_size() -> None:

@@ -15,8 +15,6 @@ from conceptors.readout import Scaling
 from helpers import normal
 from readout.common import DIM, assert_close, assert_same_state, samples, state
 
-# --- batches --------------------------------------------------------------------------------------
-
 
 def data() -> tuple[Tensor, Tensor]:
     return samples(0, 100, dtype=torch.float32)
@@ -28,26 +26,21 @@ def test_one_pass_is_learning_all_features(lift: int, sizes: list[int]) -> None:
     """Also if the first batches are tiny: the lift waits for more."""
     X, y = data()
     model = nn.Sequential(nn.Linear(DIM, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Tanh())
-    passed = Readout(8, lift).learn_from(model, list(zip(X.split(sizes), y.split(sizes))))
+    pairs = list(zip(X.split(sizes), y.split(sizes)))
     with torch.no_grad():
         h = model.eval()(X)
+    model.train()
     direct = Readout(8, lift).learn(h, y)
-    assert passed.regularization == pytest.approx(direct.regularization, rel=1e-4)
-    assert_close(passed(h), direct(h), 1e-4)
-
-
-def test_batches_by_name_and_by_functions() -> None:
-    X, y = data()
-    labels = Readout(DIM).learn(X, y).predict(X)
-    named = Readout(DIM).learn_from(nn.Identity(), [{"input": X, "labels": y}])
-    fed = Readout(DIM).learn_from(
-        nn.Identity(),
-        [{"x": X, "y": y}],
-        feed=lambda model, batch: model(batch["x"]),
-        target=lambda batch: batch["y"],
-    )
-    assert torch.equal(named.predict(X), labels)
-    assert torch.equal(fed.predict(X), labels)
+    feed = lambda network, batch: network(batch[1])  # noqa: E731
+    named = [{"input": part, "labels": labels} for part, labels in pairs]
+    readouts = [
+        Readout(8, lift).learn_from(model, pairs),
+        Readout(8, lift).learn_from(model, named),
+        Readout(8, lift).learn_from(model, [(y, X)], feed=feed, target=lambda batch: batch[0]),
+    ]
+    for readout in readouts:
+        assert readout.regularization == pytest.approx(direct.regularization, rel=1e-4)
+        assert_close(readout(h), direct(h), 1e-4)
 
 
 def test_a_pass_that_fails_learns_nothing() -> None:
@@ -81,9 +74,6 @@ def test_a_pass_that_fails_learns_nothing() -> None:
             readout.learn_from(lambda x: x, [(X, y)])  # type: ignore[arg-type]
 
 
-# --- a body that learns on ------------------------------------------------------------------------
-
-
 class Watch:
     """A shield whose layers have moved by `now`."""
 
@@ -114,9 +104,6 @@ def test_a_readout_measures_how_far_its_features_are_out_of_date() -> None:
     loaded.load_state_dict(readout.state_dict())
     with pytest.raises(RuntimeError, match="not since this readout was loaded"):
         loaded.out_of_date(shield)
-
-
-# --- inputs of layers -----------------------------------------------------------------------------
 
 
 class Branches(nn.Module):

@@ -1,7 +1,8 @@
-"""Weights are those of ridge regression on all samples at once, however the samples came."""
+"""Weights are those of ridge regression on all samples at once; λ needs no tuning."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,11 +14,12 @@ from torch import Tensor
 
 from conceptors import Readout
 from conceptors.readout import Sums
-from conceptors.readout.solve import likelihoods
+from conceptors.readout.solve import likelihoods, solve
 from helpers import eye, normal
 from readout.common import (
     CLASSES,
     DIM,
+    accuracy,
     around_mean,
     assert_close,
     assert_same_state,
@@ -29,8 +31,6 @@ from readout.common import (
 )
 
 LAMBDA = 1e-2
-
-
 TARGETS = {"labels": lambda y: y, "number": lambda y: y.cos(), "numbers": lambda y: one_hot(y, 3)}
 steps = st.one_of(
     st.tuples(st.integers(0, 99), st.sampled_from([1, 2, 30])),  # learn samples of a seed
@@ -97,9 +97,6 @@ def test_learning_in_inference_mode_can_go_on_outside() -> None:
     assert X.grad is not None
 
 
-# --- likelihoods ----------------------------------------------------------------------------------
-
-
 def test_likelihoods_are_those_of_linear_discriminant_analysis() -> None:
     sklearn = pytest.importorskip("sklearn.discriminant_analysis")
     (X, y), (new, _) = samples(0, 20_000), samples(1, 500)
@@ -111,21 +108,6 @@ def test_likelihoods_are_those_of_linear_discriminant_analysis() -> None:
     actual = rows_of(readout, new) @ weights.mT
     difference = (actual - actual[:, :1]) - (expected - expected[:, :1])
     assert float(difference.abs().amax()) < 0.02 * float(expected.std())
-
-
-def test_likelihoods_of_classes_in_any_order_with_gaps() -> None:
-    X, y = samples(0, 2000)
-    at_once = Readout(DIM, scores="likelihood").calibrate(X).learn(X, 2 * y)
-    one_by_one = at_once.fresh()
-    for label in (3, 1, 0, 2):
-        one_by_one.learn(X[y == label], 2 * y[y == label])
-        assert bool(one_by_one(X).isfinite().all())
-    assert_close(one_by_one(X), at_once(X), 1e-6)
-    assert not set(at_once.predict(X).tolist()) & {1, 3, 5}  # never seen
-    assert bool((at_once(X).softmax(1)[:, 1] == 0).all())
-
-
-# --- sums -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -144,21 +126,13 @@ def test_sums_are_those_of_one_hot_rows_in_float64(dtype: torch.dtype) -> None:
         assert sums.count == 20_000
 
 
-def test_a_small_batch_is_added_in_place() -> None:
-    """A copy of the sums would cost more than the batch."""
+def test_an_interruption_of_a_sum_that_changes_in_place_is_noticed(monkeypatch: Any) -> None:
+    """A small batch is added in place, because a copy of the sums would cost more."""
     X, y = samples(0)
     readout = Readout(DIM).learn(X, y)
-    sums = readout._sums
-    assert sums is not None
-    gram = sums.gram
-    assert readout.learn(X[:4], y[:4])._sums is sums
-    assert sums.gram is gram
-
-
-def test_sums_that_an_interruption_left_incomplete_are_refused(monkeypatch: Any) -> None:
-    X, y = samples(0)
-    readout = Readout(DIM).learn(X, y)
-    saved, whole = readout.state_dict(), Readout(DIM).learn(X, y).learn(X, y)
+    saved, sums = readout.state_dict(), readout._sums
+    assert readout.learn(X, y)._sums is sums
+    whole = state(readout)
     with monkeypatch.context() as patch:
         patch.setattr(Sums, "grow", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
@@ -168,7 +142,7 @@ def test_sums_that_an_interruption_left_incomplete_are_refused(monkeypatch: Any)
         with pytest.raises(RuntimeError, match=r"interrupted.*load the last saved state"):
             use()
     readout.load_state_dict(saved)
-    assert_same_state(readout.learn(X, y).state_dict(), state(whole))
+    assert_same_state(readout.learn(X, y).state_dict(), whole)
 
 
 # --- bad input: nothing changes -------------------------------------------------------------------
@@ -186,7 +160,6 @@ BAD: dict[str, tuple[Callable[[Tensor, Tensor], tuple[Any, Any]], str]] = {
     "beyond": (lambda X, y: (X, y + 10**6), "out of range"),
     "truth": (lambda X, y: (X, y > 0), "integers .* or floats"),
     "labels in columns": (lambda X, y: (X, y[:, None]), "multiple labels as floats"),
-    "numbers": (lambda X, y: (X, y.float()), "labels were learned so far"),
     "NaN targets": (lambda X, y: (X, y.float() * torch.nan), "labels were learned|NaN"),
 }
 
@@ -200,8 +173,6 @@ def test_bad_samples_change_nothing(name: str, new: bool, lift: int) -> None:
     readout = Readout(DIM, lift)
     if not new:
         readout.learn(X, y).predict(X)
-    elif name == "numbers":
-        pytest.skip("fine if nothing was learned")
     before = state(readout)
     with pytest.raises((ValueError, TypeError), match=message) as caught:
         readout.learn(*change(X, y))
@@ -222,8 +193,125 @@ def test_a_readout_that_learned_nothing_has_no_answers() -> None:
     readout.calibrate(X).learn(X, normal(1, 3, 2))
     with pytest.raises(RuntimeError, match="the lift is calibrated already"):
         readout.calibrate(X)
-    for wrong in (normal(1, 3, 3), normal(1, 3), torch.zeros(3, dtype=torch.long)):
+    for wrong in (normal(1, 3, 3), normal(1, 3), torch.zeros(3).long()):
         with pytest.raises(ValueError, match="so far"):
             readout.learn(X, wrong)
     with pytest.raises(RuntimeError, match="numbers were learned, not classes"):
         _ = readout.counts
+
+
+def sums_of(b: Tensor, Y: Tensor) -> Sums:
+    sums = Sums(b.shape[1], Y.shape[1])
+    sums.add(b, Y)
+    return sums
+
+
+def cross_validated(b: Tensor, Y: Tensor, regularization: float) -> tuple[float, float]:
+    """Squared error of samples left out, if each had the average leverage, and the hat's trace."""
+    n = len(b)
+    hat = b @ torch.linalg.solve(b.mT @ b + n * regularization * eye(b.shape[1]), b.mT)
+    share = float(hat.trace()) / n
+    error = float((Y - hat @ Y).square().sum()) / (1 - share) ** 2
+    return (error if share < 0.999 else math.inf), share * n
+
+
+@pytest.mark.parametrize(("n", "noise"), [(200, 0.1), (200, 3.0), (60, 1.0), (25, 1.0), (8, 0.3)])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_best_regularization_of_the_grid_is_chosen(n: int, noise: float, seed: int) -> None:
+    X = normal(seed, n, 20) * torch.logspace(0, -2, 20)
+    b = torch.cat([X, torch.ones_like(X[:, :1])], 1)
+    Y = X @ normal(seed + 1, 20, 2) + noise * normal(seed + 2, n, 2)
+    solution = solve(sums_of(b, Y))
+    grid = [float(b.square().mean()) * 10.0 ** (e / 2) for e in range(-24, 9)]
+    (_, trace), best = min((cross_validated(b, Y, value), value) for value in grid)
+    assert solution.regularization == pytest.approx(best)
+    assert solution.quota == pytest.approx(trace / 21)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_where_the_largest_output_counts_shrinking_is_undone(seed: int) -> None:
+    """λ times the share of the targets that leave-one-out predictions retain."""
+    labels = torch.arange(240) % 12
+    b = normal(seed, 12, 30)[labels] + 3 * normal(seed + 1, 240, 30)
+    sums = sums_of(b, one_hot(labels))
+    usual = solve(sums)
+    hat = b @ torch.linalg.solve(b.mT @ b + 240 * usual.regularization * eye(30), b.mT)
+    h = float(hat.trace()) / 240
+    along = float((hat * (labels[:, None] == labels)).sum()) / 240
+    retained = 1 - (1 - along) / (1 - h)
+    assert 0 < retained < 0.5
+    chosen = solve(sums, largest=True).regularization
+    assert chosen == pytest.approx(retained * usual.regularization)
+
+
+_X, _y = samples(0, 60, dtype=torch.float32)
+HARD = {
+    "one sample": (_X[:1], _y[:1]),
+    "two samples": (_X[:2], torch.tensor([0, 1])),
+    "fewer than features": (_X[:4], torch.tensor([0, 1, 2, 0])),
+    "one class": (_X, torch.zeros_like(_y)),
+    "a late class": (_X, torch.full_like(_y, 7)),
+    "constant": (torch.full_like(_X, 3.1), _y),
+    "zero": (torch.zeros_like(_X), _y),
+    "zero columns": (_X * (torch.arange(DIM) % 2), _y),
+    "twice the same": (_X[:, :1].expand(-1, DIM), _y),
+    "huge and tiny": (_X * torch.logspace(15, -15, DIM), _y),
+    "huge": (_X * 1e15, _y),
+    "tiny": (_X * 1e-20, _y),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The columns of the inputs differ in scale")
+@pytest.mark.parametrize("lift", [0, 30])
+@pytest.mark.parametrize("name", HARD)
+def test_hard_data_give_finite_scores(name: str, lift: int) -> None:
+    X, y = HARD[name]
+    readout = Readout(DIM, lift).learn(X, y)
+    more, labels = samples(5, dtype=torch.float32)
+    for _ in range(2):
+        assert bool(readout(X).isfinite().all())
+        assert 0 <= readout.quota <= 1
+        assert bool(readout.counts[readout.predict(X)].bool().all())
+        readout.learn(more * float(X.abs().max().clamp_min(1e-30)), labels)
+
+
+@pytest.mark.parametrize("lift", [0, 60])
+@pytest.mark.parametrize("first", ["one sample", "constant", "zero"])
+def test_it_learns_after_a_first_call_without_variance(first: str, lift: int) -> None:
+    """A lift that is calibrated by samples that are all alike must not be dead."""
+    more, labels = samples(5, 300, dtype=torch.float32)
+    readout = Readout(DIM, lift).learn(*HARD[first]).learn(more, labels)
+    assert accuracy(readout, more, labels) > 0.9
+
+
+@pytest.mark.parametrize("lift", [0, 30])
+@pytest.mark.parametrize("scale", [1e-8, 1e8])
+def test_scale_and_offset_of_features_do_not_matter(lift: int, scale: float) -> None:
+    X, y = samples(0, 300)
+    plain, scaled = Readout(DIM, lift).learn(X, y), Readout(DIM, lift).learn(scale * X, y)
+    assert scaled.regularization == pytest.approx(plain.regularization, rel=1e-5)
+    assert_close(scaled(scale * X), plain(X), 1e-5)
+    moved = Readout(DIM, lift).learn((X + 1e6).float(), y)
+    assert accuracy(moved, (X + 1e6).float(), plain.predict(X)) > 0.95
+
+
+@pytest.mark.parametrize("lift", [0, 100])
+def test_columns_of_very_different_scale_are_reported_once(lift: int) -> None:
+    X = normal(0, 200, 10) * torch.logspace(-8, 8, 10)
+    y = (X.sum(1) > 0).long()
+    readout = Readout(10, lift)
+    with pytest.warns(UserWarning, match=r"factor of 1e\+16.*StandardScaler") as caught:
+        readout.learn(X, y)
+    assert [warning.filename for warning in caught] == [__file__]
+    readout.learn(X, y)  # warnings are errors
+    readout.fresh().learn(X, y)
+
+
+def test_features_far_larger_than_the_first_ones_do_not_overflow() -> None:
+    """Their squares overflow float32."""
+    X, y = samples(0, dtype=torch.float32)
+    readout = Readout(DIM).learn(X, y).learn(1e25 * X, y)
+    assert bool(readout(X).isfinite().all())
+    with pytest.raises(ValueError, match=r"features reach .*e\+20.: .* overflow"):
+        readout.learn(1e200 * X.double(), y)
+    assert readout.n_samples == 160

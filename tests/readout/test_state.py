@@ -61,17 +61,11 @@ COPIES: list[Callable[[Readout, Readout, Path], Any]] = [
 
 
 @pytest.mark.parametrize("way", COPIES)
-@pytest.mark.parametrize("meta", [False, True])
 @each_lift
-def test_copies_are_the_same_and_independent(
-    way: Any, lift: str, meta: bool, tmp_path: Path
-) -> None:
+def test_copies_are_the_same_and_independent(way: Any, lift: str, tmp_path: Path) -> None:
     readout, other = learned(lift), new(lift)
     X, y = samples(3, 40, dtype=torch.float32)
-    if meta:
-        other.to("meta").to_empty(device="cpu")
-    else:
-        other.learn(10 * X, normal(0, 40, 2)).predict(X)
+    other.learn(10 * X, normal(0, 40, 2)).predict(X)
     scores, before, saved = readout(X), state(readout), readout.state_dict()
     copied = way(readout, other, tmp_path / "readout")
     copied = copied if isinstance(copied, Readout) else other
@@ -87,6 +81,7 @@ def test_copies_are_the_same_and_independent(
 def test_a_readout_is_part_of_a_model() -> None:
     X = normal(0, 5, DIM).float()
     model, other = (nn.Sequential(nn.Linear(DIM, DIM), r) for r in (learned(), new()))
+    other.to("meta").to_empty(device="cpu")
     assert not other.load_state_dict(model.state_dict(), strict=False).missing_keys
     other.load_state_dict(model.state_dict())
     assert torch.equal(other(X), model(X))
@@ -96,9 +91,6 @@ def test_a_readout_is_part_of_a_model() -> None:
     with pytest.raises(RuntimeError, match="kind"):
         model.load_state_dict(body)
     assert_same_state(model[1].state_dict(), before)
-
-
-# --- damaged --------------------------------------------------------------------------------------
 
 
 def replaced(name: str, change: Callable[[Tensor], Any]) -> Callable[[State], State]:
@@ -113,11 +105,9 @@ SUMS = ["sums.gram", "sums.cross", "sums.squares", "sums.count"]
 LIFT = ["lift.center", "lift.weight", "lift.bias"]
 DAMAGE: dict[str, Callable[[State], State]] = {
     **{f"no {name}": without(name) for name in [*SUMS, *LIFT, "kind", "lift.calibrated"]},
-    "only a lift": without(*SUMS, "kind"),
     **{f"NaN in {name}": replaced(name, lambda t: t * torch.nan) for name in [*SUMS, *LIFT]},
     **{f"more of {name}": replaced(name, lambda t: t[None]) for name in [*SUMS, *LIFT]},
     **{f"words for {name}": replaced(name, lambda t: "sum") for name in [*SUMS, *LIFT, "kind"]},
-    **{f"integers for {name}": replaced(name, lambda t: t.long()) for name in SUMS},
     **{f"sparse {name}": replaced(name, lambda t: t.to_sparse()) for name in SUMS},
     **{f"meta {name}": replaced(name, lambda t: t.to("meta")) for name in SUMS},
     "lopsided": replaced("sums.gram", lambda t: t + torch.eye(len(t)).roll(1, 0) * t.max()),
@@ -146,9 +136,6 @@ def test_a_damaged_state_changes_nothing(name: str) -> None:
     assert torch.equal(readout(X), scores)
 
 
-# --- exported -------------------------------------------------------------------------------------
-
-
 @each_lift
 def test_exports_are_plain_layers_with_the_same_scores(lift: str) -> None:
     X, y = samples(0, dtype=torch.float32)
@@ -163,9 +150,6 @@ def test_exports_are_plain_layers_with_the_same_scores(lift: str) -> None:
     batch = torch.export.Dim("batch", min=2)
     program = torch.export.export(exported, (X[:5],), dynamic_shapes=({0: batch},))
     assert_close(program.module()(X), exported(X), 1e-5)
-
-
-# --- added up -------------------------------------------------------------------------------------
 
 
 def base() -> Readout:
