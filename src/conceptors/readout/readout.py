@@ -1,4 +1,4 @@
-"""A linear readout in closed form: learns any classes in any order, and forgets none of them."""
+"""A linear readout in closed form that learns any classes in any order and forgets none."""
 
 from __future__ import annotations
 
@@ -44,20 +44,21 @@ _CALIBRATION_ROWS = 2048  # rows that `learn_from` collects to calibrate the lif
 class Readout(SavedSums):
     """Features `[n, in_features]` to scores of all classes `[n, classes]`, or to numbers.
 
-    It stores sums over samples, and solves ridge regression on all samples so far when an answer
-    is needed. So neither the order of samples nor their batches and tasks matter.
+    The weights minimise E|y - W b|² + λ |W|² over all samples learned so far, with b = [h; 1] and
+    h the lifted features. Only sums over samples are stored, so the order of samples and their
+    division into batches and tasks do not matter.
 
     Args:
-        in_features: width of the features.
-        lift: 0 to read the features as they are (shifted and scaled), a number of random features
-            of them, or a module with `out_features`, such as `PatchFeatures`. The first data
-            learned calibrate it.
-        activation: of the random features, "relu", "tanh" or "fourier".
-        classes: refuse labels from this number on; by default classes are added as they come.
-        regularization: λ of E|y - W h|² + λ |W|², for numbers less their mean; "auto" chooses it
-            by generalised cross-validation from the sums.
-        scores: of classes: "regression", about 1 for the right one, or "likelihood", by linear
-            discriminant analysis from the same sums.
+        in_features: number of features d of each sample.
+        lift: 0 to use the features themselves (shifted and scaled), a number of random features,
+            or a module with an attribute `out_features`, such as `PatchFeatures`. The first
+            samples learned calibrate it.
+        activation: activation of the random features: "relu", "tanh" or "fourier".
+        classes: upper limit of the number of classes. By default each new label adds a class.
+        regularization: λ. "auto" chooses it by generalised cross-validation from the sums. The
+            mean of numeric targets is not penalised.
+        scores: scores of classes: "regression", about 1 for the right class, or "likelihood", from
+            linear discriminant analysis on the same sums.
         seed: seed of the random features.
 
     >>> import torch
@@ -96,20 +97,23 @@ class Readout(SavedSums):
 
     @torch.inference_mode(False)
     def calibrate(self, features: Tensor) -> Self:
-        """Fix the lift by these features, once; otherwise the first `learn` does."""
+        """Calibrate the lift with features `[n, d]`. Otherwise the first `learn` does it."""
         if self._is_calibrated:
-            raise RuntimeError("the lift is calibrated already; create a new Readout for another")
+            raise RuntimeError(
+                "the lift is calibrated already, and the stored sums depend on it; create a new "
+                "Readout"
+            )
         rows = learnable(self._rows(features))
         if isinstance(self.lift, Lift):
             self.lift.calibrate(rows)
         return self
 
     def learn(self, features: Tensor, targets: Tensor) -> Self:
-        """Learn samples; any batches, any order of classes, any number of calls.
+        """Learn a batch of samples. If the call fails, nothing is learned.
 
         Args:
             features: `[n, in_features]`.
-            targets: labels `[n]` (integers, from 0), or numbers `[n]` or `[n, m]` (floats).
+            targets: labels `[n]` (integers from 0), or numbers `[n]` or `[n, m]` (floats).
         """
         return self._learn([(features, targets)])
 
@@ -126,11 +130,12 @@ class Readout(SavedSums):
         """Learn from a network's outputs for batches, in one pass without gradients.
 
         Args:
-            backbone: returns features `[n, in_features]`; it runs in evaluation mode.
-            batches: a DataLoader or other iterable of batches, usually (inputs, targets); or
-                mappings, whose "labels" are not passed to the backbone.
-            feed: calls the backbone with a batch; by default with its first part.
-            target: returns the targets of a batch; by default its last part, or "labels".
+            backbone: network that returns features `[n, in_features]`; it runs in evaluation mode.
+            batches: a DataLoader or other iterable of batches: (inputs, targets), or mappings,
+                whose "labels" are not passed to the backbone.
+            feed: function that calls the backbone with a batch; by default with its first element.
+            target: function that returns the targets of a batch; by default its last element or
+                "labels".
             shield: the shield that protects the backbone; see `out_of_date`.
             progress: show a progress bar.
         """
@@ -143,7 +148,10 @@ class Readout(SavedSums):
                 (moved(feed(backbone, batch), here), moved(target(batch), here)) for batch in shown
             )
         if self.n_samples == before:
-            raise ValueError("learn_from got no samples: the loader is empty or used up")
+            raise ValueError(
+                "learn_from got no samples: the loader is empty or used up; pass a DataLoader or "
+                "a list, which can be iterated again"
+            )
         if shield is not None:
             if not shield.is_settled:
                 warnings.warn(
@@ -166,84 +174,74 @@ class Readout(SavedSums):
         lift_state = None if self._is_calibrated else copy.deepcopy(self.lift.state_dict())
         apart: Sums | None = None
         latest: tuple[int, Tensor, Tensor] | None = None
+        self._solved = None
         try:
             for part in self._checked_parts(pairs):
                 if latest:
-                    _, rows, y = latest
                     apart = apart or self._new_sums()
-                    apart.add(self._lifted(rows), y)
+                    apart.add(self._lifted(latest[1]), latest[2])
                 latest = part
             if latest is None:
                 return self
-            kind, rows, y = latest
-            lifted = self._lifted(rows)
+            lifted = self._lifted(latest[1])
             sums = apart or self._sums or self._new_sums()
-            sums.add(lifted, y)
+            sums.add(lifted, latest[2])
             if apart and self._sums:
                 apart.include(self._sums)
         except BaseException:
             if lift_state is not None:
                 self.lift.load_state_dict(lift_state)
             raise
-        self._kind, self._sums, self._solved = kind, sums, None
+        self._kind, self._sums = latest[0], sums
         return self
 
     def _checked_parts(
         self, pairs: Iterable[tuple[Tensor, Tensor]]
     ) -> Iterator[tuple[int, Tensor, Tensor]]:
         """The kind of targets, rows and targets, in parts. The first rows calibrate the lift."""
-        checked = self._checked(pairs)
-        first: list[tuple[int, Tensor, Tensor]] = []
+        pairs, first = iter(pairs), list[tuple[Tensor, Tensor]]()
         if not self._is_calibrated:
-            for pair in checked:
-                first.append(pair)
-                if sum(len(rows) for _, rows, _ in first) >= _CALIBRATION_ROWS:
+            for features, targets in pairs:
+                first.append((self._rows(features), targets))
+                if sum(len(rows) for rows, _ in first) >= _CALIBRATION_ROWS:
                     break
             if first:
-                self.calibrate(torch.cat([rows for _, rows, _ in first]))
-        for kind, rows, y in chain(first, checked):
-            for part, part_targets in zip(rows.split(_ROWS), y.split(_ROWS)):
-                yield kind, part, part_targets
-
-    def _checked(
-        self, pairs: Iterable[tuple[Tensor, Tensor]]
-    ) -> Iterator[tuple[int, Tensor, Tensor]]:
+                self.calibrate(torch.cat([rows for rows, _ in first]))
         kind, outputs = self._kind, self._sums.outputs if self._sums else 0
-        for features, targets in pairs:
+        for features, targets in chain(first, pairs):
             rows = learnable(self._rows(features))
             kind, y = target_rows(targets, rows, kind, outputs, self._limit)
             outputs = 0 if y.ndim == 1 else y.shape[1]
-            yield kind, rows, y
+            for part, part_targets in zip(rows.split(_ROWS), y.split(_ROWS)):
+                yield kind, part, part_targets
 
     def out_of_date(self, shield: Any) -> dict[str, float]:
-        """How far each layer's outputs for remembered inputs have moved since they were summed.
+        """Measure how far each layer of the backbone has moved since its features were summed.
 
-        |ΔW z| / |W z| for each layer, over inputs z like those that the shield remembers, added up
-        from one `learn_from(..., shield=shield)` to the next. Call it after `shield.remember`. It
-        is not saved. With hard conceptors it is 0: only what they claim is measured.
+        Returns |ΔW z| / |W z| for each layer, over inputs z that the shield protects, summed over
+        the calls of `learn_from(..., shield=shield)`. Call it after `shield.remember`. The measure
+        is not saved. It is 0 for hard conceptors, which keep W z fixed.
         """
         if self._shield_mark is None:
             raise RuntimeError(
-                "learn_from(..., shield=shield) was not called yet, or not since this readout was "
-                "loaded"
+                "out_of_date needs a reference: learn_from(..., shield=shield) was not called yet, "
+                "or not since this readout was loaded; call it first"
             )
         drift: dict[str, float] = shield.moved_since(self._shield_mark)
         return {name: self._earlier_drift.get(name, 0.0) + drift[name] for name in drift}
 
-    # --- answers --------------------------------------------------------------------------
-
     @property
     def n_samples(self) -> int:
-        """Samples learned so far."""
+        """Number of samples learned so far."""
         return round(self._sums.count) if self._sums else 0
 
     @property
     def counts(self) -> Tensor:
-        """Samples of each class `[classes]`."""
+        """Number of samples of each class `[classes]`."""
         if self._sums is None:
             return torch.zeros(0, dtype=torch.long, device=self._here.device)
         if KINDS[self._kind] != "labels":
-            raise RuntimeError("numbers were learned, not classes")
+            raise RuntimeError("numbers were learned, not classes, so there are no counts")
         return self._sums.squares.round().long()
 
     @property
@@ -253,7 +251,7 @@ class Readout(SavedSums):
 
     @property
     def quota(self) -> float:
-        """Share of the features' space that the data claim at this λ, in [0, 1]."""
+        """tr C / d in [0, 1]: the share of the features' space that the data use at this λ."""
         return self.solution.quota
 
     @property
@@ -282,14 +280,14 @@ class Readout(SavedSums):
 
     @torch.no_grad()
     def predict(self, features: Tensor) -> Tensor:
-        """Labels `[n]`, of classes that were seen; numbers in regression."""
+        """Predicted labels `[n]` among the classes seen so far, or numbers."""
         scores: Tensor = self(features)
         if KINDS[self._kind] != "labels":
             return scores
         return scores.masked_fill(self.counts.to(scores.device) == 0, -torch.inf).argmax(1)
 
     def export(self) -> nn.Module:
-        """A plain `nn.Linear` with the same scores `[n, m]`, after the lift if there is one."""
+        """Return a plain `nn.Linear` with the same scores `[n, m]`, behind the lift if any."""
         weight, bias = self.solution.weights[:, :-1], self.solution.weights[:, -1]
         if isinstance(self.lift, Scaling):
             weight = weight * self.lift.scale
@@ -300,10 +298,8 @@ class Readout(SavedSums):
         exported = nn.Sequential(*layers, linear) if layers else linear
         return exported.requires_grad_(False).eval()
 
-    # --- many readouts --------------------------------------------------------------------
-
     def fresh(self) -> Readout:
-        """A readout with the same lift that has learned nothing, to be added up later."""
+        """Return an empty readout with the same lift, whose sums can be added to this one's."""
         return Readout(
             self.in_features,
             copy.deepcopy(self.lift),
@@ -313,7 +309,7 @@ class Readout(SavedSums):
         ).to(self._here.device)
 
     def __add__(self, other: Readout) -> Readout:
-        """A readout that has learned the samples of both."""
+        """Return a readout that has learned the samples of both."""
         if not isinstance(other, Readout):
             return NotImplemented
         learned = [readout for readout in (self, other) if readout._sums]
@@ -327,9 +323,9 @@ class Readout(SavedSums):
         return total
 
     def merged(self, group: Any = None) -> Readout:
-        """A readout of what all processes of a `torch.distributed` group have learned.
+        """Return a readout that has learned the samples of all processes of a group.
 
-        Every process calls it and gets the same. All must have the same, calibrated lift.
+        Every process of the `torch.distributed` group must call it, with the same calibrated lift.
         """
         total = self + self.fresh()
         mine = (*self._identity(), self._sums.outputs if self._sums else 0)
@@ -348,8 +344,6 @@ class Readout(SavedSums):
         state = {name: value.cpu() for name, value in self.lift.state_dict().items()}
         return digest(state, {"lift": repr(self.lift)}), self._kind
 
-    # --- checks ---------------------------------------------------------------------------
-
     def _rows(self, features: Tensor) -> Tensor:
         return feature_rows(features, self.in_features, self._here.device)
 
@@ -360,19 +354,23 @@ class Readout(SavedSums):
     def _lifted(self, rows: Tensor) -> Tensor:
         """[h; 1] `[n, out_features + 1]`."""
         with exactly():
-            h = self.lift(rows)
+            h: Any = self.lift(rows)
         shape = [len(rows), self.lift.out_features]
         if list(getattr(h, "shape", [])) != shape:
-            raise ValueError(f"the lift did not return features of the expected shape {shape}")
+            raise ValueError(
+                f"the lift must return features of shape {shape}, got "
+                f"{list(getattr(h, 'shape', []))}; correct its forward or out_features"
+            )
         return torch.cat([h, torch.ones_like(h[:, :1])], 1)
 
 
 def _check_alike(identities: list[tuple[str, int]]) -> None:
     if len({lift for lift, _ in identities}) > 1:
         raise ValueError(
-            "these readouts have different lifts, so their sums do not add up; create the others "
-            "by readout.fresh() after the first is calibrated, or load its state there"
+            "these readouts have different lifts, so their sums cannot be added; calibrate one, "
+            "and create the others with readout.fresh() or load its state into them"
         )
     kinds = sorted({kind for _, kind in identities if kind})
     if len(kinds) > 1:
-        raise ValueError(f"these have learned {' and '.join(KINDS[kind] for kind in kinds)}")
+        learned = " and ".join(KINDS[kind] for kind in kinds)
+        raise ValueError(f"these readouts cannot be added: they have learned {learned}")

@@ -7,8 +7,7 @@ order of samples, batches and machines gives the same sums.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -76,31 +75,24 @@ class Sums:
         Raises:
             ValueError: rows are not finite, or their squares overflow. Nothing was added.
         """
+        if not len(rows):
+            return
         eps, rows = torch.finfo(rows.dtype).eps, _squarable(rows, "features")
         targets = _squarable(targets, "targets") if targets.is_floating_point() else targets
         for b, y in zip(rows.split(_ROWS), targets.split(_ROWS)):
-            if not len(b):
-                return
+            gram = self.gram
             outputs, cross, squares, last = _target_sums(b, y)
-            with self._one_piece():
-                gram = self._moments.sum
-                last = None if last is None else gram[-1] + last
-                add_products_(gram, b, b)
-                if last is not None:
-                    gram[-1] = gram[:, -1] = last
-                self.grow(int(outputs[-1]) + 1)
-                self.cross[outputs] += cross
-                self.squares[outputs] += squares
-                self._moments.weight += len(b)
-                self.eps = max(self.eps, eps)
-
-    @contextmanager
-    def _one_piece(self) -> Iterator[None]:
-        """A change that is interrupted here leaves sums that `gram` refuses."""
-        _ = self.gram
-        self._is_torn = True
-        yield
-        self._is_torn = False
+            last = None if last is None else gram[-1] + last
+            self._is_torn = True
+            add_products_(gram, b, b)
+            if last is not None:
+                gram[-1] = gram[:, -1] = last
+            self.grow(int(outputs[-1]) + 1)
+            self.cross[outputs] += cross
+            self.squares[outputs] += squares
+            self._moments.weight += len(b)
+            self.eps = max(self.eps, eps)
+            self._is_torn = False
 
     def grow(self, outputs: int) -> None:
         """Add outputs up to this number; the new ones were 0 in all samples so far."""
@@ -111,16 +103,15 @@ class Sums:
 
     def include(self, other: Sums, factor: float = 1.0) -> None:
         """Add other sums, `factor` times."""
-        gram, cross, squares = (
-            sums.to(self.device) for sums in (other.gram, other.cross, other.squares)
-        )
-        with self._one_piece():
-            self.grow(other.outputs)
-            self._moments.sum.add_(gram, alpha=factor)
-            self._moments.weight += factor * other.count
-            self.cross[: other.outputs].add_(cross, alpha=factor)
-            self.squares[: other.outputs].add_(squares, alpha=factor)
-            self.eps = max(self.eps, other.eps)
+        gram, added = self.gram, other.gram.to(self.device)
+        self._is_torn = True
+        self.grow(other.outputs)
+        gram.add_(added, alpha=factor)
+        self.cross[: other.outputs].add_(other.cross.to(self.device), alpha=factor)
+        self.squares[: other.outputs].add_(other.squares.to(self.device), alpha=factor)
+        self._moments.weight += factor * other.count
+        self.eps = max(self.eps, other.eps)
+        self._is_torn = False
 
     def with_targets(self, cross: Tensor, squares: Tensor) -> Sums:
         """The same samples with other targets; Σ b bᵀ is shared."""
@@ -142,35 +133,30 @@ class Sums:
         dist.all_reduce(eps, dist.ReduceOp.MAX, group=group)
         self.eps = float(eps)
 
-    # --- as plain tensors -----------------------------------------------------------------
-
     def tensors(self) -> dict[str, Tensor]:
         """Everything, as tensors that change with the sums."""
         scalars = torch.tensor([self.count, self.eps], dtype=torch.float64)
         return {"gram": self.gram, "cross": self.cross, "squares": self.squares, "count": scalars}
 
     @staticmethod
-    def from_tensors(tensors: dict[str, Tensor], dim: int, device: torch.device) -> Sums:
+    def from_tensors(tensors: dict[str, Any], dim: int, device: torch.device) -> Sums:
         """The sums that `tensors` saved, of rows with `dim` columns.
 
         Raises:
             ValueError: shapes or values are impossible.
         """
-        if missing := {"gram", "cross", "squares", "count"} - tensors.keys():
-            raise ValueError(f"sums lack {', '.join(sorted(missing))}")
-        outputs = tensors["squares"].numel()
+        squares = tensors.get("squares")
+        outputs = squares.numel() if isinstance(squares, Tensor) else 0
         shapes = {"gram": (dim, dim), "cross": (outputs, dim), "squares": (outputs,), "count": (2,)}
         for name, shape in shapes.items():
-            value = tensors[name]
-            is_dense = value.layout == torch.strided and not value.is_meta
-            if not is_dense or not value.is_floating_point() or tuple(value.shape) != shape:
-                raise ValueError(f"{name} must be a dense tensor of floats, of shape {list(shape)}")
-            if not bool(value.isfinite().all()):
-                raise ValueError(f"{name} has entries that are not finite numbers")
-        gram, squares = tensors["gram"].double(), tensors["squares"]
+            if not _is_finite(tensors.get(name), shape):
+                raise ValueError(
+                    f"{name} must be a dense tensor of finite floats, of shape {list(shape)}"
+                )
+        gram = tensors["gram"].double()
         if float((gram - gram.mT).abs().amax()) > 1e-6 * float(gram.abs().amax()):
             raise ValueError("gram is not symmetric")
-        if float(gram.diagonal().amin()) < 0 or bool((squares < 0).any()):
+        if float(gram.diagonal().amin()) < 0 or bool((tensors["squares"] < 0).any()):
             raise ValueError("gram or squares have sums of squares below zero")
         count, eps = tensors["count"].tolist()
         if count <= 0 or not 0 < eps < 0.01:
@@ -178,14 +164,21 @@ class Sums:
         sums = Sums(dim, outputs, device)
         sums.gram.copy_(gram)
         sums.cross.copy_(tensors["cross"])
-        sums.squares.copy_(squares)
+        sums.squares.copy_(tensors["squares"])
         sums._moments.weight, sums.eps = count, eps
         return sums
 
 
+def _is_finite(value: Any, shape: tuple[int, ...]) -> bool:
+    if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_meta:
+        return False
+    is_float = value.is_floating_point() and value.shape == shape
+    return is_float and bool(value.isfinite().all())
+
+
 def _squarable(x: Tensor, name: str) -> Tensor:
     """`x`, in float64 if sums of its squares would overflow float32."""
-    low, high = (bound.double() for bound in x.aminmax()) if x.numel() else (x.new_zeros(()),) * 2
+    low, high = x.aminmax()
     largest = float(torch.maximum(-low, high))
     if not largest <= _LARGEST:
         checks.finite(x, name)
