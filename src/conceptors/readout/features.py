@@ -61,8 +61,8 @@ class Lift(nn.Module):
         for name, value in rounded.items():
             if not bool(value.isfinite().all()):
                 raise ValueError(
-                    f"the lift's {name} is beyond the range of float32 for features of this size; "
-                    f"scale the features"
+                    f"inputs of this size cannot calibrate {type(self).__name__}: its {name} is "
+                    f"beyond the range of float32; scale the inputs"
                 )
         for name, value in rounded.items():
             setattr(self, name, value)
@@ -76,7 +76,7 @@ class Lift(nn.Module):
 
 
 class Scaling(Lift):
-    """No new features: the inputs, shifted and scaled by one number to mean square 1."""
+    """The inputs themselves, shifted and scaled: h = t (x - μ), with mean square 1."""
 
     center: Tensor
     scale: Tensor
@@ -97,7 +97,7 @@ class Scaling(Lift):
 
 
 class RandomFeatures(Lift):
-    """h = f(z Wᵀ + b) `[n, out_features]`.
+    """Random features h = f(z Wᵀ + b) `[n, out_features]` of x `[n, in_features]`, z = x - μ.
 
     Args:
         in_features, out_features: widths of the inputs and of the features.
@@ -111,7 +111,12 @@ class RandomFeatures(Lift):
         image: (c, h, w) or (h, w) if the inputs are images. The weights are then smooth instead of
             shaped, and each row is centred by its own mean instead of μ.
         smooth: standard deviation of the blur, in pixels.
-        seed: seed of the draw.
+        seed: seed of the weights.
+
+    >>> lift = RandomFeatures(5, 100)
+    >>> lift.calibrate(torch.randn(50, 5))
+    >>> lift(torch.randn(3, 5)).shape
+    torch.Size([3, 100])
     """
 
     center: Tensor
@@ -241,13 +246,15 @@ class SideBySide(Lift):
 
 
 def lift_of(in_features: int, lift: Any, activation: Activation, seed: int) -> nn.Module:
-    """The lift meant by a number of random features, or by a module."""
+    """Create a lift from a number of random features, or check a module."""
     if isinstance(lift, nn.Module):
         width = getattr(lift, "in_features", in_features)
         if width != in_features:
-            raise ValueError(f"lift takes {width} features, the readout {in_features}")
+            raise ValueError(
+                f"lift takes {width} features, but the readout {in_features}; make them equal"
+            )
         if not isinstance(getattr(lift, "out_features", None), int):
-            raise TypeError(f"lift {type(lift).__name__} needs an attribute out_features")
+            raise TypeError(f"lift {type(lift).__name__} needs an attribute out_features, an int")
         return lift
     count = checks.whole(lift, "lift", 0)
     if not count:
@@ -256,9 +263,9 @@ def lift_of(in_features: int, lift: Any, activation: Activation, seed: int) -> n
 
 
 def warn_of_scales(rows: Tensor) -> None:
-    """Warn of columns that are lost beside others of a much larger scale.
+    """Warn if columns hardly count beside others of a much larger scale.
 
-    The range is the measure, not the mean square, which is small for a pixel that is rarely lit.
+    Their range decides, not their mean square, which is small for a pixel that is rarely lit.
     """
     if len(rows) < 3:  # which show no range
         return
@@ -290,7 +297,7 @@ def blurred(weight: Tensor, image: tuple[int, ...], sigma: float) -> Tensor:
 
 
 def is_constant(z: Tensor, rows: Tensor) -> bool:
-    """Whether rows differ from their mean, by z, no more than by rounding."""
+    """Whether z = rows - mean is no more than rounding."""
     sizes = [torch.linalg.vector_norm(x, dtype=torch.float64) for x in (z, rows)]
     return bool(sizes[0] <= 4 * torch.finfo(rows.dtype).eps * sizes[1])
 

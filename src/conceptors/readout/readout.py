@@ -34,14 +34,13 @@ from conceptors.readout.samples import (
     target_rows,
 )
 from conceptors.readout.solve import Solution, likelihoods, solve
-from conceptors.readout.state import SavedSums
 from conceptors.readout.sums import Sums
 
 _ROWS = 8192  # rows that are lifted at once
 _CALIBRATION_ROWS = 2048  # rows that `learn_from` collects to calibrate the lift
 
 
-class Readout(SavedSums):
+class Readout(nn.Module):
     """Features `[n, in_features]` to scores of all classes `[n, classes]`, or to numbers.
 
     The weights minimise E|y - W b|² + λ |W|² over all samples learned so far, with b = [h; 1] and
@@ -71,6 +70,8 @@ class Readout(SavedSums):
     (torch.Size([300, 5]), True)
     """
 
+    _here: Tensor  # on the module's device
+
     def __init__(
         self,
         in_features: int,
@@ -82,10 +83,14 @@ class Readout(SavedSums):
         scores: Literal["regression", "likelihood"] = "regression",
         seed: int = 0,
     ) -> None:
-        width = checks.whole(in_features, "in_features", 1)
-        limit = None if classes is None else checks.whole(classes, "classes", 1)
-        super().__init__(lift_of(width, lift, activation, seed), limit)
-        self.in_features = width
+        super().__init__()
+        self.in_features = checks.whole(in_features, "in_features", 1)
+        self.lift = lift_of(self.in_features, lift, activation, seed)
+        self.register_buffer("_here", torch.empty(0), persistent=False)
+        self._limit = None if classes is None else checks.whole(classes, "classes", 1)
+        self._kind = 0  # of targets, an index into KINDS
+        self._sums: Sums | None = None
+        self._solved: Solution | None = None
         if scores not in ("regression", "likelihood"):
             raise ValueError(f"scores must be 'regression' or 'likelihood', got {scores!r}")
         self.scores: Literal["regression", "likelihood"] = scores
@@ -94,6 +99,10 @@ class Readout(SavedSums):
             self._given = checks.number(regularization, "regularization", 0, 1e300, open_low=True)
         self._shield_mark: Any = None
         self._earlier_drift: dict[str, float] = {}
+
+    @property
+    def _is_calibrated(self) -> bool:
+        return bool(getattr(self.lift, "is_calibrated", True))
 
     @torch.inference_mode(False)
     def calibrate(self, features: Tensor) -> Self:
@@ -343,6 +352,73 @@ class Readout(SavedSums):
         """A fingerprint that lifts with the same features share, and the kind of targets."""
         state = {name: value.cpu() for name, value in self.lift.state_dict().items()}
         return digest(state, {"lift": repr(self.lift)}), self._kind
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Change the device only: `.half()` on a surrounding model must not round the sums."""
+        device = fn(self._here).device
+
+        def move(tensor: Tensor) -> Tensor:
+            return fn(tensor) if tensor.is_meta else tensor.to(device)
+
+        super()._apply(move, recurse)  # type: ignore[no-untyped-call]
+        if self._sums:
+            self._sums.to(device)
+        self._solved = None
+        return self
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "kind"] = torch.tensor(self._kind)
+        if self._sums:
+            for name, value in self._sums.tensors().items():  # `learn` changes them in place
+                destination[f"{prefix}sums.{name}"] = value.clone()
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        """Load all or nothing. The last arguments are missing keys, unexpected keys and errors."""
+        state = {
+            key[len(prefix) :]: state_dict[key] for key in state_dict if key.startswith(prefix)
+        }
+        if not state:
+            args[-3].append(prefix + "kind")
+            return
+        saved = {key: state[key] for key in state if key == "kind" or key.startswith("sums.")}
+        for key in saved:
+            del state_dict[prefix + key]  # the others are the lift's
+        try:
+            kind, sums = self._read(saved)
+            lift: Any = copy.deepcopy(self.lift)
+            lift.load_state_dict({k[5:]: v for k, v in state.items() if k.startswith("lift.")})
+            if sums and not getattr(lift, "is_calibrated", True):
+                raise ValueError("the lift is not calibrated")
+            if not all(bool(value.isfinite().all()) for value in lift.state_dict().values()):
+                raise ValueError("the lift has entries that are not finite")
+        except (TypeError, ValueError, RuntimeError) as error:
+            args[-1].append(f"{prefix}sums are damaged: {error}; load another checkpoint")
+            for key in [key for key in state_dict if key.startswith(prefix)]:
+                del state_dict[key]  # so the lift does not change either
+            return
+        self._kind, self._sums, self._solved = kind, sums, None
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _read(self, saved: dict[str, Any]) -> tuple[int, Sums | None]:
+        """The kind of targets and the sums of a saved state."""
+        tensors = {key.removeprefix("sums."): saved[key] for key in saved if key != "kind"}
+        number = saved.get("kind")
+        is_index = isinstance(number, Tensor) and number.dtype == torch.int64
+        kind = int(number) if is_index and number.numel() == 1 else -1
+        if not 0 <= kind < len(KINDS) or (kind == 0) != (not tensors):
+            raise ValueError(f"kind {number} does not fit {len(tensors)} tensors of sums")
+        if not tensors:
+            return 0, None
+        width: Any = self.lift.out_features
+        sums = Sums.from_tensors(tensors, width + 1, self._here.device)
+        limit = {"labels": self._limit, "number": 1}.get(KINDS[kind])
+        if limit and sums.outputs > limit:
+            raise ValueError(f"{sums.outputs} outputs are more than {limit}")
+        ones = float(sums.gram[-1, -1])
+        if abs(ones - sums.count) > 1e-6 * sums.count:
+            raise ValueError(f"the sums are of {ones:g} samples, but their count is {sums.count:g}")
+        return kind, sums
 
     def _rows(self, features: Tensor) -> Tensor:
         return feature_rows(features, self.in_features, self._here.device)
