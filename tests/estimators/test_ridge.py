@@ -225,7 +225,10 @@ def test_units_do_not_matter(settings: dict[str, Any], scale: float) -> None:
     assert score == pytest.approx(plain, abs=3e-3)
 
 
-def test_columns_of_very_different_scale_reach_least_squares() -> None:
+def test_columns_of_different_scale_are_solved_or_reported_with_the_remedy() -> None:
     X = np.random.default_rng(0).normal(size=(400, 3)) * [1e2, 1.0, 0.1]
     y = X @ [1e-2, 1.0, 10.0] + 5
     assert ConceptorRidge().fit(X, y).score(X, y) > 1 - 1e-5
+    for lift in (0, 50):
+        with pytest.warns(UserWarning, match=r"differ in scale by a factor of .*StandardScaler"):
+            ConceptorRidgeClassifier(lift=lift).fit(X * [1e6, 1, 1e-7], y > 5)

@@ -19,7 +19,7 @@ _SMALLEST_BLOCK = 128
 
 
 class Correlation:
-    """R = Σ w x xᵀ / Σ w over batches of samples, exactly.
+    """The exact second moments R = Σ w x xᵀ / Σ w `[d, d]` of samples x that come in batches.
 
     Samples are converted to float64 before they are multiplied, so the order and size of the
     batches do not matter beyond rounding.
@@ -73,14 +73,14 @@ class Correlation:
         return self
 
     def add(self, total: Tensor, weight: float, count: int = 0) -> Correlation:
-        """Add a finished sum Σ w x xᵀ of `count` samples of this weight altogether, unchecked."""
+        """Add a sum Σ w x xᵀ `[d, d]` over `count` samples of total weight `weight`, unchecked."""
         self.sum += total.to(self.sum)
         self.weight += weight
         self.count += count
         return self
 
     def merge(self, other: Correlation) -> Correlation:
-        """Add everything that another correlation has seen. Associative and commutative."""
+        """Add the samples of another correlation. Merging is associative and commutative."""
         check_mergeable(self, other)
         if other.sum.shape != self.sum.shape:
             raise ValueError("cannot merge second moments with different numbers of groups")
@@ -98,7 +98,7 @@ class Correlation:
         return self
 
     def matrix(self) -> Tensor:
-        """R `[d, d]` or `[groups, d, d]`, symmetric; a new tensor."""
+        """R `[d, d]` or `[groups, d, d]`, exactly symmetric, as a new tensor."""
         check_has_samples(self)
         return (self.sum + self.sum.mT) / (2 * self.weight)
 
@@ -117,7 +117,7 @@ class Correlation:
         total = checks.positive_semidefinite(state["sum"], "sum")
         if total.shape != self.sum.shape:
             raise ValueError(
-                f"the state has a sum of shape {list(total.shape)}, this correlation is of "
+                f"the state has a sum of shape {list(total.shape)}, but this correlation has "
                 f"dimension {self.dim}; create it with Correlation({total.shape[-1]})"
             )
         weight = checks.number(state["weight"], "weight", 0.0, sys.float_info.max)
@@ -173,7 +173,7 @@ def check_batch(
     if weights.shape != wanted or weights.device != samples.device:
         raise ValueError(
             f"weights of shape {list(weights.shape)} on {weights.device} do not fit samples of "
-            f"shape {list(samples.shape)} on {samples.device}: one weight a sample is needed"
+            f"shape {list(samples.shape)} on {samples.device}; pass one weight per sample"
         )
     if weights.numel() and float(weights.amin()) < 0:
         raise ValueError(f"weights must not be negative, got {float(weights.amin())}")
@@ -194,7 +194,10 @@ def check_mergeable(a: Any, b: Any) -> None:
     if type(a) is not type(b):
         raise TypeError(f"cannot merge a {type(b).__name__} into a {type(a).__name__}")
     if a is b:
-        raise ValueError("cannot merge a running sum with itself: everything would count twice")
+        raise ValueError(
+            "cannot merge a running sum with itself, because samples would count twice; merge a "
+            "copy.deepcopy if that is meant"
+        )
     if a.dim != b.dim:
         raise ValueError(f"cannot merge second moments of dimension {b.dim} into {a.dim}")
 
@@ -202,6 +205,6 @@ def check_mergeable(a: Any, b: Any) -> None:
 def check_has_samples(sums: Any) -> None:
     if sums.weight <= 0:
         raise ValueError(
-            f"no samples of positive weight yet (count {sums.count}); call update(samples) with "
-            f"rows of {sums.dim} numbers first"
+            f"there are no samples of positive weight yet (count {sums.count}), so there is no "
+            f"mean; call update(samples) with rows of {sums.dim} numbers first"
         )
