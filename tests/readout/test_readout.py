@@ -31,7 +31,7 @@ from readout.common import (
 )
 
 LAMBDA = 1e-2
-TARGETS = {"labels": lambda y: y, "number": lambda y: y.cos(), "numbers": lambda y: one_hot(y, 3)}
+TARGETS: Any = {"labels": lambda y: y, "number": torch.cos, "numbers": lambda y: one_hot(y, 3)}
 steps = st.one_of(
     st.tuples(st.integers(0, 99), st.sampled_from([1, 2, 30])),  # learn samples of a seed
     st.sampled_from(["solve", "save", "other"]),
@@ -47,7 +47,7 @@ def test_any_history_is_the_direct_solution(history: list[Any], lift: int, kind:
     readouts, seen = [base.fresh(), base.fresh()], [samples(0, 0)]
     for step in history:
         if isinstance(step, tuple):
-            seen.append(samples(*step, classes=3))
+            seen.append(samples(step[0], step[1], classes=3))
             readouts[0].learn(seen[-1][0], TARGETS[kind](seen[-1][1]))
         elif step == "solve" and readouts[0].n_samples:
             assert 0 <= readouts[0].quota <= 1

@@ -51,9 +51,7 @@ class Lift(nn.Module):
 
     def check_calibrated(self) -> None:
         if not self.is_calibrated:
-            raise RuntimeError(
-                f"{type(self).__name__} is not calibrated yet; call calibrate(rows) first"
-            )
+            raise RuntimeError(f"{type(self).__name__} is not fitted; call calibrate(rows) first")
 
     def _fix(self, **values: Tensor) -> None:
         """Set all fitted buffers, or none if one of them is out of range."""
@@ -208,10 +206,8 @@ class RandomFeatures(Lift):
 class SideBySide(Lift):
     """Features of the parts of `[x₁ | x₂ | …]`, side by side: `[f₁(x₁) | f₂(x₂) | …]`.
 
-    For inputs of different kinds, such as an image and what a network computes from it. Each
-    part's features are scaled by one number to a mean variance of 1 over the first data, so a part
-    counts by its number of features, whatever their size. Parts are in the order of their columns;
-    those that are calibrated already stay as they are.
+    Each part's features are scaled by one number to a mean variance of 1 over the first data, so
+    parts of different size count alike. Parts that are calibrated already do not change.
     """
 
     scale: Tensor
@@ -226,8 +222,9 @@ class SideBySide(Lift):
 
     @exactly()
     def calibrate(self, rows: Tensor) -> None:
+        part: Any
         sizes = []
-        for part, columns in self._pairs(rows):
+        for part, columns in zip(self.parts, rows.split(self._widths, -1)):
             if not part.is_calibrated:
                 part.calibrate(columns)
             features = part(columns[:: max(1, len(columns) // 2048)])
@@ -237,12 +234,8 @@ class SideBySide(Lift):
 
     def forward(self, x: Tensor) -> Tensor:
         self.check_calibrated()
-        pairs = zip(self._pairs(x), self.scale)
-        return torch.cat([part(columns) * scale for (part, columns), scale in pairs], -1)
-
-    def _pairs(self, x: Tensor) -> list[tuple[Any, Tensor]]:
-        """Each part with its columns."""
-        return list(zip(self.parts, x.split(self._widths, -1)))
+        triples = zip(self.parts, x.split(self._widths, -1), self.scale)
+        return torch.cat([part(columns) * scale for part, columns, scale in triples], -1)
 
 
 def lift_of(in_features: int, lift: Any, activation: Activation, seed: int) -> nn.Module:
@@ -263,10 +256,7 @@ def lift_of(in_features: int, lift: Any, activation: Activation, seed: int) -> n
 
 
 def warn_of_scales(rows: Tensor) -> None:
-    """Warn if columns hardly count beside others of a much larger scale.
-
-    Their range decides, not their mean square, which is small for a pixel that is rarely lit.
-    """
+    """Warn of columns with a tiny range. (A rarely lit pixel has only a small mean square.)"""
     if len(rows) < 3:  # which show no range
         return
     low, high = (bound.double() for bound in rows.aminmax(dim=0))

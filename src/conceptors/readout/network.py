@@ -73,10 +73,7 @@ class LayerInputs(nn.Module):
             if not x.any() or not any(torch.equal(x, raw[other]) for other in self.widths):
                 self.widths[name] = rows[name].shape[1]
         if not self.widths:
-            raise ValueError(
-                "none of these layers was called with a tensor of floats, so there is nothing to "
-                "read; name other layers, layers=[...]"
-            )
+            raise ValueError("no layer was called with a tensor of floats; name other layers")
         self._layers = {name: self._layers[name] for name in self.widths}
         self.out_features = sum(self.widths.values())
 
@@ -85,10 +82,7 @@ class LayerInputs(nn.Module):
         rows = self._read(args, kwargs)
         for name, width in self.widths.items():
             if name not in rows:
-                raise ValueError(
-                    f"layer {name!r} was not called with a tensor of floats, but was with the "
-                    f"example; create another LayerInputs"
-                )
+                raise ValueError(f"layer {name!r} was not called; create another LayerInputs")
             if rows[name].shape[1] != width:
                 raise ValueError(
                     f"layer {name!r} has {rows[name].shape[1]} features for this input, and "

@@ -108,10 +108,7 @@ class Readout(nn.Module):
     def calibrate(self, features: Tensor) -> Self:
         """Calibrate the lift with features `[n, d]`. Otherwise the first `learn` does it."""
         if self._is_calibrated:
-            raise RuntimeError(
-                "the lift is calibrated already, and the stored sums depend on it; create a new "
-                "Readout"
-            )
+            raise RuntimeError("the lift is calibrated already; create a new Readout for another")
         rows = learnable(self._rows(features))
         if isinstance(self.lift, Lift):
             self.lift.calibrate(rows)
@@ -157,10 +154,7 @@ class Readout(nn.Module):
                 (moved(feed(backbone, batch), here), moved(target(batch), here)) for batch in shown
             )
         if self.n_samples == before:
-            raise ValueError(
-                "learn_from got no samples: the loader is empty or used up; pass a DataLoader or "
-                "a list, which can be iterated again"
-            )
+            raise ValueError("the loader is empty or used up; pass a DataLoader or a list")
         if shield is not None:
             if not shield.is_settled:
                 warnings.warn(
@@ -270,10 +264,9 @@ class Readout(nn.Module):
             raise RuntimeError("nothing was learned yet; call learn(features, targets) first")
         if self._solved is None:
             has_labels = KINDS[self._kind] == "labels"
+            options = {"around_mean": not has_labels, "largest": has_labels}
             with torch.inference_mode(False):  # otherwise gradients could not pass later
-                solution = solve(
-                    self._sums, self._given, around_mean=not has_labels, largest=has_labels
-                )
+                solution = solve(self._sums, self._given, **options)
                 if has_labels and self.scores == "likelihood":
                     solution = solution._replace(weights=likelihoods(self._sums, solution))
             self._solved = solution
@@ -325,8 +318,7 @@ class Readout(nn.Module):
         _check_alike([readout._identity() for readout in learned])
         total = (*learned, self)[0].fresh().to(self._here.device)
         total._kind = self._kind or other._kind
-        for sums in (readout._sums for readout in learned):
-            assert sums is not None
+        for sums in (readout._sums for readout in learned if readout._sums):
             total._sums = total._sums or total._new_sums()
             total._sums.include(sums)
         return total
@@ -375,9 +367,7 @@ class Readout(nn.Module):
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         """Load all or nothing. The last arguments are missing keys, unexpected keys and errors."""
-        state = {
-            key[len(prefix) :]: state_dict[key] for key in state_dict if key.startswith(prefix)
-        }
+        state = {k[len(prefix) :]: state_dict[k] for k in state_dict if k.startswith(prefix)}
         if not state:
             args[-3].append(prefix + "kind")
             return
@@ -403,7 +393,7 @@ class Readout(nn.Module):
     def _read(self, saved: dict[str, Any]) -> tuple[int, Sums | None]:
         """The kind of targets and the sums of a saved state."""
         tensors = {key.removeprefix("sums."): saved[key] for key in saved if key != "kind"}
-        number = saved.get("kind")
+        number: Any = saved.get("kind")
         is_index = isinstance(number, Tensor) and number.dtype == torch.int64
         kind = int(number) if is_index and number.numel() == 1 else -1
         if not 0 <= kind < len(KINDS) or (kind == 0) != (not tensors):
@@ -431,12 +421,9 @@ class Readout(nn.Module):
         """[h; 1] `[n, out_features + 1]`."""
         with exactly():
             h: Any = self.lift(rows)
-        shape = [len(rows), self.lift.out_features]
-        if list(getattr(h, "shape", [])) != shape:
-            raise ValueError(
-                f"the lift must return features of shape {shape}, got "
-                f"{list(getattr(h, 'shape', []))}; correct its forward or out_features"
-            )
+        shape = (len(rows), self.lift.out_features)
+        if getattr(h, "shape", None) != shape:
+            raise ValueError(f"the lift must return {list(shape)} features; see its out_features")
         return torch.cat([h, torch.ones_like(h[:, :1])], 1)
 
 

@@ -27,10 +27,7 @@ def feature_rows(features: Any, width: int, device: torch.device) -> Tensor:
         raise TypeError("features must be a dense tensor; use .to_dense()")
     rows = features.flatten(1) if features.ndim > 2 else features
     if rows.ndim != 2 or rows.shape[1] != width:
-        raise ValueError(
-            f"features have shape {list(features.shape)}, expected [n, {width}]; the second "
-            f"number is the readout's in_features"
-        )
+        raise ValueError(f"features have shape {list(features.shape)}, expected [n, {width}]")
     if rows.device != device:
         raise ValueError(
             f"features are on {rows.device}, the readout is on {device}; move one of them: "
@@ -64,9 +61,7 @@ def target_rows(
             f"have [{len(rows)}, m]. Pass one-hot or multiple labels as floats"
         )
     if targets.device != rows.device:
-        raise ValueError(
-            f"targets are on {targets.device}, features on {rows.device}; move the targets"
-        )
+        raise ValueError(f"targets are on {targets.device}, features on {rows.device}; move them")
     new_kind = 1 if not is_number else 4 - len(shape)
     if kind and new_kind != kind:
         raise ValueError(
@@ -76,9 +71,7 @@ def target_rows(
     if is_number:
         y = checks.finite(targets.detach(), "targets").reshape(len(rows), -1)
         if outputs and y.shape[1] != outputs:
-            raise ValueError(
-                f"targets have {y.shape[1]} columns, but {outputs} so far; use another Readout"
-            )
+            raise ValueError(f"targets have {y.shape[1]} columns, but {outputs} so far; match them")
         return new_kind, y
     labels, limit = targets.long(), classes or _MOST_CLASSES
     low, high = (int(bound) for bound in labels.aminmax())

@@ -37,11 +37,7 @@ class Sums:
 
     @property
     def gram(self) -> Tensor:
-        """Σ b bᵀ `[d, d]`.
-
-        Raises:
-            RuntimeError: an interrupted `add` or `include` left the sums incomplete.
-        """
+        """Σ b bᵀ `[d, d]`."""
         if self._is_torn:
             raise RuntimeError(
                 "learning was interrupted in the middle of a sum, so the sums are incomplete; "
@@ -62,18 +58,12 @@ class Sums:
     def outputs(self) -> int:
         return len(self.squares)
 
-    @property
-    def device(self) -> torch.device:
-        return self._moments.sum.device
-
     @exactly()
     def add(self, rows: Tensor, targets: Tensor) -> None:
         """Add samples b `[n, d]` with numbers `[n, m]` or labels `[n]`, in place.
 
-        Labels count as rows of the unit matrix; new ones add outputs.
-
-        Raises:
-            ValueError: rows are not finite, or their squares overflow. Nothing was added.
+        Labels count as rows of the unit matrix; new ones add outputs. Nothing is added if rows or
+        targets are not finite, or if their squares overflow.
         """
         if not len(rows):
             return
@@ -103,12 +93,13 @@ class Sums:
 
     def include(self, other: Sums, factor: float = 1.0) -> None:
         """Add other sums, `factor` times."""
-        gram, added = self.gram, other.gram.to(self.device)
+        gram, device = self.gram, self.cross.device
+        added = other.gram.to(device)
         self._is_torn = True
         self.grow(other.outputs)
         gram.add_(added, alpha=factor)
-        self.cross[: other.outputs].add_(other.cross.to(self.device), alpha=factor)
-        self.squares[: other.outputs].add_(other.squares.to(self.device), alpha=factor)
+        self.cross[: other.outputs].add_(other.cross.to(device), alpha=factor)
+        self.squares[: other.outputs].add_(other.squares.to(device), alpha=factor)
         self._moments.weight += factor * other.count
         self.eps = max(self.eps, other.eps)
         self._is_torn = False
@@ -129,7 +120,7 @@ class Sums:
         self._moments.all_reduce(group)
         for tensor in (self.cross, self.squares):
             dist.all_reduce(tensor, group=group)
-        eps = torch.tensor(self.eps, dtype=torch.float64, device=self.device)
+        eps = torch.tensor(self.eps, dtype=torch.float64, device=self.cross.device)
         dist.all_reduce(eps, dist.ReduceOp.MAX, group=group)
         self.eps = float(eps)
 
@@ -140,11 +131,7 @@ class Sums:
 
     @staticmethod
     def from_tensors(tensors: dict[str, Any], dim: int, device: torch.device) -> Sums:
-        """The sums that `tensors` saved, of rows with `dim` columns.
-
-        Raises:
-            ValueError: shapes or values are impossible.
-        """
+        """The sums that `tensors` saved, of rows with `dim` columns. Refuses impossible ones."""
         squares = tensors.get("squares")
         outputs = squares.numel() if isinstance(squares, Tensor) else 0
         shapes = {"gram": (dim, dim), "cross": (outputs, dim), "squares": (outputs,), "count": (2,)}
@@ -156,7 +143,7 @@ class Sums:
         gram = tensors["gram"].double()
         if float((gram - gram.mT).abs().amax()) > 1e-6 * float(gram.abs().amax()):
             raise ValueError("gram is not symmetric")
-        if float(gram.diagonal().amin()) < 0 or bool((tensors["squares"] < 0).any()):
+        if bool((gram.diagonal() < 0).any()) or bool((tensors["squares"] < 0).any()):
             raise ValueError("gram or squares have sums of squares below zero")
         count, eps = tensors["count"].tolist()
         if count <= 0 or not 0 < eps < 0.01:
