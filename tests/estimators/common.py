@@ -14,12 +14,12 @@ Task = tuple[Array, Array]
 def tasks(count: int = 3, outputs: int | None = 2) -> list[Task]:
     """Tasks of different sizes and directions; y is `[n, outputs]`, or `[n]` for None."""
     rng = np.random.default_rng(3)
-    made = []
+    pairs = []
     for k in range(count):
         n = 20 + 15 * k
         X = rng.normal(size=(n, 5)) @ np.diag(rng.uniform(0, 2, 5))
-        made.append((X, rng.normal(size=n if outputs is None else (n, outputs))))
-    return made
+        pairs.append((X, rng.normal(size=n if outputs is None else (n, outputs))))
+    return pairs
 
 
 def with_bias(X: Array, fit_intercept: bool) -> Array:

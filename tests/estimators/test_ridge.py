@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -34,9 +33,6 @@ def learned(settings: dict[str, Any], X: Array = images, digits: Any = range(10)
         rows = train[labels[train] == digit]
         clf.partial_fit(X[rows], labels[rows])
     return clf
-
-
-# --- all tasks at once ----------------------------------------------------------------------------
 
 
 @both_intercepts
@@ -77,19 +73,6 @@ def test_a_chosen_regularization_is_ridge_on_standardised_inputs(fit_intercept: 
     np.testing.assert_allclose(predicted, ridge.predict(X / size), rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("aperture", ["auto", 3.0])
-@pytest.mark.parametrize("weighting", ["samples", "tasks"])
-def test_the_order_of_tasks_does_not_matter(aperture: Any, weighting: str) -> None:
-    results = []
-    for ordered in permutations(tasks(count=3)):
-        reg = ConceptorRidge(aperture, weighting=weighting)
-        for task in ordered:
-            reg.partial_fit(*task)
-        results.append(np.append(weights(reg), reg.regularization_))
-    for other in results[1:]:
-        np.testing.assert_allclose(other, results[0], rtol=1e-12, atol=1e-12)
-
-
 @both_intercepts
 @pytest.mark.parametrize("aperture", [0.5, 40.0])
 def test_simplified_at_equal_penalties_is_joint(aperture: float, fit_intercept: bool) -> None:
@@ -128,9 +111,6 @@ def test_inputs_that_never_vary_are_learned(value: float, fit_intercept: bool) -
     np.testing.assert_allclose(reg.predict(X), expected, rtol=0.1)
 
 
-# --- tasks in turn --------------------------------------------------------------------------------
-
-
 @both_intercepts
 @pytest.mark.parametrize("outputs", [None, 2])
 def test_paper_is_section_2_2(fit_intercept: bool, outputs: int | None) -> None:
@@ -152,12 +132,10 @@ def test_paper_is_section_2_2(fit_intercept: bool, outputs: int | None) -> None:
 
 
 @in_turn
-def test_a_new_task_does_not_disturb_the_old_and_similar_ones_cost_less(solution: str) -> None:
-    """Digits 0-4, then 5-9; the same digits again, noised, or with permuted pixels."""
-    settings: dict[str, Any] = {
-        "solution": solution,
-        "aperture": 30.0 if solution == "paper" else 10.0,
-    }
+def test_a_new_task_does_not_disturb_the_old(solution: str) -> None:
+    """Digits 0-4, then 5-9."""
+    aperture = 30.0 if solution == "paper" else 10.0
+    settings: dict[str, Any] = {"solution": solution, "aperture": aperture}
 
     def accuracy(reg: Any, rows: Array) -> float:
         return float((reg.predict(images[rows]).argmax(1) == labels[rows]).mean())
@@ -169,13 +147,6 @@ def test_a_new_task_does_not_disturb_the_old_and_similar_ones_cost_less(solution
     assert accuracy(reg, old) > 0.95
     assert accuracy(reg, new) > 0.8
     assert accuracy(ConceptorRidge(**settings).fit(images[large], one_hot[large]), old) < 0.05
-
-    X, change = images[train], []
-    noise = 0.05 * np.random.default_rng(0).normal(size=X.shape)
-    for inputs in (X, X + noise, X[:, np.random.default_rng(1).permutation(64)]):
-        reg = ConceptorRidge(**settings).partial_fit(X, one_hot[train])
-        change.append(reg.partial_fit(inputs, one_hot[train]).increment_norm_)
-    assert change[0] < change[1] < 0.5 * change[2]
 
 
 @in_turn
@@ -196,22 +167,6 @@ def test_a_warning_says_when_memory_is_full(solution: str) -> None:
     assert "Lower the aperture (30), or use more features" in messages[1][0]
     reg.fit(X[train], one_hot[train])  # warnings are errors here
     ConceptorRidge(100.0, warn_at_quota=0.5).partial_fit(images, one_hot)  # joint goes on learning
-
-
-# --- classes --------------------------------------------------------------------------------------
-
-
-def test_one_class_per_task_is_as_good_as_all_at_once() -> None:
-    X, y = images[test], labels[test]
-    for settings in ({}, {"weighting": "tasks"}, {"aperture": 10.0}):
-        up, mixed = (
-            learned(settings, digits=d) for d in (range(10), [3, 1, 4, 9, 2, 6, 5, 8, 7, 0])
-        )
-        np.testing.assert_allclose(weights(mixed), weights(up), rtol=0, atol=1e-10)
-        assert up.score(X, y) >= 0.93
-        once = ConceptorRidgeClassifier(**settings).fit(images[train], labels[train])
-        assert abs(up.score(X, y) - once.score(X, y)) < 0.005
-    assert learned({"solution": "paper"}).score(X, y) < 0.4  # as printed
 
 
 @pytest.mark.parametrize("settings", [{}, {"solution": "simplified"}, {"lift": 200}], ids=str)
@@ -260,9 +215,6 @@ def test_bad_classes_are_refused() -> None:
     assert clf.classes_.tolist() == [0, 1]
 
 
-# --- inputs ---------------------------------------------------------------------------------------
-
-
 @lifts
 @pytest.mark.parametrize("scale", [1e-6, 1e6])
 def test_units_do_not_matter(settings: dict[str, Any], scale: float) -> None:
@@ -273,7 +225,10 @@ def test_units_do_not_matter(settings: dict[str, Any], scale: float) -> None:
     assert score == pytest.approx(plain, abs=3e-3)
 
 
-def test_columns_of_very_different_scale_reach_least_squares() -> None:
+def test_columns_of_different_scale_are_solved_or_reported_with_the_remedy() -> None:
     X = np.random.default_rng(0).normal(size=(400, 3)) * [1e2, 1.0, 0.1]
     y = X @ [1e-2, 1.0, 10.0] + 5
     assert ConceptorRidge().fit(X, y).score(X, y) > 1 - 1e-5
+    for lift in (0, 50):
+        with pytest.warns(UserWarning, match=r"differ in scale by a factor of .*StandardScaler"):
+            ConceptorRidgeClassifier(lift=lift).fit(X * [1e6, 1, 1e-7], y > 5)

@@ -8,19 +8,11 @@ import numpy as np
 import pytest
 
 from conceptors import ConceptorRidge, ConceptorSGDRegressor
-from estimators.common import Task, weights
+from estimators.common import tasks, weights
 
 COMMON: dict[str, Any] = {"aperture": 2.0, "regularization": 0.05}
 both_gradients = pytest.mark.parametrize("gradient", ["exact", "simplified"])
 SOLUTION = {"exact": "paper", "simplified": "simplified"}  # where a gradient leads
-
-
-def tasks(count: int = 3) -> list[Task]:
-    rng = np.random.default_rng(7)
-    return [
-        (X, X @ rng.normal(size=(5, 2)) + rng.normal(size=(80, 2)))
-        for X in (rng.normal(size=(80, 5)) * rng.uniform(0.5, 1.5, 5) for _ in range(count))
-    ]
 
 
 def distance(sgd: ConceptorSGDRegressor, reg: ConceptorRidge) -> float:
@@ -31,14 +23,10 @@ def distance(sgd: ConceptorSGDRegressor, reg: ConceptorRidge) -> float:
 @both_gradients
 @pytest.mark.parametrize("fit_intercept", [False, True])
 def test_full_batches_reach_the_closed_form(gradient: str, fit_intercept: bool) -> None:
-    options: dict[str, Any] = {
-        "gradient": gradient,
-        "batch_size": 80,
-        "epochs": 800,
-        "average": False,
-    }
-    sgd = ConceptorSGDRegressor(**COMMON, **options, fit_intercept=fit_intercept)
-    reg = ConceptorRidge(**COMMON, solution=SOLUTION[gradient], fit_intercept=fit_intercept)
+    common = {**COMMON, "fit_intercept": fit_intercept}
+    options: dict[str, Any] = {"batch_size": 80, "epochs": 1500, "average": False}
+    sgd = ConceptorSGDRegressor(**common, **options, gradient=gradient)
+    reg = ConceptorRidge(**common, solution=SOLUTION[gradient])
     for X, y in tasks():
         sgd.partial_fit(X, y)
         reg.partial_fit(X, y)

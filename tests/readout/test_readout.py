@@ -1,19 +1,25 @@
-"""Weights are those of ridge regression on all samples at once, however the samples came."""
+"""Weights are those of ridge regression on all samples at once; λ needs no tuning."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor
 
 from conceptors import Readout
-from conceptors.readout.solve import likelihoods
+from conceptors.readout import Sums
+from conceptors.readout.solve import likelihoods, solve
 from helpers import eye, normal
 from readout.common import (
     CLASSES,
     DIM,
+    accuracy,
     around_mean,
     assert_close,
     assert_same_state,
@@ -25,54 +31,24 @@ from readout.common import (
 )
 
 LAMBDA = 1e-2
-
-
-@pytest.mark.parametrize("lift", [0, 20])
-@pytest.mark.parametrize("kind", ["labels", "number", "numbers"])
-def test_weights_are_the_direct_solution(lift: int, kind: str) -> None:
-    X, labels = samples(0)
-    y = {"labels": labels, "number": normal(7, 80), "numbers": normal(8, 80, 3)}[kind]
-    readout = Readout(DIM, lift, regularization=LAMBDA).learn(X, y)
-    b = rows_of(readout, X)
-    Y = one_hot(y) if kind == "labels" else y.reshape(80, -1)
-    W = (direct if kind == "labels" else around_mean)(b, Y, LAMBDA)
-    assert_close(readout.solution.weights, W)
-    scores = b @ W.mT
-    assert_close(readout(X), scores[:, 0] if kind == "number" else scores)
-    assert_close(readout.predict(X), scores.argmax(1) if kind == "labels" else readout(X))
-    C = torch.linalg.inv(b.mT @ b / 80 + LAMBDA * eye(b.shape[1])) @ (b.mT @ b / 80)
-    assert readout.quota == pytest.approx(float(C.trace()) / b.shape[1])
-    assert readout.n_samples == 80
-
-
-steps = st.lists(
-    st.one_of(
-        st.tuples(st.just("learn"), st.integers(0, 99), st.sampled_from([1, 2, 30])),
-        st.sampled_from([("solve",), ("save",), ("other",)]),
-    ),
-    min_size=1,
-    max_size=9,
+TARGETS: Any = {"labels": lambda y: y, "number": torch.cos, "numbers": lambda y: one_hot(y, 3)}
+steps = st.one_of(
+    st.tuples(st.integers(0, 99), st.sampled_from([1, 2, 30])),  # learn samples of a seed
+    st.sampled_from(["solve", "save", "other"]),
 )
 
 
-@given(steps, st.sampled_from([0, 7]), st.sampled_from(["labels", "number", "numbers"]))
-def test_any_history_is_the_direct_solution(
-    history: list[tuple[object, ...]], lift: int, kind: str
-) -> None:
+@given(
+    st.lists(steps, min_size=1, max_size=9), st.sampled_from([0, 7]), st.sampled_from([*TARGETS])
+)
+def test_any_history_is_the_direct_solution(history: list[Any], lift: int, kind: str) -> None:
     """Two readouts learn, answer, are saved and loaded; then they are added up."""
     base = Readout(DIM, lift, regularization=LAMBDA).calibrate(samples(0)[0])
-    readouts, seen = [base.fresh(), base.fresh()], [(normal(0, 0, DIM), samples(0, 0)[1])]
-    for step, *arguments in history:
-        if step == "learn":
-            seed, count = (int(str(argument)) for argument in arguments)
-            X, y = samples(seed, count)
-            y = (
-                y
-                if kind == "labels"
-                else normal(int(y.sum()), len(X), 2)[:, : 1 + (kind[-1] == "s")]
-            )
-            readouts[0].learn(X, y[:, 0] if kind == "number" else y)
-            seen.append((X, y))
+    readouts, seen = [base.fresh(), base.fresh()], [samples(0, 0)]
+    for step in history:
+        if isinstance(step, tuple):
+            seen.append(samples(step[0], step[1], classes=3))
+            readouts[0].learn(seen[-1][0], TARGETS[kind](seen[-1][1]))
         elif step == "solve" and readouts[0].n_samples:
             assert 0 <= readouts[0].quota <= 1
         elif step == "save":
@@ -81,36 +57,32 @@ def test_any_history_is_the_direct_solution(
             readouts[0].load_state_dict(saved)
         elif step == "other":
             readouts.reverse()
-    total = readouts[0] + readouts[1]
-    assert total.n_samples == sum(len(X) for X, _ in seen)
-    if len(seen) > 1:
-        X, y = (torch.cat(parts) for parts in zip(*seen[1:]))
-        b = rows_of(total, X)
-        W = direct(b, one_hot(y), LAMBDA) if kind == "labels" else around_mean(b, y, LAMBDA)
+    total, (X, y) = readouts[0] + readouts[1], (torch.cat(parts) for parts in zip(*seen))
+    assert total.n_samples == len(X)
+    if len(X):
+        b, n = rows_of(total, X), len(X)
+        Y = one_hot(y) if kind == "labels" else TARGETS[kind](y).reshape(n, -1).double()
+        W = (direct if kind == "labels" else around_mean)(b, Y, LAMBDA)
         assert_close(total.solution.weights, W, 1e-6)
+        scores = b @ W.mT
+        assert_close(total(X), scores[:, 0] if kind == "number" else scores, 1e-6)
+        assert kind != "labels" or torch.equal(total.predict(X), total(X).argmax(1))
+        C = torch.linalg.inv(b.mT @ b / n + LAMBDA * eye(b.shape[1])) @ (b.mT @ b / n)
+        assert total.quota == pytest.approx(float(C.trace()) / b.shape[1], abs=1e-6)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-6), (torch.float32, 0.01)])
-def test_an_offset_of_targets_does_not_matter(dtype: torch.dtype, tolerance: float) -> None:
-    X, y = normal(0, 150, DIM).to(dtype), normal(1, 150)
-    plain, moved = Readout(DIM, 200).learn(X, y), Readout(DIM, 200).learn(X, y + 1e6)
-    assert moved.regularization == plain.regularization
-    assert_close(moved(X.double()) - 1e6, plain(X.double()), tolerance)
-
-
-def test_dtypes_may_change_between_calls_and_autocast_changes_nothing() -> None:
+@pytest.mark.parametrize("lift", [0, 10])
+def test_dtypes_may_change_between_calls_and_autocast_changes_nothing(lift: int) -> None:
     X, y = samples(0)
-    for lift in (0, 10):
-        readout = Readout(DIM, lift, regularization=LAMBDA).learn(X.float(), y).learn(X, y)
-        assert readout(X).dtype == torch.float64
-        assert_close(readout(X.float()), readout(X), 1e-5)
+    readout = Readout(DIM, lift, regularization=LAMBDA).learn(X.float(), y).learn(X, y)
+    assert readout(X).dtype == torch.float64
+    assert_close(readout(X.float()), readout(X), 1e-5)
+    assert torch.autograd.gradcheck(readout, X[:3].clone().requires_grad_())
+    full = Readout(DIM, lift, regularization=LAMBDA).learn(X.bfloat16().float(), y)
+    with torch.autocast("cpu", torch.bfloat16):
         half = Readout(DIM, lift, regularization=LAMBDA).learn(X.bfloat16(), y)
-        full = Readout(DIM, lift, regularization=LAMBDA).learn(X.bfloat16().float(), y)
-        assert_close(half.solution.weights, full.solution.weights)
-        assert half(X.half()).shape == (80, CLASSES)
-        with torch.autocast("cpu", torch.bfloat16):
-            cast = Readout(DIM, lift, regularization=LAMBDA).learn(X.bfloat16().float(), y)
-        assert torch.equal(cast.solution.weights, full.solution.weights)
+    assert torch.equal(half.solution.weights, full.solution.weights)
+    assert half(X.half()).shape == (80, CLASSES)
 
 
 def test_learning_in_inference_mode_can_go_on_outside() -> None:
@@ -123,28 +95,6 @@ def test_learning_in_inference_mode_can_go_on_outside() -> None:
         readout.predict(X)
     readout(X.requires_grad_()).sum().backward()
     assert X.grad is not None
-
-
-@pytest.mark.parametrize("lift", [0, 12])
-def test_gradients_reach_the_features(lift: int) -> None:
-    X, y = samples(0)
-    readout = Readout(DIM, lift).learn(X, y)
-    assert torch.autograd.gradcheck(readout, X[:3].requires_grad_())
-    assert not any(p.requires_grad for p in readout.parameters())
-
-
-def test_a_module_may_be_the_lift() -> None:
-    X, y = samples(0, dtype=torch.float32)
-    lift = nn.Linear(DIM, 5).requires_grad_(False)
-    readout = Readout(DIM, lift, regularization=LAMBDA).learn(X, y)
-    assert_close(readout.solution.weights, direct(rows_of(readout, X), one_hot(y), LAMBDA), 1e-4)
-    with pytest.raises(TypeError, match="lift ReLU needs an attribute out_features"):
-        Readout(DIM, nn.ReLU())
-    with pytest.raises(ValueError, match="lift takes 3 features, the readout 6"):
-        Readout(DIM, nn.Linear(3, 4))
-
-
-# --- likelihoods ----------------------------------------------------------------------------------
 
 
 def test_likelihoods_are_those_of_linear_discriminant_analysis() -> None:
@@ -160,44 +110,208 @@ def test_likelihoods_are_those_of_linear_discriminant_analysis() -> None:
     assert float(difference.abs().amax()) < 0.02 * float(expected.std())
 
 
-def test_likelihoods_of_classes_in_any_order_with_gaps() -> None:
-    X, y = samples(0, 2000)
-    at_once = Readout(DIM, scores="likelihood").calibrate(X).learn(X, 2 * y)
-    one_by_one = at_once.fresh()
-    for label in (3, 1, 0, 2):
-        one_by_one.learn(X[y == label], 2 * y[y == label])
-        assert bool(one_by_one(X).isfinite().all())
-    assert_close(one_by_one(X), at_once(X), 1e-6)
-    assert not set(at_once.predict(X).tolist()) & {1, 3, 5}  # never seen
-    assert bool((at_once(X).softmax(1)[:, 1] == 0).all())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sums_are_those_of_one_hot_rows_in_float64(dtype: torch.dtype) -> None:
+    """Products of float32 are rounded once, and labels with gaps add outputs."""
+    b, y = normal(0, 20_000, 300).to(dtype), 2 * (torch.arange(20_000) % 9)
+    labels, numbers = Sums(300), Sums(300)
+    labels.add(b, y)
+    numbers.add(b, one_hot(y))
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
+    for sums in (labels, numbers):
+        gram, cross = b.double().mT @ b.double(), one_hot(y).mT @ b.double()
+        assert float((sums.gram - gram).abs().max()) < tolerance * float(gram.max())
+        assert float((sums.cross - cross).abs().max()) < tolerance * float(cross.max())
+        assert torch.equal(sums.squares, y.bincount().double())
+        assert sums.count == 20_000
 
 
-# --- interruptions --------------------------------------------------------------------------------
+def test_an_interruption_of_a_sum_that_changes_in_place_is_noticed(monkeypatch: Any) -> None:
+    """A small batch is added in place, because a copy of the sums would cost more."""
+    X, y = samples(0)
+    readout = Readout(DIM).learn(X, y)
+    saved, sums = readout.state_dict(), readout._sums
+    assert readout.learn(X, y)._sums is sums
+    whole = state(readout)
+    with monkeypatch.context() as patch:
+        patch.setattr(Sums, "grow", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            readout.learn(X, y)
+    for use in (readout.state_dict, lambda: readout.learn(X, y), lambda: readout.quota):
+        readout._solved = None
+        with pytest.raises(RuntimeError, match=r"interrupted.*load the last saved state"):
+            use()
+    readout.load_state_dict(saved)
+    assert_same_state(readout.learn(X, y).state_dict(), whole)
 
 
-class Failing(nn.Linear):
-    """A lift that fails at the n-th call."""
+# --- bad input: nothing changes -------------------------------------------------------------------
 
-    calls_left = 10**9
-    error: type[BaseException] = KeyboardInterrupt
+BAD: dict[str, tuple[Callable[[Tensor, Tensor], tuple[Any, Any]], str]] = {
+    "NaN": (lambda X, y: (X.clone().fill_(torch.nan), y), "NaN or infinite"),
+    "no rows": (lambda X, y: (X[:0], y[:0]), "no rows"),
+    "another width": (lambda X, y: (X[:, 1:], y), r"expected \[n, 6\]"),
+    "whole numbers": (lambda X, y: (X.long(), y), "tensor of floats"),
+    "sparse": (lambda X, y: (X.to_sparse(), y), "dense"),
+    "elsewhere": (lambda X, y: (X.to("meta"), y), "on meta, the readout is on cpu"),
+    "fewer labels": (lambda X, y: (X, y[1:]), "targets have shape"),
+    "labels elsewhere": (lambda X, y: (X, y.to("meta")), "targets are on meta"),
+    "below zero": (lambda X, y: (X, y - 9), "label -9 is out of range"),
+    "beyond": (lambda X, y: (X, y + 10**6), "out of range"),
+    "truth": (lambda X, y: (X, y > 0), "integers .* or floats"),
+    "labels in columns": (lambda X, y: (X, y[:, None]), "multiple labels as floats"),
+    "NaN targets": (lambda X, y: (X, y.float() * torch.nan), "labels were learned|NaN"),
+}
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls_left -= 1
-        if self.calls_left < 0:
-            raise self.error("interrupted")
-        return super().forward(x).detach()
 
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-@pytest.mark.parametrize("calls", [0, 2])
-def test_an_interrupted_call_learns_nothing(error: type[BaseException], calls: int) -> None:
-    X, y = samples(0, 20_000, dtype=torch.float32)  # several parts
-    lift = Failing(DIM, 8)
-    readout = Readout(DIM, lift).learn(X[:50], y[:50])
-    before, scores = state(readout), readout(X)
-    lift.error, lift.calls_left = error, calls
-    with pytest.raises(error):
-        readout.learn(X, y)
-    lift.calls_left = 10**9
+@pytest.mark.parametrize("lift", [0, 9])
+@pytest.mark.parametrize("new", [True, False])
+@pytest.mark.parametrize("name", BAD)
+def test_bad_samples_change_nothing(name: str, new: bool, lift: int) -> None:
+    change, message = BAD[name]
+    X, y = samples(0, 20, dtype=torch.float32)
+    readout = Readout(DIM, lift)
+    if not new:
+        readout.learn(X, y).predict(X)
+    before = state(readout)
+    with pytest.raises((ValueError, TypeError), match=message) as caught:
+        readout.learn(*change(X, y))
+    assert "\n" not in str(caught.value)
     assert_same_state(readout.state_dict(), before)
-    assert torch.equal(readout(X), scores)
+    assert readout.learn(X, y).n_samples == (20 if new else 40)
+
+
+def test_a_readout_that_learned_nothing_has_no_answers() -> None:
+    readout, X = Readout(DIM, 5), normal(0, 3, DIM)
+    asks: list[Any] = [lambda: readout(X), lambda: readout.quota, readout.export]
+    for ask in asks:
+        with pytest.raises(RuntimeError, match=r"call learn\(features, targets\) first"):
+            ask()
+    with pytest.raises(RuntimeError, match=r"call calibrate\(rows\) first"):
+        readout.lift(X)
+    assert (readout.n_samples, readout.counts.tolist()) == (0, [])
+    readout.calibrate(X).learn(X, normal(1, 3, 2))
+    with pytest.raises(RuntimeError, match="the lift is calibrated already"):
+        readout.calibrate(X)
+    for wrong in (normal(1, 3, 3), normal(1, 3), torch.zeros(3).long()):
+        with pytest.raises(ValueError, match="so far"):
+            readout.learn(X, wrong)
+    with pytest.raises(RuntimeError, match="numbers were learned, not classes"):
+        _ = readout.counts
+
+
+def sums_of(b: Tensor, Y: Tensor) -> Sums:
+    sums = Sums(b.shape[1], Y.shape[1])
+    sums.add(b, Y)
+    return sums
+
+
+def cross_validated(b: Tensor, Y: Tensor, regularization: float) -> tuple[float, float]:
+    """Squared error of samples left out, if each had the average leverage, and the hat's trace."""
+    n = len(b)
+    hat = b @ torch.linalg.solve(b.mT @ b + n * regularization * eye(b.shape[1]), b.mT)
+    share = float(hat.trace()) / n
+    error = float((Y - hat @ Y).square().sum()) / (1 - share) ** 2
+    return (error if share < 0.999 else math.inf), share * n
+
+
+@pytest.mark.parametrize(("n", "noise"), [(200, 0.1), (200, 3.0), (60, 1.0), (25, 1.0), (8, 0.3)])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_best_regularization_of_the_grid_is_chosen(n: int, noise: float, seed: int) -> None:
+    X = normal(seed, n, 20) * torch.logspace(0, -2, 20)
+    b = torch.cat([X, torch.ones_like(X[:, :1])], 1)
+    Y = X @ normal(seed + 1, 20, 2) + noise * normal(seed + 2, n, 2)
+    solution = solve(sums_of(b, Y))
+    grid = [float(b.square().mean()) * 10.0 ** (e / 2) for e in range(-24, 9)]
+    (_, trace), best = min((cross_validated(b, Y, value), value) for value in grid)
+    assert solution.regularization == pytest.approx(best)
+    assert solution.quota == pytest.approx(trace / 21)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_where_the_largest_output_counts_shrinking_is_undone(seed: int) -> None:
+    """λ times the share of the targets that leave-one-out predictions retain."""
+    labels = torch.arange(240) % 12
+    b = normal(seed, 12, 30)[labels] + 3 * normal(seed + 1, 240, 30)
+    sums = sums_of(b, one_hot(labels))
+    usual = solve(sums)
+    hat = b @ torch.linalg.solve(b.mT @ b + 240 * usual.regularization * eye(30), b.mT)
+    h = float(hat.trace()) / 240
+    along = float((hat * (labels[:, None] == labels)).sum()) / 240
+    retained = 1 - (1 - along) / (1 - h)
+    assert 0 < retained < 0.5
+    chosen = solve(sums, largest=True).regularization
+    assert chosen == pytest.approx(retained * usual.regularization)
+
+
+_X, _y = samples(0, 60, dtype=torch.float32)
+HARD = {
+    "one sample": (_X[:1], _y[:1]),
+    "two samples": (_X[:2], torch.tensor([0, 1])),
+    "fewer than features": (_X[:4], torch.tensor([0, 1, 2, 0])),
+    "one class": (_X, torch.zeros_like(_y)),
+    "a late class": (_X, torch.full_like(_y, 7)),
+    "constant": (torch.full_like(_X, 3.1), _y),
+    "zero": (torch.zeros_like(_X), _y),
+    "zero columns": (_X * (torch.arange(DIM) % 2), _y),
+    "twice the same": (_X[:, :1].expand(-1, DIM), _y),
+    "huge and tiny": (_X * torch.logspace(15, -15, DIM), _y),
+    "huge": (_X * 1e15, _y),
+    "tiny": (_X * 1e-20, _y),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The columns of the inputs differ in scale")
+@pytest.mark.parametrize("lift", [0, 30])
+@pytest.mark.parametrize("name", HARD)
+def test_hard_data_give_finite_scores(name: str, lift: int) -> None:
+    X, y = HARD[name]
+    readout = Readout(DIM, lift).learn(X, y)
+    more, labels = samples(5, dtype=torch.float32)
+    for _ in range(2):
+        assert bool(readout(X).isfinite().all())
+        assert 0 <= readout.quota <= 1
+        assert bool(readout.counts[readout.predict(X)].bool().all())
+        readout.learn(more * float(X.abs().max().clamp_min(1e-30)), labels)
+
+
+@pytest.mark.parametrize("lift", [0, 60])
+@pytest.mark.parametrize("first", ["one sample", "constant", "zero"])
+def test_it_learns_after_a_first_call_without_variance(first: str, lift: int) -> None:
+    """A lift that is calibrated by samples that are all alike must not be dead."""
+    more, labels = samples(5, 300, dtype=torch.float32)
+    readout = Readout(DIM, lift).learn(*HARD[first]).learn(more, labels)
+    assert accuracy(readout, more, labels) > 0.9
+
+
+@pytest.mark.parametrize("lift", [0, 30])
+@pytest.mark.parametrize("scale", [1e-8, 1e8])
+def test_scale_and_offset_of_features_do_not_matter(lift: int, scale: float) -> None:
+    X, y = samples(0, 300)
+    plain, scaled = Readout(DIM, lift).learn(X, y), Readout(DIM, lift).learn(scale * X, y)
+    assert scaled.regularization == pytest.approx(plain.regularization, rel=1e-5)
+    assert_close(scaled(scale * X), plain(X), 1e-5)
+    moved = Readout(DIM, lift).learn((X + 1e6).float(), y)
+    assert accuracy(moved, (X + 1e6).float(), plain.predict(X)) > 0.95
+
+
+@pytest.mark.parametrize("lift", [0, 100])
+def test_columns_of_very_different_scale_are_reported_once(lift: int) -> None:
+    X = normal(0, 200, 10) * torch.logspace(-8, 8, 10)
+    y = (X.sum(1) > 0).long()
+    readout = Readout(10, lift)
+    with pytest.warns(UserWarning, match=r"factor of 1e\+16.*StandardScaler") as caught:
+        readout.learn(X, y)
+    assert [warning.filename for warning in caught] == [__file__]
+    readout.learn(X, y)  # warnings are errors
+    readout.fresh().learn(X, y)
+
+
+def test_features_far_larger_than_the_first_ones_do_not_overflow() -> None:
+    """Their squares overflow float32."""
+    X, y = samples(0, dtype=torch.float32)
+    readout = Readout(DIM).learn(X, y).learn(1e25 * X, y)
+    assert bool(readout(X).isfinite().all())
+    with pytest.raises(ValueError, match=r"features reach .*e\+20.: .* overflow"):
+        readout.learn(1e200 * X.double(), y)
+    assert readout.n_samples == 160

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -36,89 +35,62 @@ def new(lift: str = "relu", **options: Any) -> Readout:
     return Readout(DIM, LIFTS[lift](), **options)
 
 
-def learned(lift: str = "relu", **options: Any) -> Readout:
+def learned(lift: str = "relu") -> Readout:
     X, y = samples(0, 60, dtype=torch.float32)
-    return new(lift, **options).learn(X + 3, y)
+    return new(lift).learn(X + 3, y)
 
 
-def by_torch(saved: State, _: Path) -> State:
-    buffer = io.BytesIO()
-    torch.save(saved, buffer)
-    buffer.seek(0)
-    loaded: State = torch.load(buffer, weights_only=True)
+def saved_state(readout: Readout, file: Path) -> State:
+    torch.save(readout.state_dict(), file)
+    loaded: State = torch.load(file, weights_only=True)
     return loaded
 
 
-def by_safetensors(saved: State, folder: Path) -> State:
-    save_file(saved, folder / "readout.safetensors")
-    return load_file(folder / "readout.safetensors")
+def safetensors_state(readout: Readout, file: Path) -> State:
+    save_file(readout.state_dict(), file)
+    return load_file(file)
 
 
-@pytest.mark.parametrize("way", [by_torch, by_safetensors])
-@pytest.mark.parametrize("used", [False, True])
+COPIES: list[Callable[[Readout, Readout, Path], Any]] = [
+    lambda readout, other, file: other.load_state_dict(saved_state(readout, file)),
+    lambda readout, other, file: other.load_state_dict(safetensors_state(readout, file)),
+    lambda readout, _, file: copy.deepcopy(readout),
+    lambda readout, _, file: pickle.loads(pickle.dumps(readout)),
+    lambda readout, _, file: copy.deepcopy(readout).half(),
+]
+
+
+@pytest.mark.parametrize("way", COPIES)
 @each_lift
-def test_a_saved_state_is_the_readout(way: Any, lift: str, used: bool, tmp_path: Path) -> None:
-    source, into = learned(lift), new(lift)
+def test_copies_are_the_same_and_independent(way: Any, lift: str, tmp_path: Path) -> None:
+    readout, other = learned(lift), new(lift)
     X, y = samples(3, 40, dtype=torch.float32)
-    if used:
-        into.learn(10 * X, normal(0, 40, 2)).predict(X)
-    into.load_state_dict(way(source.state_dict(), tmp_path))
-    assert_same_state(into.state_dict(), state(source))
-    assert torch.equal(into(X), source(X))
-    saved = source.state_dict()
-    before = copy.deepcopy(saved)
-    for readout in (into, source):
-        readout.learn(X, y)
-    assert_same_state(into.state_dict(), state(source))
+    other.learn(10 * X, normal(0, 40, 2)).predict(X)
+    scores, before, saved = readout(X), state(readout), readout.state_dict()
+    copied = way(readout, other, tmp_path / "readout")
+    copied = copied if isinstance(copied, Readout) else other
+    assert_same_state(copied.state_dict(), before)
+    assert torch.equal(copied(X), scores)
+    copied.learn(X, y)
+    assert_same_state(readout.state_dict(), before)
+    readout.learn(X, y)
+    assert_same_state(copied.state_dict(), state(readout))
     assert_same_state(saved, before)  # a saved state does not change by learning
 
 
-@pytest.mark.parametrize("strict", [True, False])
-def test_a_readout_is_part_of_a_model(strict: bool) -> None:
+def test_a_readout_is_part_of_a_model() -> None:
     X = normal(0, 5, DIM).float()
     model, other = (nn.Sequential(nn.Linear(DIM, DIM), r) for r in (learned(), new()))
-    keys = other.load_state_dict(model.state_dict(), strict=strict)
-    assert not keys.missing_keys
-    assert not keys.unexpected_keys
-    with torch.no_grad():
-        assert torch.equal(other(X), model(X))
+    other.to("meta").to_empty(device="cpu")
+    assert not other.load_state_dict(model.state_dict(), strict=False).missing_keys
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other(X), model(X))
     before = state(model[1])
     body = {name: value for name, value in model.state_dict().items() if name.startswith("0.")}
     assert model.load_state_dict(body, strict=False).missing_keys
     with pytest.raises(RuntimeError, match="kind"):
         model.load_state_dict(body)
     assert_same_state(model[1].state_dict(), before)
-
-
-COPIES: dict[str, Callable[[Readout], Any]] = {
-    "deepcopy": copy.deepcopy,
-    "pickle": lambda readout: pickle.loads(pickle.dumps(readout)),
-    "half": lambda readout: copy.deepcopy(readout).half(),
-}
-
-
-@pytest.mark.parametrize("lift", ["plain", "relu"])
-@pytest.mark.parametrize("way", COPIES)
-def test_copies_are_the_same_and_independent(way: str, lift: str) -> None:
-    readout = learned(lift)
-    X, y = samples(3, 40, dtype=torch.float32)
-    scores, before = readout(X), state(readout)
-    copied = COPIES[way](readout)
-    assert_same_state(copied.state_dict(), before)
-    assert torch.equal(copied(X), scores)
-    copied.learn(X, y)
-    assert_same_state(readout.state_dict(), before)
-
-
-def test_a_readout_on_the_meta_device_is_filled_later() -> None:
-    model = nn.Sequential(new()).to("meta")
-    model.to_empty(device="cpu")
-    model.load_state_dict(nn.Sequential(learned()).state_dict())
-    X = normal(0, 5, DIM).float()
-    assert torch.equal(model(X), learned()(X))
-
-
-# --- damaged --------------------------------------------------------------------------------------
 
 
 def replaced(name: str, change: Callable[[Tensor], Any]) -> Callable[[State], State]:
@@ -129,27 +101,15 @@ def without(*names: str) -> Callable[[State], State]:
     return lambda saved: {k: v for k, v in saved.items() if k not in names}
 
 
-class Harmful:
-    """Would be noticed if it were ever called, compared or unpickled."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise SystemExit(f"{name} of a stranger was asked for")
-
-
 SUMS = ["sums.gram", "sums.cross", "sums.squares", "sums.count"]
 LIFT = ["lift.center", "lift.weight", "lift.bias"]
 DAMAGE: dict[str, Callable[[State], State]] = {
     **{f"no {name}": without(name) for name in [*SUMS, *LIFT, "kind", "lift.calibrated"]},
-    "no lift": without(*LIFT),
-    "no sums": without(*SUMS),
-    "only a lift": without(*SUMS, "kind"),
     **{f"NaN in {name}": replaced(name, lambda t: t * torch.nan) for name in [*SUMS, *LIFT]},
     **{f"more of {name}": replaced(name, lambda t: t[None]) for name in [*SUMS, *LIFT]},
     **{f"words for {name}": replaced(name, lambda t: "sum") for name in [*SUMS, *LIFT, "kind"]},
-    **{f"integers for {name}": replaced(name, lambda t: t.long()) for name in SUMS},
     **{f"sparse {name}": replaced(name, lambda t: t.to_sparse()) for name in SUMS},
     **{f"meta {name}": replaced(name, lambda t: t.to("meta")) for name in SUMS},
-    **{f"stranger for {name}": replaced(name, lambda t: Harmful()) for name in [*SUMS, "kind"]},
     "lopsided": replaced("sums.gram", lambda t: t + torch.eye(len(t)).roll(1, 0) * t.max()),
     "negative diagonal": replaced("sums.gram", lambda t: -t),
     "negative squares": replaced("sums.squares", lambda t: -t),
@@ -158,29 +118,22 @@ DAMAGE: dict[str, Callable[[State], State]] = {
     "eps of 1": replaced("sums.count", lambda t: torch.tensor([t[0], 1.0]).double()),
     "not calibrated": replaced("lift.calibrated", torch.zeros_like),
     **{f"kind {k}": replaced("kind", lambda t, k=k: torch.tensor(k)) for k in (-1, 0, 3, 0.5)},  # type: ignore[misc]
-    "two kinds": replaced("kind", lambda t: torch.tensor([1, 1])),
     "another width": lambda saved: state(Readout(DIM, 10).learn(*samples(0))),
     "nothing": lambda saved: {},
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("name", DAMAGE)
-def test_a_damaged_state_changes_nothing(name: str, inside: bool) -> None:
+def test_a_damaged_state_changes_nothing(name: str) -> None:
     bad = DAMAGE[name](learned().state_dict())
     X, y = samples(8, 30, dtype=torch.float32)
     readout = new().learn(5 * X, y)
     scores, before = readout(X), state(readout)
-    model: nn.Module = readout
-    if inside:
-        model, bad = nn.Sequential(readout), {f"0.{k}": v for k, v in bad.items()}
-    with pytest.raises(RuntimeError):
-        model.load_state_dict(bad)
+    for model, prefix in ((readout, ""), (nn.Sequential(readout), "0.")):
+        with pytest.raises(RuntimeError):
+            model.load_state_dict({f"{prefix}{key}": value for key, value in bad.items()})
     assert_same_state(readout.state_dict(), before)
     assert torch.equal(readout(X), scores)
-
-
-# --- exported -------------------------------------------------------------------------------------
 
 
 @each_lift
@@ -199,7 +152,8 @@ def test_exports_are_plain_layers_with_the_same_scores(lift: str) -> None:
     assert_close(program.module()(X), exported(X), 1e-5)
 
 
-# --- added up -------------------------------------------------------------------------------------
+def base() -> Readout:
+    return Readout(DIM, 12, regularization=1e-3).calibrate(samples(0)[0])
 
 
 @each_lift
@@ -209,71 +163,36 @@ def test_a_sum_of_two_has_learned_what_both_learned(lift: str) -> None:
     one, two = both.fresh().learn(X[:30], y[:30]), both.fresh().learn(X[30:], y[30:])
     before = state(one), state(two)
     for total in (one + two, two + one, one + two + both.fresh()):
-        assert_close(total(X), both(X), 1e-4)
+        assert_close(total(X), both(X), 1e-3)  # products are float32
         assert torch.equal(total.counts, both.counts)
     assert_same_state(one.state_dict(), before[0])
     assert_same_state(two.state_dict(), before[1])
-    assert (new(lift) + new(lift)).n_samples == 0
     assert_same_state((new(lift) + both).state_dict(), state(both))
 
 
-def test_what_does_not_add_up_is_refused() -> None:
-    X, y = samples(0)
-    one = Readout(DIM, 12).learn(X, y)
-    others = [
-        Readout(DIM, 12).learn(2 * X, y),
-        Readout(DIM, 12, seed=1).learn(X, y),
-        Readout(DIM, 12, activation="tanh").learn(X, y),
-        Readout(DIM).learn(X, y),
-    ]
-    for other in others:
-        with pytest.raises(ValueError, match=r"different lifts.*readout\.fresh\(\)"):
-            one + other
-    with pytest.raises(ValueError, match="these have learned labels and numbers"):
-        one + one.fresh().learn(X, one_hot(y))
-    with pytest.raises(TypeError):
-        one + 1  # type: ignore[operator]
-
-
-def base() -> Readout:
-    return Readout(DIM, 12, regularization=1e-3).calibrate(samples(0)[0])
-
-
-def two_shares(rank: int) -> tuple[Tensor, Tensor, int]:
-    """Each process has seen other classes."""
+def shares(rank: int) -> tuple[Tensor, Tensor, list[str]]:
+    """Each process has seen other classes; what does not add up is refused in all of them."""
     X, y = samples(1)
+    assert base().merged().n_samples == 0
+    only_one = base().learn(X, y) if rank else base()
+    assert torch.equal(only_one.merged().counts, y.bincount())
     readout = base().learn(X[y % 2 == rank], y[y % 2 == rank])
-    before = state(readout)
-    total = readout.merged()
+    before, total = state(readout), readout.merged()
     assert_same_state(readout.state_dict(), before)
-    return total.solution.weights, total.counts, total.n_samples
-
-
-def one_is_empty(rank: int) -> tuple[Tensor, int]:
-    readout = base().learn(*samples(1)) if rank else base()
-    return readout.merged().counts, base().merged().n_samples
-
-
-def unlike(rank: int) -> list[str]:
-    """Every process raises, and none waits for the others."""
-    X, y = samples(rank)
     messages = []
-    for readout in (Readout(DIM, 12).learn(X, y), base().learn(X, y if rank else one_hot(y))):
+    for other in (base().learn(X, y if rank else one_hot(y)), Readout(DIM, 12, seed=rank)):
         with pytest.raises(ValueError, match=r"different|learned") as caught:
-            readout.merged()
+            other.calibrate(X).merged() if not other.n_samples else other.merged()
         messages.append(str(caught.value))
-    return messages
+    return total.solution.weights, total.counts, messages
 
 
 def test_processes_add_up(pair: Pair) -> None:
     whole = base().learn(*samples(1))
-    for weights, counts, count in pair(two_shares):
+    for weights, counts, messages in pair(shares):
         assert_close(weights, whole.solution.weights)
         assert torch.equal(counts, whole.counts)
-        assert count == whole.n_samples
-    for counts, nothing in pair(one_is_empty):
-        assert torch.equal(counts, whole.counts)
-        assert nothing == 0
-    here, there = pair(unlike)
-    assert here == there
-    assert "fresh()" in here[0]
+        assert "labels and numbers" in messages[0]
+        assert "readout.fresh()" in messages[1]
+    with pytest.raises(ValueError, match=r"different lifts.*readout\.fresh\(\)"):
+        whole + Readout(DIM).learn(*samples(1))

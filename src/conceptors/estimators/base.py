@@ -1,4 +1,4 @@
-"""What the scikit-learn estimators share: a memory of all tasks, and what can be read from it."""
+"""What the scikit-learn estimators share: a memory of all tasks, and properties read from it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def without_overflow(rows: Tensor, name: str) -> Tensor:
     """Refuse values whose squares overflow."""
     if not bool(torch.isfinite(rows.square().sum())):
         largest = float(rows.abs().max())
-        raise ValueError(f"{name} reaches {largest:.3g}: its squares overflow; scale it")
+        raise ValueError(f"{name} reaches {largest:.3g}: its squares overflow; scale {name}")
     return rows
 
 
@@ -96,7 +96,7 @@ class ConceptorLinear(BaseEstimator):  # type: ignore[misc]
 
     @property
     def quota_(self) -> float:
-        """Share of the space that is claimed so far, in [0, 1]."""
+        """tr C / d in [0, 1]: the share of the input space that all tasks so far use."""
         return self._known().quota
 
     @property
@@ -124,13 +124,13 @@ class ConceptorLinear(BaseEstimator):  # type: ignore[misc]
         return np.asarray(closed_form.free_space(known.correlation, aperture))
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Forget everything and learn one task."""
+        """Forget all earlier tasks and learn one task: X `[n, d]`, y `[n]` or `[n, m]`."""
         with _all_or_nothing(self):
             self._fit(X, y, first=True)
         return self
 
     def partial_fit(self, X: Any, y: Any, **options: Any) -> Self:
-        """Learn a further task without disturbing the earlier ones."""
+        """Learn one more task without disturbing the earlier ones."""
         with _all_or_nothing(self):
             self._fit(X, y, first=not self.__sklearn_is_fitted__(), **options)
             self._warn_if_full()
@@ -146,8 +146,8 @@ class ConceptorLinear(BaseEstimator):  # type: ignore[misc]
         for name, value in () if first else now.items():
             if self._fixed[name] != value:
                 raise ValueError(
-                    f"{name}={value!r} differs from the earlier tasks ({self._fixed[name]!r}); set "
-                    f"it back, or forget them with fit"
+                    f"{name}={value!r} differs from the earlier tasks ({self._fixed[name]!r}), "
+                    f"which cannot be combined; set it back, or start again with fit"
                 )
         self._fixed = now
 
@@ -209,7 +209,7 @@ class ConceptorRegressor(MultiOutputMixin, RegressorMixin, ConceptorLinear):  # 
             earlier = ["n", *map(str, self._target_shape)]
             raise ValueError(
                 f"y of shape {list(y.shape)} does not fit the earlier tasks, whose y had shape "
-                f"[{', '.join(earlier)}]; give y that shape, or forget them with fit"
+                f"[{', '.join(earlier)}]; give y that shape, or start again with fit"
             )
         self._target_shape = y.shape[1:]
         targets = torch.tensor(y.reshape(len(y), -1), dtype=torch.float64)

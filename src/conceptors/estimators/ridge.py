@@ -150,7 +150,7 @@ class _Ridge(ConceptorLinear):
         return torch.cat([h, torch.ones_like(h[:, :1])], 1) if self.fit_intercept else h
 
     def _outputs(self, X: Any) -> Array:
-        """W b `[n, m]` of all rows."""
+        """Outputs W b `[n, m]` for rows `[n, d]`."""
         rows, weights = torch.tensor(self._validated(X)), torch.tensor(self._weights())
         return np.concatenate(
             [np.asarray(self._lifted(part) @ weights.mT) for part in rows.split(_ROWS)]
@@ -158,15 +158,15 @@ class _Ridge(ConceptorLinear):
 
 
 class ConceptorRidge(ConceptorRegressor, _Ridge):
-    """Ridge regression that learns tasks one after another, and forgets none of them.
+    """Ridge regression that learns tasks one after another and forgets none of them.
 
-    Each call of `partial_fit` is one task. Only sums over samples are stored, and the weights are
+    Each call of `partial_fit` learns one task. Only sums over samples are stored. The weights are
 
         W = K (R + λ I)⁻¹,    λ = α⁻²,
 
-    with R = E[b bᵀ] and K = E[y bᵀ] over all samples so far, b = [x; 1]: ridge regression on all
-    tasks at once, in whatever order they came. Section 2.2 of the paper gives the same with the
-    simplified gradient of section 3.1, if both penalties there are equal.
+    with R = E[b bᵀ] and K = E[y bᵀ] over all samples so far and b = [x; 1]. This is ridge
+    regression on all tasks at once, in any order. Section 2.2 of the paper with the simplified
+    gradient of section 3.1 gives the same result if its two penalties are equal.
 
     Parameters:
         aperture: α > 0, or "auto": chosen by generalised cross-validation from the sums, for
@@ -242,11 +242,11 @@ class ConceptorRidgeClassifier(ClassifierMixin, _Ridge):  # type: ignore[misc]
 
     @property
     def classes_(self) -> Array:
-        """All classes that came or were named, sorted."""
+        """All classes that occurred in y or were passed as `classes`, sorted."""
         return np.asarray(np.sort(self._arrived))
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:  # type: ignore[override]
-        """Learn a further task; `classes` may name classes that come later."""
+        """Learn one more task; `classes` may name classes that come later."""
         return super().partial_fit(X, y, classes=classes)
 
     def decision_function(self, X: Any) -> Array:

@@ -1,4 +1,4 @@
-"""What an estimator knows after some tasks: the sums of all of them, or weights and free space."""
+"""What an estimator stores of its tasks: the sums of all of them, or weights and free space."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ class Known:
 
 
 class Joint:
-    """Ridge regression on all tasks at once, from sums, in whatever order they came.
+    """Ridge regression on all tasks at once, from sums, in any order.
 
     W = K (R + λ I)⁻¹ with R = E[b bᵀ], K = E[y bᵀ] over all samples, or, where tasks count equally,
     with R = Σ_t E_t[b bᵀ] and K = Σ_t E_t[y bᵀ]: the OR of the tasks' conceptors at aperture λ^-½.
 
     Args:
         constant: whether rows b end in a constant 1.
-        by_task: each task counts equally, whatever its number of samples.
-        of_classes: outputs are of classes, of which the largest counts.
-        scaled: a chosen λ refers to inputs of mean 0 and mean square 1 over all tasks.
+        by_task: whether each task counts equally, whatever its number of samples.
+        of_classes: whether outputs are scores of classes, of which only the largest matters.
+        scaled: whether a chosen λ refers to inputs of mean 0 and mean square 1 over all tasks.
     """
 
     def __init__(self, *, constant: bool, by_task: bool, of_classes: bool, scaled: bool) -> None:

@@ -11,13 +11,17 @@ from torch import Tensor
 from torch import distributed as dist
 
 from conceptors._internal import checks
+from conceptors._internal.precision import exactly
 from conceptors.algebra.conceptor import Conceptor
+
+_BLOCKS = 16  # blocks of columns: a little more than half of a symmetric matrix is computed
+_SMALLEST_BLOCK = 128
 
 
 class Correlation:
-    """R = Σ w x xᵀ / Σ w over batches of samples, exactly.
+    """The exact second moments R = Σ w x xᵀ / Σ w `[d, d]` of samples x that come in batches.
 
-    The sum has float64 entries whatever the dtype of the samples, so the order and size of the
+    Samples are converted to float64 before they are multiplied, so the order and size of the
     batches do not matter beyond rounding.
 
     Attributes:
@@ -63,17 +67,20 @@ class Correlation:
         count = rows.shape[-2]
         added = float(count if weights is None else weights.double().sum())
         check_total(self._trace() + (wide * weighted).sum(), self.weight + added)
-        return self.add(wide.mT @ weighted, added, count)
+        add_products_(self.sum, wide, weighted)
+        self.weight += added
+        self.count += count
+        return self
 
     def add(self, total: Tensor, weight: float, count: int = 0) -> Correlation:
-        """Add a finished sum Σ w x xᵀ of `count` samples of this weight altogether, unchecked."""
+        """Add a sum Σ w x xᵀ `[d, d]` over `count` samples of total weight `weight`, unchecked."""
         self.sum += total.to(self.sum)
         self.weight += weight
         self.count += count
         return self
 
     def merge(self, other: Correlation) -> Correlation:
-        """Add everything that another correlation has seen. Associative and commutative."""
+        """Add the samples of another correlation. Merging is associative and commutative."""
         check_mergeable(self, other)
         if other.sum.shape != self.sum.shape:
             raise ValueError("cannot merge second moments with different numbers of groups")
@@ -91,7 +98,7 @@ class Correlation:
         return self
 
     def matrix(self) -> Tensor:
-        """R `[d, d]` or `[groups, d, d]`, symmetric; a new tensor."""
+        """R `[d, d]` or `[groups, d, d]`, exactly symmetric, as a new tensor."""
         check_has_samples(self)
         return (self.sum + self.sum.mT) / (2 * self.weight)
 
@@ -110,7 +117,7 @@ class Correlation:
         total = checks.positive_semidefinite(state["sum"], "sum")
         if total.shape != self.sum.shape:
             raise ValueError(
-                f"the state has a sum of shape {list(total.shape)}, this correlation is of "
+                f"the state has a sum of shape {list(total.shape)}, but this correlation has "
                 f"dimension {self.dim}; create it with Correlation({total.shape[-1]})"
             )
         weight = checks.number(state["weight"], "weight", 0.0, sys.float_info.max)
@@ -123,6 +130,22 @@ class Correlation:
 
     def __repr__(self) -> str:
         return f"Correlation(dim={self.dim}, count={self.count}, weight={self.weight:g})"
+
+
+@exactly()
+def add_products_(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add leftᵀ right `[..., d, d]`, which is symmetric, to `total` in place.
+
+    Products are computed in the dtype of `left` and `right` `[..., n, d]`, and added in that of
+    `total`. `total` is symmetric too: what is below the diagonal is copied from above it.
+    """
+    dim = total.shape[-1]
+    size = max(_SMALLEST_BLOCK, -(-dim // _BLOCKS))
+    for start in range(0, dim, size):
+        stop = min(start + size, dim)
+        upper = total[..., start:stop, start:]
+        upper.add_(left[..., start:stop].mT @ right[..., start:])
+        total[..., stop:, start:stop] = upper[..., stop - start :].mT
 
 
 def check_batch(
@@ -150,7 +173,7 @@ def check_batch(
     if weights.shape != wanted or weights.device != samples.device:
         raise ValueError(
             f"weights of shape {list(weights.shape)} on {weights.device} do not fit samples of "
-            f"shape {list(samples.shape)} on {samples.device}: one weight a sample is needed"
+            f"shape {list(samples.shape)} on {samples.device}; pass one weight per sample"
         )
     if weights.numel() and float(weights.amin()) < 0:
         raise ValueError(f"weights must not be negative, got {float(weights.amin())}")
@@ -171,7 +194,10 @@ def check_mergeable(a: Any, b: Any) -> None:
     if type(a) is not type(b):
         raise TypeError(f"cannot merge a {type(b).__name__} into a {type(a).__name__}")
     if a is b:
-        raise ValueError("cannot merge a running sum with itself: everything would count twice")
+        raise ValueError(
+            "cannot merge a running sum with itself, because samples would count twice; merge a "
+            "copy.deepcopy if that is meant"
+        )
     if a.dim != b.dim:
         raise ValueError(f"cannot merge second moments of dimension {b.dim} into {a.dim}")
 
@@ -179,6 +205,6 @@ def check_mergeable(a: Any, b: Any) -> None:
 def check_has_samples(sums: Any) -> None:
     if sums.weight <= 0:
         raise ValueError(
-            f"no samples of positive weight yet (count {sums.count}); call update(samples) with "
-            f"rows of {sums.dim} numbers first"
+            f"there are no samples of positive weight yet (count {sums.count}), so there is no "
+            f"mean; call update(samples) with rows of {sums.dim} numbers first"
         )

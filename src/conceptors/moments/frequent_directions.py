@@ -25,7 +25,7 @@ class FrequentDirections:
 
     Frequent Directions (Liberty 2013; Ghashami et al. 2016): rows fill a buffer; when it is
     full, its squared singular values are lowered by the (rank + 1)-th, which frees half of it.
-    With Δ the sum of what was subtracted, divided by Σ w,
+    With Δ the sum of all subtracted values, divided by Σ w,
 
         0 <= R - R̂ <= Δ I   and   Δ <= ‖X - X_k‖² / (Σ w · (rank + 1 - k))   for every k <= rank,
 
@@ -72,7 +72,7 @@ class FrequentDirections:
         return self
 
     def merge(self, other: FrequentDirections) -> FrequentDirections:
-        """Add everything that another sketch has seen; the error bounds add."""
+        """Add the samples of another sketch. The error bounds add up."""
         check_mergeable(self, other)
         energy = self._energy() + other._energy().to(self._rows)
         check_total(energy, self.weight + other.weight)

@@ -51,9 +51,7 @@ class Lift(nn.Module):
 
     def check_calibrated(self) -> None:
         if not self.is_calibrated:
-            raise RuntimeError(
-                f"{type(self).__name__} is not calibrated yet; call calibrate(rows) first"
-            )
+            raise RuntimeError(f"{type(self).__name__} is not fitted; call calibrate(rows) first")
 
     def _fix(self, **values: Tensor) -> None:
         """Set all fitted buffers, or none if one of them is out of range."""
@@ -61,8 +59,8 @@ class Lift(nn.Module):
         for name, value in rounded.items():
             if not bool(value.isfinite().all()):
                 raise ValueError(
-                    f"the lift's {name} is beyond the range of float32 for features of this size; "
-                    f"scale the features"
+                    f"inputs of this size cannot calibrate {type(self).__name__}: its {name} is "
+                    f"beyond the range of float32; scale the inputs"
                 )
         for name, value in rounded.items():
             setattr(self, name, value)
@@ -76,7 +74,7 @@ class Lift(nn.Module):
 
 
 class Scaling(Lift):
-    """No new features: the inputs, shifted and scaled by one number to mean square 1."""
+    """The inputs themselves, shifted and scaled: h = t (x - μ), with mean square 1."""
 
     center: Tensor
     scale: Tensor
@@ -97,7 +95,7 @@ class Scaling(Lift):
 
 
 class RandomFeatures(Lift):
-    """h = f(z Wᵀ + b) `[n, out_features]`.
+    """Random features h = f(z Wᵀ + b) `[n, out_features]` of x `[n, in_features]`, z = x - μ.
 
     Args:
         in_features, out_features: widths of the inputs and of the features.
@@ -111,7 +109,12 @@ class RandomFeatures(Lift):
         image: (c, h, w) or (h, w) if the inputs are images. The weights are then smooth instead of
             shaped, and each row is centred by its own mean instead of μ.
         smooth: standard deviation of the blur, in pixels.
-        seed: seed of the draw.
+        seed: seed of the weights.
+
+    >>> lift = RandomFeatures(5, 100)
+    >>> lift.calibrate(torch.randn(50, 5))
+    >>> lift(torch.randn(3, 5)).shape
+    torch.Size([3, 100])
     """
 
     center: Tensor
@@ -203,10 +206,8 @@ class RandomFeatures(Lift):
 class SideBySide(Lift):
     """Features of the parts of `[x₁ | x₂ | …]`, side by side: `[f₁(x₁) | f₂(x₂) | …]`.
 
-    For inputs of different kinds, such as an image and what a network computes from it. Each
-    part's features are scaled by one number to a mean variance of 1 over the first data, so a part
-    counts by its number of features, whatever their size. Parts are in the order of their columns;
-    those that are calibrated already stay as they are.
+    Each part's features are scaled by one number to a mean variance of 1 over the first data, so
+    parts of different size count alike. Parts that are calibrated already do not change.
     """
 
     scale: Tensor
@@ -221,8 +222,9 @@ class SideBySide(Lift):
 
     @exactly()
     def calibrate(self, rows: Tensor) -> None:
+        part: Any
         sizes = []
-        for part, columns in self._pairs(rows):
+        for part, columns in zip(self.parts, rows.split(self._widths, -1)):
             if not part.is_calibrated:
                 part.calibrate(columns)
             features = part(columns[:: max(1, len(columns) // 2048)])
@@ -232,22 +234,20 @@ class SideBySide(Lift):
 
     def forward(self, x: Tensor) -> Tensor:
         self.check_calibrated()
-        pairs = zip(self._pairs(x), self.scale)
-        return torch.cat([part(columns) * scale for (part, columns), scale in pairs], -1)
-
-    def _pairs(self, x: Tensor) -> list[tuple[Any, Tensor]]:
-        """Each part with its columns."""
-        return list(zip(self.parts, x.split(self._widths, -1)))
+        triples = zip(self.parts, x.split(self._widths, -1), self.scale)
+        return torch.cat([part(columns) * scale for part, columns, scale in triples], -1)
 
 
 def lift_of(in_features: int, lift: Any, activation: Activation, seed: int) -> nn.Module:
-    """The lift meant by a number of random features, or by a module."""
+    """Create a lift from a number of random features, or check a module."""
     if isinstance(lift, nn.Module):
         width = getattr(lift, "in_features", in_features)
         if width != in_features:
-            raise ValueError(f"lift takes {width} features, the readout {in_features}")
+            raise ValueError(
+                f"lift takes {width} features, but the readout {in_features}; make them equal"
+            )
         if not isinstance(getattr(lift, "out_features", None), int):
-            raise TypeError(f"lift {type(lift).__name__} needs an attribute out_features")
+            raise TypeError(f"lift {type(lift).__name__} needs an attribute out_features, an int")
         return lift
     count = checks.whole(lift, "lift", 0)
     if not count:
@@ -256,10 +256,7 @@ def lift_of(in_features: int, lift: Any, activation: Activation, seed: int) -> n
 
 
 def warn_of_scales(rows: Tensor) -> None:
-    """Warn of columns that are lost beside others of a much larger scale.
-
-    The range is the measure, not the mean square, which is small for a pixel that is rarely lit.
-    """
+    """Warn of columns with a tiny range. (A rarely lit pixel has only a small mean square.)"""
     if len(rows) < 3:  # which show no range
         return
     low, high = (bound.double() for bound in rows.aminmax(dim=0))
@@ -290,7 +287,7 @@ def blurred(weight: Tensor, image: tuple[int, ...], sigma: float) -> Tensor:
 
 
 def is_constant(z: Tensor, rows: Tensor) -> bool:
-    """Whether rows differ from their mean, by z, no more than by rounding."""
+    """Whether z = rows - mean is no more than rounding."""
     sizes = [torch.linalg.vector_norm(x, dtype=torch.float64) for x in (z, rows)]
     return bool(sizes[0] <= 4 * torch.finfo(rows.dtype).eps * sizes[1])
 

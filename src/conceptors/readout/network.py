@@ -20,28 +20,32 @@ from conceptors._internal.checks import nearest
 from conceptors.readout.features import Lift, RandomFeatures, Scaling, SideBySide
 from conceptors.readout.patches import PatchFeatures
 
-_MAPS = (_ConvNd, _BatchNorm, nn.GroupNorm)  # layers whose inputs have channels before places
-_CELLS = 4  # in each direction, that maps are averaged over
-_PATCH_CELLS = 2
+_MAPS = (_ConvNd, _BatchNorm, nn.GroupNorm)  # layers whose inputs are [n, channels, *positions]
+_CELLS, _PATCH_CELLS = 4, 2  # in each direction, that maps and patches are averaged over
 
 
 class LayerInputs(nn.Module):
-    """The input of a network and the inputs of its layers as features `[n, out_features]`.
+    """The inputs of a network and of its layers, side by side, as features `[n, out_features]`.
 
-    Maps `[n, c, h, w]` are averaged over 4 × 4 cells, sequences `[n, tokens, d]` over their tokens.
-    The network runs in evaluation mode and without gradients, and is left as it is. An input that
-    several layers share is read once.
+    Feature maps `[n, c, h, w]` are averaged over 4 × 4 cells, sequences `[n, tokens, d]` over their
+    tokens. The network runs in evaluation mode without gradients, and is not changed. An input
+    that several layers share appears once.
 
     Args:
         model: the network.
-        example: some inputs for it: a tensor, or a mapping of arguments by name.
+        example: a small batch of inputs: a tensor, or a mapping of arguments by name.
         layers: name patterns (shell style) of the layers whose inputs are read; by default all
             linear layers and convolutions.
 
     Attributes:
         out_features: number of features.
-        widths: the same by layer, in their order. `"input"` is the network's input, if that is one
-            tensor of floats, or `"(input)"` where a layer has that name.
+        widths: number of features of each layer, in order. `"input"` is the network's input, if it
+            is one tensor of floats (`"(input)"` if a layer is called input).
+
+    >>> model = nn.Sequential(nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, 3))
+    >>> reader = LayerInputs(model, torch.randn(2, 8))
+    >>> reader.widths, reader(torch.zeros(4, 8)).shape
+    ({'input': 8, '2': 5}, torch.Size([4, 13]))
     """
 
     def __init__(
@@ -69,16 +73,16 @@ class LayerInputs(nn.Module):
             if not x.any() or not any(torch.equal(x, raw[other]) for other in self.widths):
                 self.widths[name] = rows[name].shape[1]
         if not self.widths:
-            raise ValueError("none of these layers was called with a tensor of floats")
+            raise ValueError("no layer was called with a tensor of floats; name other layers")
         self._layers = {name: self._layers[name] for name in self.widths}
         self.out_features = sum(self.widths.values())
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Features `[n, out_features]` of what the network would be called with."""
+        """Compute features `[n, out_features]`; the arguments are those of the network."""
         rows = self._read(args, kwargs)
         for name, width in self.widths.items():
             if name not in rows:
-                raise ValueError(f"layer {name!r} got no tensor of floats, as with the example")
+                raise ValueError(f"layer {name!r} was not called; create another LayerInputs")
             if rows[name].shape[1] != width:
                 raise ValueError(
                     f"layer {name!r} has {rows[name].shape[1]} features for this input, and "
@@ -87,13 +91,12 @@ class LayerInputs(nn.Module):
         return torch.cat([rows[name] for name in self.widths], 1)
 
     def lift(self, count: int = 2000, *, image: tuple[int, ...] | None = None) -> SideBySide:
-        """Lifts for a readout of these features: one of the input, and one of all layers.
+        """Create lifts for a readout of these features: one for the input, one for all layers.
 
         Args:
-            count: random features of each lift. Of images in colour, a quarter as many patches in
-                four cells. Layers with more features than that are read as they are.
-            image: (h, w) or (c, h, w) of the input, if it is an image; known where inputs are
-                `[n, c, h, w]`.
+            count: random features of each lift. Colour images get a quarter as many filters,
+                averaged over four cells. Layers with more features than that are not lifted.
+            image: (h, w) or (c, h, w) of an input image. Not needed for inputs `[n, c, h, w]`.
         """
         count = checks.whole(count, "count", 1)
         parts: list[Lift] = []
@@ -101,7 +104,7 @@ class LayerInputs(nn.Module):
             image = self._shape if image is None and len(self._shape) == 3 else image
             parts.append(_lift_of_input(math.prod(self._shape), image, count))
         elif image is not None:
-            raise ValueError("image does not apply: the network's input is not read")
+            raise ValueError("image does not apply: the input is no tensor of floats; leave it out")
         width = self.out_features - sum(part.in_features for part in parts)
         if width:
             parts.append(Scaling(width) if width >= count else RandomFeatures(width, count))
@@ -110,10 +113,7 @@ class LayerInputs(nn.Module):
     def _read(
         self, args: tuple[Any, ...], kwargs: Any, raw: dict[str, Tensor] | None = None
     ) -> dict[str, Tensor]:
-        """Rows `[n, k]` of each layer, in the order of their first calls.
-
-        Of a layer that is called several times, the mean. `raw` receives inputs of first calls.
-        """
+        """Return rows `[n, k]` of each layer, averaged over its calls; `raw` gets first inputs."""
         if len(args) == 1 and isinstance(args[0], Mapping):
             return self._read((), {**args[0], **kwargs}, raw)
         calls: dict[str, list[Tensor]] = {}
@@ -141,8 +141,8 @@ class LayerInputs(nn.Module):
         counts = {name: len(part) for name, part in rows.items()}
         if len(set(counts.values())) > 1:
             raise ValueError(
-                f"layers were called with different numbers of rows: {counts}; name layers with "
-                f"one row per sample, layers=[...]"
+                f"the layers were called with different numbers of rows, {counts}, so they cannot "
+                f"stand side by side; name layers with one row per sample, layers=[...]"
             )
         return rows
 
@@ -166,8 +166,7 @@ def _pooled(layer: nn.Module, x: Tensor) -> Tensor:
     """A layer's input as one row per sample."""
     has_tokens = isinstance(layer, (nn.Linear, nn.LayerNorm))
     if isinstance(layer, _MAPS) or (x.ndim in (4, 5) and not has_tokens):
-        sizes = [min(_CELLS, size) for size in x.shape[2:]]
-        if sizes:
+        if sizes := [min(_CELLS, size) for size in x.shape[2:]]:
             pool: Any = getattr(functional, f"adaptive_avg_pool{len(sizes)}d")
             x = pool(x, sizes)
         return x.flatten(1)
@@ -175,12 +174,10 @@ def _pooled(layer: nn.Module, x: Tensor) -> Tensor:
 
 
 def _lift_of_input(width: int, image: tuple[int, ...] | None, count: int) -> Lift:
-    """Patches of images in colour, smooth features of grey ones, random features of vectors."""
+    """Patches for colour images, smooth weights for grey images, random weights for vectors."""
     if image is None:
         return RandomFeatures(width, count, "fourier")
-    if len(image) not in (2, 3) or math.prod(image) != width:
-        raise ValueError(f"image must be (h, w) or (c, h, w) with {width} numbers, got {image}")
-    if len(image) == 3 and image[0] > 1:
+    if len(image) == 3 and image[0] > 1 and math.prod(image) == width:
         size = min(6, *image[1:])
         grid = min(_PATCH_CELLS, min(image[1:]) - size + 1)
         return PatchFeatures((image[0], image[1], image[2]), -(-count // 4), size=size, grid=grid)

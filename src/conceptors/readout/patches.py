@@ -1,8 +1,8 @@
-"""Features of images without training: what small patches look like, pooled over the image.
+"""Features of images without training: responses to small patches (Coates, Lee & Ng 2011).
 
-Patches are brought to the same contrast and whitened. Each unit responds to patches that look like
-its filter, a centre of patches of the first data (k-means on the sphere). Responses are averaged
-over a grid of cells (Coates, Lee & Ng 2011).
+Patches are normalised to the same contrast and whitened. Each unit responds to patches that look
+like its filter, a cluster centre of the first data's patches (k-means on the sphere). Responses are
+averaged over a grid of cells.
 """
 
 from __future__ import annotations
@@ -24,16 +24,20 @@ _THRESHOLD = 0.5  # of a response, in standard deviations
 
 
 class PatchFeatures(Lift):
-    """Images `[n, c · h · w]` (or `[n, c, h, w]`) to `filters · grid²` features.
+    """Features of images `[n, c · h · w]` (or `[n, c, h, w]`): `[n, filters · grid²]`.
 
-    Features are square roots of average responses, so rare responses count more.
+    h = sqrt(mean over a cell of relu(v · p - θ)), for filters v and normalised patches p. The root
+    gives rare responses more weight.
 
     Args:
         image: (c, h, w).
         filters: number of filters.
         size: width and height of a patch, in pixels.
-        grid: number of cells in each direction that responses are averaged over.
-        seed: seed of the draw.
+        grid: number of cells in each direction.
+        seed: seed of the random patches.
+
+    >>> PatchFeatures((3, 32, 32), filters=100, grid=2).out_features
+    400
     """
 
     filters: Tensor

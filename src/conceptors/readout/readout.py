@@ -1,10 +1,11 @@
-"""A linear readout in closed form: learns any classes in any order, and forgets none of them."""
+"""A linear readout in closed form that learns any classes in any order and forgets none."""
 
 from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Any, Literal, Self
 
 import torch
@@ -33,30 +34,30 @@ from conceptors.readout.samples import (
     target_rows,
 )
 from conceptors.readout.solve import Solution, likelihoods, solve
-from conceptors.readout.state import SavedSums
 from conceptors.readout.sums import Sums
 
 _ROWS = 8192  # rows that are lifted at once
 _CALIBRATION_ROWS = 2048  # rows that `learn_from` collects to calibrate the lift
 
 
-class Readout(SavedSums):
+class Readout(nn.Module):
     """Features `[n, in_features]` to scores of all classes `[n, classes]`, or to numbers.
 
-    It stores sums over samples, and solves ridge regression on all samples so far when an answer
-    is needed. So neither the order of samples nor their batches and tasks matter.
+    The weights minimise E|y - W b|² + λ |W|² over all samples learned so far, with b = [h; 1] and
+    h the lifted features. Only sums over samples are stored, so the order of samples and their
+    division into batches and tasks do not matter.
 
     Args:
-        in_features: width of the features.
-        lift: 0 to read the features as they are (shifted and scaled), a number of random features
-            of them, or a module with `out_features`, such as `PatchFeatures`. The first data
-            learned calibrate it.
-        activation: of the random features, "relu", "tanh" or "fourier".
-        classes: refuse labels from this number on; by default classes are added as they come.
-        regularization: λ of E|y - W h|² + λ |W|², for numbers less their mean; "auto" chooses it
-            by generalised cross-validation from the sums.
-        scores: of classes: "regression", about 1 for the right one, or "likelihood", by linear
-            discriminant analysis from the same sums.
+        in_features: number of features d of each sample.
+        lift: 0 to use the features themselves (shifted and scaled), a number of random features,
+            or a module with an attribute `out_features`, such as `PatchFeatures`. The first
+            samples learned calibrate it.
+        activation: activation of the random features: "relu", "tanh" or "fourier".
+        classes: upper limit of the number of classes. By default each new label adds a class.
+        regularization: λ. "auto" chooses it by generalised cross-validation from the sums. The
+            mean of numeric targets is not penalised.
+        scores: scores of classes: "regression", about 1 for the right class, or "likelihood", from
+            linear discriminant analysis on the same sums.
         seed: seed of the random features.
 
     >>> import torch
@@ -69,6 +70,8 @@ class Readout(SavedSums):
     (torch.Size([300, 5]), True)
     """
 
+    _here: Tensor  # on the module's device
+
     def __init__(
         self,
         in_features: int,
@@ -80,10 +83,14 @@ class Readout(SavedSums):
         scores: Literal["regression", "likelihood"] = "regression",
         seed: int = 0,
     ) -> None:
-        width = checks.whole(in_features, "in_features", 1)
-        limit = None if classes is None else checks.whole(classes, "classes", 1)
-        super().__init__(lift_of(width, lift, activation, seed), limit)
-        self.in_features = width
+        super().__init__()
+        self.in_features = checks.whole(in_features, "in_features", 1)
+        self.lift = lift_of(self.in_features, lift, activation, seed)
+        self.register_buffer("_here", torch.empty(0), persistent=False)
+        self._limit = None if classes is None else checks.whole(classes, "classes", 1)
+        self._kind = 0  # of targets, an index into KINDS
+        self._sums: Sums | None = None
+        self._solved: Solution | None = None
         if scores not in ("regression", "likelihood"):
             raise ValueError(f"scores must be 'regression' or 'likelihood', got {scores!r}")
         self.scores: Literal["regression", "likelihood"] = scores
@@ -93,9 +100,13 @@ class Readout(SavedSums):
         self._shield_mark: Any = None
         self._earlier_drift: dict[str, float] = {}
 
+    @property
+    def _is_calibrated(self) -> bool:
+        return bool(getattr(self.lift, "is_calibrated", True))
+
     @torch.inference_mode(False)
     def calibrate(self, features: Tensor) -> Self:
-        """Fix the lift by these features, once; otherwise the first `learn` does."""
+        """Calibrate the lift with features `[n, d]`. Otherwise the first `learn` does it."""
         if self._is_calibrated:
             raise RuntimeError("the lift is calibrated already; create a new Readout for another")
         rows = learnable(self._rows(features))
@@ -104,11 +115,11 @@ class Readout(SavedSums):
         return self
 
     def learn(self, features: Tensor, targets: Tensor) -> Self:
-        """Learn samples; any batches, any order of classes, any number of calls.
+        """Learn a batch of samples. If the call fails, nothing is learned.
 
         Args:
             features: `[n, in_features]`.
-            targets: labels `[n]` (integers, from 0), or numbers `[n]` or `[n, m]` (floats).
+            targets: labels `[n]` (integers from 0), or numbers `[n]` or `[n, m]` (floats).
         """
         return self._learn([(features, targets)])
 
@@ -125,11 +136,12 @@ class Readout(SavedSums):
         """Learn from a network's outputs for batches, in one pass without gradients.
 
         Args:
-            backbone: returns features `[n, in_features]`; it runs in evaluation mode.
-            batches: a DataLoader or other iterable of batches, usually (inputs, targets); or
-                mappings, whose "labels" are not passed to the backbone.
-            feed: calls the backbone with a batch; by default with its first part.
-            target: returns the targets of a batch; by default its last part, or "labels".
+            backbone: network that returns features `[n, in_features]`; it runs in evaluation mode.
+            batches: a DataLoader or other iterable of batches: (inputs, targets), or mappings,
+                whose "labels" are not passed to the backbone.
+            feed: function that calls the backbone with a batch; by default with its first element.
+            target: function that returns the targets of a batch; by default its last element or
+                "labels".
             shield: the shield that protects the backbone; see `out_of_date`.
             progress: show a progress bar.
         """
@@ -142,7 +154,7 @@ class Readout(SavedSums):
                 (moved(feed(backbone, batch), here), moved(target(batch), here)) for batch in shown
             )
         if self.n_samples == before:
-            raise ValueError("learn_from got no samples: the loader is empty or used up")
+            raise ValueError("the loader is empty or used up; pass a DataLoader or a list")
         if shield is not None:
             if not shield.is_settled:
                 warnings.warn(
@@ -157,71 +169,82 @@ class Readout(SavedSums):
 
     @torch.inference_mode(False)  # tensors created inside could not be changed outside
     def _learn(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> Self:
-        """Learn all pairs of features and targets, or nothing if anything fails."""
-        kind, sums = self._kind, copy.deepcopy(self._sums)
-        outputs = sums.outputs if sums else 0
-        lift = None if self._is_calibrated else copy.deepcopy(self.lift.state_dict())
-        waiting: list[tuple[Tensor, Tensor]] = []
+        """Learn all pairs of features and targets, or nothing if anything fails.
+
+        A single part is added in place, because a copy of the sums costs more than a small batch.
+        Several parts are summed apart first.
+        """
+        lift_state = None if self._is_calibrated else copy.deepcopy(self.lift.state_dict())
+        apart: Sums | None = None
+        latest: tuple[int, Tensor, Tensor] | None = None
+        self._solved = None
         try:
-            for features, targets in pairs:
-                rows = learnable(self._rows(features))
-                kind, y = target_rows(targets, rows, kind, outputs, self._limit)
-                outputs = max(outputs, int(y.max()) + 1 if y.ndim == 1 else y.shape[1])
-                waiting.append((rows, y))
-                if self._is_calibrated or sum(len(y) for _, y in waiting) >= _CALIBRATION_ROWS:
-                    sums = self._add(waiting, sums, outputs)
-                    waiting.clear()
-            sums = self._add(waiting, sums, outputs)
+            for part in self._checked_parts(pairs):
+                if latest:
+                    apart = apart or self._new_sums()
+                    apart.add(self._lifted(latest[1]), latest[2])
+                latest = part
+            if latest is None:
+                return self
+            lifted = self._lifted(latest[1])
+            sums = apart or self._sums or self._new_sums()
+            sums.add(lifted, latest[2])
+            if apart and self._sums:
+                apart.include(self._sums)
         except BaseException:
-            if lift is not None:
-                self.lift.load_state_dict(lift)
+            if lift_state is not None:
+                self.lift.load_state_dict(lift_state)
             raise
-        self._kind, self._sums, self._solved = kind, sums, None
+        self._kind, self._sums = latest[0], sums
         return self
 
-    def _add(
-        self, pairs: list[tuple[Tensor, Tensor]], sums: Sums | None, outputs: int
-    ) -> Sums | None:
-        """The sums with rows and targets added. The first rows calibrate the lift."""
-        if pairs and not self._is_calibrated:
-            self.calibrate(torch.cat([rows for rows, _ in pairs]))
-        for rows, y in pairs:
-            for part, part_y in zip(rows.split(_ROWS), y.split(_ROWS)):
-                b = self._lifted(part)
-                sums = sums or Sums(b.shape[1], outputs, b.device)
-                sums.grow(outputs)
-                sums.add(b, part_y)
-        return sums
+    def _checked_parts(
+        self, pairs: Iterable[tuple[Tensor, Tensor]]
+    ) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """The kind of targets, rows and targets, in parts. The first rows calibrate the lift."""
+        pairs, first = iter(pairs), list[tuple[Tensor, Tensor]]()
+        if not self._is_calibrated:
+            for features, targets in pairs:
+                first.append((self._rows(features), targets))
+                if sum(len(rows) for rows, _ in first) >= _CALIBRATION_ROWS:
+                    break
+            if first:
+                self.calibrate(torch.cat([rows for rows, _ in first]))
+        kind, outputs = self._kind, self._sums.outputs if self._sums else 0
+        for features, targets in chain(first, pairs):
+            rows = learnable(self._rows(features))
+            kind, y = target_rows(targets, rows, kind, outputs, self._limit)
+            outputs = 0 if y.ndim == 1 else y.shape[1]
+            for part, part_targets in zip(rows.split(_ROWS), y.split(_ROWS)):
+                yield kind, part, part_targets
 
     def out_of_date(self, shield: Any) -> dict[str, float]:
-        """How far each layer's outputs for remembered inputs have moved since they were summed.
+        """Measure how far each layer of the backbone has moved since its features were summed.
 
-        |ΔW z| / |W z| for each layer, over inputs z like those that the shield remembers, added up
-        from one `learn_from(..., shield=shield)` to the next. Call it after `shield.remember`. It
-        is not saved. With hard conceptors it is 0: only what they claim is measured.
+        Returns |ΔW z| / |W z| for each layer, over inputs z that the shield protects, summed over
+        the calls of `learn_from(..., shield=shield)`. Call it after `shield.remember`. The measure
+        is not saved. It is 0 for hard conceptors, which keep W z fixed.
         """
         if self._shield_mark is None:
             raise RuntimeError(
-                "learn_from(..., shield=shield) was not called yet, or not since this readout was "
-                "loaded"
+                "out_of_date needs a reference: learn_from(..., shield=shield) was not called yet, "
+                "or not since this readout was loaded; call it first"
             )
         drift: dict[str, float] = shield.moved_since(self._shield_mark)
         return {name: self._earlier_drift.get(name, 0.0) + drift[name] for name in drift}
 
-    # --- answers --------------------------------------------------------------------------
-
     @property
     def n_samples(self) -> int:
-        """Samples learned so far."""
+        """Number of samples learned so far."""
         return round(self._sums.count) if self._sums else 0
 
     @property
     def counts(self) -> Tensor:
-        """Samples of each class `[classes]`."""
+        """Number of samples of each class `[classes]`."""
         if self._sums is None:
             return torch.zeros(0, dtype=torch.long, device=self._here.device)
         if KINDS[self._kind] != "labels":
-            raise RuntimeError("numbers were learned, not classes")
+            raise RuntimeError("numbers were learned, not classes, so there are no counts")
         return self._sums.squares.round().long()
 
     @property
@@ -231,7 +254,7 @@ class Readout(SavedSums):
 
     @property
     def quota(self) -> float:
-        """Share of the features' space that the data claim at this λ, in [0, 1]."""
+        """tr C / d in [0, 1]: the share of the features' space that the data use at this λ."""
         return self.solution.quota
 
     @property
@@ -241,10 +264,9 @@ class Readout(SavedSums):
             raise RuntimeError("nothing was learned yet; call learn(features, targets) first")
         if self._solved is None:
             has_labels = KINDS[self._kind] == "labels"
+            options = {"around_mean": not has_labels, "largest": has_labels}
             with torch.inference_mode(False):  # otherwise gradients could not pass later
-                solution = solve(
-                    self._sums, self._given, around_mean=not has_labels, largest=has_labels
-                )
+                solution = solve(self._sums, self._given, **options)
                 if has_labels and self.scores == "likelihood":
                     solution = solution._replace(weights=likelihoods(self._sums, solution))
             self._solved = solution
@@ -260,14 +282,14 @@ class Readout(SavedSums):
 
     @torch.no_grad()
     def predict(self, features: Tensor) -> Tensor:
-        """Labels `[n]`, of classes that were seen; numbers in regression."""
+        """Predicted labels `[n]` among the classes seen so far, or numbers."""
         scores: Tensor = self(features)
         if KINDS[self._kind] != "labels":
             return scores
         return scores.masked_fill(self.counts.to(scores.device) == 0, -torch.inf).argmax(1)
 
     def export(self) -> nn.Module:
-        """A plain `nn.Linear` with the same scores `[n, m]`, after the lift if there is one."""
+        """Return a plain `nn.Linear` with the same scores `[n, m]`, behind the lift if any."""
         weight, bias = self.solution.weights[:, :-1], self.solution.weights[:, -1]
         if isinstance(self.lift, Scaling):
             weight = weight * self.lift.scale
@@ -278,10 +300,8 @@ class Readout(SavedSums):
         exported = nn.Sequential(*layers, linear) if layers else linear
         return exported.requires_grad_(False).eval()
 
-    # --- many readouts --------------------------------------------------------------------
-
     def fresh(self) -> Readout:
-        """A readout with the same lift that has learned nothing, to be added up later."""
+        """Return an empty readout with the same lift, whose sums can be added to this one's."""
         return Readout(
             self.in_features,
             copy.deepcopy(self.lift),
@@ -291,23 +311,22 @@ class Readout(SavedSums):
         ).to(self._here.device)
 
     def __add__(self, other: Readout) -> Readout:
-        """A readout that has learned the samples of both."""
+        """Return a readout that has learned the samples of both."""
         if not isinstance(other, Readout):
             return NotImplemented
         learned = [readout for readout in (self, other) if readout._sums]
         _check_alike([readout._identity() for readout in learned])
         total = (*learned, self)[0].fresh().to(self._here.device)
         total._kind = self._kind or other._kind
-        for sums in (readout._sums for readout in learned):
-            assert sums is not None
-            total._sums = total._sums or Sums(sums.dim, 0, self._here.device)
+        for sums in (readout._sums for readout in learned if readout._sums):
+            total._sums = total._sums or total._new_sums()
             total._sums.include(sums)
         return total
 
     def merged(self, group: Any = None) -> Readout:
-        """A readout of what all processes of a `torch.distributed` group have learned.
+        """Return a readout that has learned the samples of all processes of a group.
 
-        Every process calls it and gets the same. All must have the same, calibrated lift.
+        Every process of the `torch.distributed` group must call it, with the same calibrated lift.
         """
         total = self + self.fresh()
         mine = (*self._identity(), self._sums.outputs if self._sums else 0)
@@ -316,8 +335,7 @@ class Readout(SavedSums):
         _check_alike([identity[:2] for identity in everyone])
         total._kind = max(kind for _, kind, _ in everyone)
         if total._kind:
-            width: Any = self.lift.out_features
-            total._sums = total._sums or Sums(width + 1, 0, self._here.device)
+            total._sums = total._sums or total._new_sums()
             total._sums.grow(max(outputs for _, _, outputs in everyone))
             total._sums.all_reduce(group)
         return total
@@ -327,27 +345,95 @@ class Readout(SavedSums):
         state = {name: value.cpu() for name, value in self.lift.state_dict().items()}
         return digest(state, {"lift": repr(self.lift)}), self._kind
 
-    # --- checks ---------------------------------------------------------------------------
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Change the device only: `.half()` on a surrounding model must not round the sums."""
+        device = fn(self._here).device
+
+        def move(tensor: Tensor) -> Tensor:
+            return fn(tensor) if tensor.is_meta else tensor.to(device)
+
+        super()._apply(move, recurse)  # type: ignore[no-untyped-call]
+        if self._sums:
+            self._sums.to(device)
+        self._solved = None
+        return self
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "kind"] = torch.tensor(self._kind)
+        if self._sums:
+            for name, value in self._sums.tensors().items():  # `learn` changes them in place
+                destination[f"{prefix}sums.{name}"] = value.clone()
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        """Load all or nothing. The last arguments are missing keys, unexpected keys and errors."""
+        state = {k[len(prefix) :]: state_dict[k] for k in state_dict if k.startswith(prefix)}
+        if not state:
+            args[-3].append(prefix + "kind")
+            return
+        saved = {key: state[key] for key in state if key == "kind" or key.startswith("sums.")}
+        for key in saved:
+            del state_dict[prefix + key]  # the others are the lift's
+        try:
+            kind, sums = self._read(saved)
+            lift: Any = copy.deepcopy(self.lift)
+            lift.load_state_dict({k[5:]: v for k, v in state.items() if k.startswith("lift.")})
+            if sums and not getattr(lift, "is_calibrated", True):
+                raise ValueError("the lift is not calibrated")
+            if not all(bool(value.isfinite().all()) for value in lift.state_dict().values()):
+                raise ValueError("the lift has entries that are not finite")
+        except (TypeError, ValueError, RuntimeError) as error:
+            args[-1].append(f"{prefix}sums are damaged: {error}; load another checkpoint")
+            for key in [key for key in state_dict if key.startswith(prefix)]:
+                del state_dict[key]  # so the lift does not change either
+            return
+        self._kind, self._sums, self._solved = kind, sums, None
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _read(self, saved: dict[str, Any]) -> tuple[int, Sums | None]:
+        """The kind of targets and the sums of a saved state."""
+        tensors = {key.removeprefix("sums."): saved[key] for key in saved if key != "kind"}
+        number: Any = saved.get("kind")
+        is_index = isinstance(number, Tensor) and number.dtype == torch.int64
+        kind = int(number) if is_index and number.numel() == 1 else -1
+        if not 0 <= kind < len(KINDS) or (kind == 0) != (not tensors):
+            raise ValueError(f"kind {number} does not fit {len(tensors)} tensors of sums")
+        if not tensors:
+            return 0, None
+        width: Any = self.lift.out_features
+        sums = Sums.from_tensors(tensors, width + 1, self._here.device)
+        limit = {"labels": self._limit, "number": 1}.get(KINDS[kind])
+        if limit and sums.outputs > limit:
+            raise ValueError(f"{sums.outputs} outputs are more than {limit}")
+        ones = float(sums.gram[-1, -1])
+        if abs(ones - sums.count) > 1e-6 * sums.count:
+            raise ValueError(f"the sums are of {ones:g} samples, but their count is {sums.count:g}")
+        return kind, sums
 
     def _rows(self, features: Tensor) -> Tensor:
         return feature_rows(features, self.in_features, self._here.device)
 
+    def _new_sums(self) -> Sums:
+        width: Any = self.lift.out_features
+        return Sums(width + 1, device=self._here.device)
+
     def _lifted(self, rows: Tensor) -> Tensor:
         """[h; 1] `[n, out_features + 1]`."""
         with exactly():
-            h = self.lift(rows)
-        shape = [len(rows), self.lift.out_features]
-        if list(getattr(h, "shape", [])) != shape:
-            raise ValueError(f"the lift did not return features of the expected shape {shape}")
+            h: Any = self.lift(rows)
+        shape = (len(rows), self.lift.out_features)
+        if getattr(h, "shape", None) != shape:
+            raise ValueError(f"the lift must return {list(shape)} features; see its out_features")
         return torch.cat([h, torch.ones_like(h[:, :1])], 1)
 
 
 def _check_alike(identities: list[tuple[str, int]]) -> None:
     if len({lift for lift, _ in identities}) > 1:
         raise ValueError(
-            "these readouts have different lifts, so their sums do not add up; create the others "
-            "by readout.fresh() after the first is calibrated, or load its state there"
+            "these readouts have different lifts, so their sums cannot be added; calibrate one, "
+            "and create the others with readout.fresh() or load its state into them"
         )
     kinds = sorted({kind for _, kind in identities if kind})
     if len(kinds) > 1:
-        raise ValueError(f"these have learned {' and '.join(KINDS[kind] for kind in kinds)}")
+        learned = " and ".join(KINDS[kind] for kind in kinds)
+        raise ValueError(f"these readouts cannot be added: they have learned {learned}")

@@ -21,7 +21,7 @@ def feature_rows(features: Any, width: int, device: torch.device) -> Tensor:
         kind = features.dtype if isinstance(features, Tensor) else type(features).__name__
         raise TypeError(
             f"features must be a tensor of floats, got {kind}; convert them, or in learn_from "
-            f"choose them by feed=lambda model, batch: ..."
+            f"select them by feed=lambda model, batch: ..."
         )
     if features.layout != torch.strided:
         raise TypeError("features must be a dense tensor; use .to_dense()")
@@ -48,7 +48,7 @@ def target_rows(
 ) -> tuple[int, Tensor]:
     """The index in KINDS of these targets, and labels `[n]` below `classes`, or numbers `[n, m]`.
 
-    `kind` and `outputs` are of the targets that were learned so far.
+    `kind` and `outputs` describe the targets learned so far.
     """
     if not isinstance(targets, Tensor) or targets.dtype == torch.bool or targets.is_complex():
         raise TypeError("targets must be a tensor of integers (labels) or floats (numbers)")
@@ -61,17 +61,17 @@ def target_rows(
             f"have [{len(rows)}, m]. Pass one-hot or multiple labels as floats"
         )
     if targets.device != rows.device:
-        raise ValueError(f"targets are on {targets.device}, features on {rows.device}")
+        raise ValueError(f"targets are on {targets.device}, features on {rows.device}; move them")
     new_kind = 1 if not is_number else 4 - len(shape)
     if kind and new_kind != kind:
         raise ValueError(
             f"targets of shape {shape} and {targets.dtype} are {KINDS[new_kind]}, but "
-            f"{KINDS[kind]} were learned so far"
+            f"{KINDS[kind]} were learned so far; use another Readout for other targets"
         )
     if is_number:
         y = checks.finite(targets.detach(), "targets").reshape(len(rows), -1)
         if outputs and y.shape[1] != outputs:
-            raise ValueError(f"targets have {y.shape[1]} columns, {outputs} so far")
+            raise ValueError(f"targets have {y.shape[1]} columns, but {outputs} so far; match them")
         return new_kind, y
     labels, limit = targets.long(), classes or _MOST_CLASSES
     low, high = (int(bound) for bound in labels.aminmax())
@@ -84,19 +84,20 @@ def target_rows(
 
 
 def feed_without_labels(backbone: nn.Module, batch: Any) -> object:
-    """A backbone's output for a batch; most backbones do not take labels."""
+    """Call a backbone with a batch without its labels, which most backbones do not accept."""
     if isinstance(batch, Mapping):
         batch = {key: value for key, value in batch.items() if key != "labels"}
     return feed_first(backbone, batch)
 
 
 def last_part(batch: Any) -> Tensor:
-    """Targets of a batch."""
+    """The targets of a batch: its last element, or "labels"."""
     targets = batch.get("labels") if isinstance(batch, Mapping) else None
     if isinstance(batch, (tuple, list)) and len(batch) > 1:
         targets = batch[-1]
     if not isinstance(targets, Tensor):
         raise TypeError(
-            "no targets were found in a batch; say where they are: target=lambda batch: batch['y']"
+            "a batch has no targets as its last element or under 'labels'; select them by "
+            "target=lambda batch: batch['y']"
         )
     return targets

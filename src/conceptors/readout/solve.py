@@ -18,9 +18,6 @@ predictions ŷ = W b - h / (1 - h) (y - W b) of new samples retain, with h = tr 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from threading import RLock
 from typing import NamedTuple
 
 import torch
@@ -79,8 +76,8 @@ def solve(
     trial = _try(sums, regularization)
     if trial is None:
         raise ValueError(
-            f"regularization {regularization:g} is too small for inputs whose mean square is "
-            f"{_mean_square(sums):.3g}; raise it, scale the inputs, or let it be chosen"
+            f"regularization {regularization:g} is below the rounding error for inputs whose mean "
+            f"square is {_mean_square(sums):.3g}; raise it, scale the inputs, or use 'auto'"
         )
     return trial.solution
 
@@ -98,7 +95,7 @@ def _chosen(sums: Sums, largest: bool) -> Solution:
     """Downhill to the next minimum of GCV in steps of ten, then one step of half that."""
     size = _mean_square(sums)
     if size <= 0:
-        raise ValueError("all inputs are zero; nothing can be learned from them")
+        raise ValueError("all inputs are zero, so nothing can be learned; check the features")
     least = math.ceil(math.log10(max(16 * sums.eps, 1e-12)))
     most = _SHARE_OF_LABELS if largest else _SHARE
     trials: dict[float, _Trial | None] = {}
@@ -118,7 +115,10 @@ def _chosen(sums: Sums, largest: bool) -> Solution:
     best = min((e for e in (best, best - 0.5, best + 0.5) if e >= least), key=error)
     trial = trials[best]
     if trial is None:
-        raise ValueError("these sums cannot be solved: their inputs differ too much in size")
+        raise ValueError(
+            "the inputs differ too much in size, so ridge regression has no stable solution; "
+            "standardize the columns"
+        )
     if largest:
         less = trial.solution.regularization * min(max(trial.retained, _LEAST_RETAINED), 1.0)
         trial = _try(sums, max(less, size * 10.0**least)) or trial
@@ -128,8 +128,10 @@ def _chosen(sums: Sums, largest: bool) -> Solution:
 def _try(sums: Sums, regularization: float) -> _Trial | None:
     """The solution; None if R + λ I is not positive definite in float64."""
     n, dim = sums.count, sums.dim
-    with _raised(sums.gram, n * regularization) as raised:
-        factor, info = torch.linalg.cholesky_ex(raised)
+    raised = sums.gram.clone()
+    raised.diagonal().add_(n * regularization)
+    factor, info = torch.linalg.cholesky_ex(raised)
+    del raised  # large
     if int(info):
         return None
     # Two triangular solves, because torch.cholesky_solve copies the factor.
@@ -148,21 +150,6 @@ def _try(sums: Sums, regularization: float) -> _Trial | None:
     retained = 1 - (1 - along / max(targets, 1e-300)) / left
     solution = Solution(weights, regularization, fitted / dim)
     return _Trial(solution, error / n / left**2, retained, share)
-
-
-_ONE_AT_A_TIME = RLock()  # threads that predict with the same readout may all solve it
-
-
-@contextmanager
-def _raised(gram: Tensor, amount: float) -> Iterator[Tensor]:
-    """The matrix with something added to its diagonal, in place: a copy may not fit in memory."""
-    with _ONE_AT_A_TIME:
-        before = gram.diagonal().clone()
-        try:
-            gram.diagonal().add_(amount)
-            yield gram
-        finally:
-            gram.diagonal().copy_(before)
 
 
 def _inverse_trace(factor: Tensor) -> float:

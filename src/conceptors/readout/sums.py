@@ -7,22 +7,30 @@ order of samples, batches and machines gives the same sums.
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from conceptors.moments import Correlation
+from conceptors._internal import checks
+from conceptors._internal.precision import exactly
+from conceptors.moments.correlation import Correlation, add_products_
+
+_ROWS = 8192  # rows multiplied at once: longer sums in float32 would lose precision
+_LARGEST_FLOAT32, _LARGEST = 1e15, 1e150  # sums of many squares of these do not overflow
 
 
 class Sums:
     """Sums over samples, in float64: `gram`, `cross`, `squares` and `count`.
 
-    For labels, `squares` is the number of samples of each class.
+    Products of float32 rows are computed in float32 and added in float64. For labels, `squares` is
+    the number of samples of each class.
     """
 
     def __init__(self, dim: int, outputs: int = 0, device: torch.device | None = None) -> None:
         self._moments = Correlation(dim, device=device)
+        self._is_torn = False
         self.cross = torch.zeros(outputs, dim, dtype=torch.float64, device=device)
         self.squares = torch.zeros(outputs, dtype=torch.float64, device=device)
         self.eps = 0.0  # rounding error of the coarsest rows so far
@@ -30,6 +38,11 @@ class Sums:
     @property
     def gram(self) -> Tensor:
         """Σ b bᵀ `[d, d]`."""
+        if self._is_torn:
+            raise RuntimeError(
+                "learning was interrupted in the middle of a sum, so the sums are incomplete; "
+                "load the last saved state, or learn all samples again with a new object"
+            )
         return self._moments.sum
 
     @property
@@ -45,23 +58,31 @@ class Sums:
     def outputs(self) -> int:
         return len(self.squares)
 
-    @property
-    def device(self) -> torch.device:
-        return self.gram.device
-
-    @torch.no_grad()
+    @exactly()
     def add(self, rows: Tensor, targets: Tensor) -> None:
-        """Add samples b `[n, d]` with numbers `[n, m]` or labels `[n]`.
+        """Add samples b `[n, d]` with numbers `[n, m]` or labels `[n]`, in place.
 
-        Labels count as rows of the unit matrix, and must be less than `outputs`. Rows are
-        converted to float64, so add large data in parts.
+        Labels count as rows of the unit matrix; new ones add outputs. Nothing is added if rows or
+        targets are not finite, or if their squares overflow.
         """
-        b = rows.double()
-        self._moments.update(b)
-        outputs, y = _as_numbers(targets)
-        self.cross[outputs] += y.mT @ b
-        self.squares[outputs] += y.square().sum(0)
-        self.eps = max(self.eps, torch.finfo(rows.dtype).eps)
+        if not len(rows):
+            return
+        eps, rows = torch.finfo(rows.dtype).eps, _squarable(rows, "features")
+        targets = _squarable(targets, "targets") if targets.is_floating_point() else targets
+        for b, y in zip(rows.split(_ROWS), targets.split(_ROWS)):
+            gram = self.gram
+            outputs, cross, squares, last = _target_sums(b, y)
+            last = None if last is None else gram[-1] + last
+            self._is_torn = True
+            add_products_(gram, b, b)
+            if last is not None:
+                gram[-1] = gram[:, -1] = last
+            self.grow(int(outputs[-1]) + 1)
+            self.cross[outputs] += cross
+            self.squares[outputs] += squares
+            self._moments.weight += len(b)
+            self.eps = max(self.eps, eps)
+            self._is_torn = False
 
     def grow(self, outputs: int) -> None:
         """Add outputs up to this number; the new ones were 0 in all samples so far."""
@@ -72,15 +93,16 @@ class Sums:
 
     def include(self, other: Sums, factor: float = 1.0) -> None:
         """Add other sums, `factor` times."""
+        gram, device = self.gram, self.cross.device
+        added = other.gram.to(device)
+        self._is_torn = True
         self.grow(other.outputs)
-        self._moments.sum.add_(other.gram.to(self.device), alpha=factor)
+        gram.add_(added, alpha=factor)
+        self.cross[: other.outputs].add_(other.cross.to(device), alpha=factor)
+        self.squares[: other.outputs].add_(other.squares.to(device), alpha=factor)
         self._moments.weight += factor * other.count
-        self.cross[: other.outputs].add_(other.cross.to(self.device), alpha=factor)
-        self.squares[: other.outputs].add_(other.squares.to(self.device), alpha=factor)
         self.eps = max(self.eps, other.eps)
-
-    def copy(self) -> Sums:
-        return copy.deepcopy(self)
+        self._is_torn = False
 
     def with_targets(self, cross: Tensor, squares: Tensor) -> Sums:
         """The same samples with other targets; Σ b bᵀ is shared."""
@@ -98,11 +120,9 @@ class Sums:
         self._moments.all_reduce(group)
         for tensor in (self.cross, self.squares):
             dist.all_reduce(tensor, group=group)
-        eps = torch.tensor(self.eps, dtype=torch.float64, device=self.device)
+        eps = torch.tensor(self.eps, dtype=torch.float64, device=self.cross.device)
         dist.all_reduce(eps, dist.ReduceOp.MAX, group=group)
         self.eps = float(eps)
-
-    # --- as plain tensors -----------------------------------------------------------------
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything, as tensors that change with the sums."""
@@ -110,27 +130,20 @@ class Sums:
         return {"gram": self.gram, "cross": self.cross, "squares": self.squares, "count": scalars}
 
     @staticmethod
-    def from_tensors(tensors: dict[str, Tensor], dim: int, device: torch.device) -> Sums:
-        """The sums that `tensors` saved, of rows with `dim` columns.
-
-        Raises:
-            ValueError: shapes or values are impossible.
-        """
-        if missing := {"gram", "cross", "squares", "count"} - tensors.keys():
-            raise ValueError(f"sums lack {', '.join(sorted(missing))}")
-        outputs = tensors["squares"].numel()
+    def from_tensors(tensors: dict[str, Any], dim: int, device: torch.device) -> Sums:
+        """The sums that `tensors` saved, of rows with `dim` columns. Refuses impossible ones."""
+        squares = tensors.get("squares")
+        outputs = squares.numel() if isinstance(squares, Tensor) else 0
         shapes = {"gram": (dim, dim), "cross": (outputs, dim), "squares": (outputs,), "count": (2,)}
         for name, shape in shapes.items():
-            value = tensors[name]
-            is_dense = value.layout == torch.strided and not value.is_meta
-            if not is_dense or not value.is_floating_point() or tuple(value.shape) != shape:
-                raise ValueError(f"{name} must be a dense tensor of floats, of shape {list(shape)}")
-            if not bool(value.isfinite().all()):
-                raise ValueError(f"{name} has entries that are not finite numbers")
-        gram, squares = tensors["gram"].double(), tensors["squares"]
+            if not _is_finite(tensors.get(name), shape):
+                raise ValueError(
+                    f"{name} must be a dense tensor of finite floats, of shape {list(shape)}"
+                )
+        gram = tensors["gram"].double()
         if float((gram - gram.mT).abs().amax()) > 1e-6 * float(gram.abs().amax()):
             raise ValueError("gram is not symmetric")
-        if float(gram.diagonal().amin()) < 0 or bool((squares < 0).any()):
+        if bool((gram.diagonal() < 0).any()) or bool((tensors["squares"] < 0).any()):
             raise ValueError("gram or squares have sums of squares below zero")
         count, eps = tensors["count"].tolist()
         if count <= 0 or not 0 < eps < 0.01:
@@ -138,16 +151,39 @@ class Sums:
         sums = Sums(dim, outputs, device)
         sums.gram.copy_(gram)
         sums.cross.copy_(tensors["cross"])
-        sums.squares.copy_(squares)
-        sums._moments.weight, sums._moments.count, sums.eps = count, round(count), eps
+        sums.squares.copy_(tensors["squares"])
+        sums._moments.weight, sums.eps = count, eps
         return sums
 
 
-def _as_numbers(targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Numbers, or labels as rows of the unit matrix, and the outputs that they are of."""
-    if targets.ndim == 2:
-        return torch.arange(targets.shape[1], device=targets.device), targets.double()
-    present, index = targets.unique(return_inverse=True)  # there may be a million classes
-    one_hot = torch.zeros(len(targets), len(present), dtype=torch.float64, device=targets.device)
-    one_hot[torch.arange(len(targets), device=targets.device), index] = 1
-    return present, one_hot
+def _is_finite(value: Any, shape: tuple[int, ...]) -> bool:
+    if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_meta:
+        return False
+    is_float = value.is_floating_point() and value.shape == shape
+    return is_float and bool(value.isfinite().all())
+
+
+def _squarable(x: Tensor, name: str) -> Tensor:
+    """`x`, in float64 if sums of its squares would overflow float32."""
+    low, high = x.aminmax()
+    largest = float(torch.maximum(-low, high))
+    if not largest <= _LARGEST:
+        checks.finite(x, name)
+        raise ValueError(f"{name} reach {largest:.3g}: sums of their squares overflow; scale them")
+    return x.double() if largest > _LARGEST_FLOAT32 else x
+
+
+def _target_sums(b: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """The outputs that targets y are of, Σ y bᵀ and Σ y² of these, and Σ b bᵀ's last row.
+
+    The last row, usually Σ b, gives the mean. It is needed in float64 for numbers, which may be far
+    from 0, and is None for labels.
+    """
+    if y.ndim == 2:
+        wide, y = b.double(), y.double()
+        outputs = torch.arange(y.shape[1], device=y.device)
+        return outputs, y.mT @ wide, y.square().sum(0), wide[:, -1] @ wide
+    outputs, index, counts = y.unique(return_inverse=True, return_counts=True)  # may be many
+    one_hot = b.new_zeros(len(outputs), len(y))
+    one_hot[index, torch.arange(len(y), device=y.device)] = 1
+    return outputs, one_hot @ b, counts.double(), None
