@@ -23,20 +23,13 @@ def save(conceptor: Conceptor, path: str | Path) -> None:
     The write is atomic: the file is written beside `path` and then renamed.
 
     Raises:
-        ImportError: safetensors is not installed.
         OSError: the folder does not exist, is read-only or full; an older file stays intact.
     """
-    if not isinstance(conceptor, Conceptor):
-        raise TypeError(f"save needs a Conceptor, got {type(conceptor).__name__}")
     parts = conceptor.form.spectrum()
     tensors = {"vectors": parts.vectors, "odds": parts.odds}
     if conceptor._aperture is not None:
         tensors["aperture"] = conceptor._aperture
-    header = {
-        "format": FORMAT,
-        "version": str(VERSION),
-        "rest": json.dumps(conceptor.spectrum[2]),
-    }
+    header = {"format": FORMAT, "version": str(VERSION), "rest": json.dumps(parts.rest)}
     storage.write(tensors, header, path)
 
 
@@ -44,7 +37,6 @@ def load(path: str | Path) -> Conceptor:
     """Read a conceptor that `save` wrote, onto the CPU (move it with `.to(device)`).
 
     Raises:
-        FileNotFoundError: the file does not exist.
         ValueError: the file is damaged, contains no conceptor, or has a newer version.
     """
     tensors, header = storage.read(path, "conceptor")

@@ -181,20 +181,13 @@ def sorted_qr(columns: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def svd(matrix: Tensor, full_matrices: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-    """U, s and Vᵀ of `[..., m, n]`, also where LAPACK fails to converge.
-
-    Its fast routine fails on rare matrices with many equal singular values. A random rotation of
-    the rows changes the rounding, and can be undone.
-    """
+    """U, s and Vᵀ; of the transpose where LAPACK does not converge, as on rare matrices."""
     try:
         u, values, vh = torch.linalg.svd(matrix, full_matrices=full_matrices)
-        return u, values, vh
     except torch.linalg.LinAlgError:
-        draw = torch.Generator().manual_seed(0)
-        noise = torch.randn(matrix.shape[-2], matrix.shape[-2], generator=draw).to(matrix)
-        rotation = torch.linalg.qr(noise).Q
-        u, values, vh = torch.linalg.svd(rotation @ matrix, full_matrices=full_matrices)
-        return rotation.mT @ u, values, vh
+        v, values, uh = torch.linalg.svd(matrix.mT, full_matrices=full_matrices)
+        u, vh = uh.mT, v.mT
+    return u, values, vh
 
 
 # --- matrices without spectra ------------------------------------------------------------
