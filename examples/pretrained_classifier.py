@@ -37,7 +37,7 @@ from conceptors.experiments.scenarios.data.sentences import (
     mean_state,
     sentences,
 )
-from conceptors.integrations.transformers import ShieldCallback
+from conceptors.integrations.transformers import ShieldTrainerCallback
 
 Domains = dict[str, dict[str, list[str]]]  # domain -> intent -> sentences
 
@@ -122,7 +122,7 @@ class Intents:
                 train_dataset=rows,
                 data_collator=DataCollatorWithPadding(self.tokenizer),
                 # guards the optimizer before the first step, remembers the domain after the last
-                callbacks=[ShieldCallback(self.shield)] if self.shield else [],
+                callbacks=[ShieldTrainerCallback(self.shield)] if self.shield else [],
             ).train()
 
     @torch.no_grad()

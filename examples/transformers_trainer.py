@@ -15,7 +15,7 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
 from conceptors import Shield
-from conceptors.integrations.transformers import ShieldCallback
+from conceptors.integrations.transformers import ShieldTrainerCallback
 
 torch.set_num_threads(1)  # the fastest for so small a network
 
@@ -33,7 +33,7 @@ def learn(protect: bool, folder: str) -> list[float]:
     size = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = BertConfig(vocab_size=80, intermediate_size=128, num_labels=4, **size)
     model = BertForSequenceClassification(config)
-    callbacks = [ShieldCallback(Shield(model))] if protect else []
+    callbacks = [ShieldTrainerCallback(Shield(model))] if protect else []
     for task in range(2):
         arguments = TrainingArguments(
             f"{folder}/{task}",  # each task needs its own folder for checkpoints

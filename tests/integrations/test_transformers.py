@@ -16,7 +16,7 @@ from integrations.common import Net, accuracy, drift, everything, outputs, rows,
 transformers: Any = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
-from conceptors.integrations.transformers import ShieldCallback  # noqa: E402
+from conceptors.integrations.transformers import ShieldTrainerCallback  # noqa: E402
 
 
 def arguments(folder: Path, steps: int = 40, **more: Any) -> Any:
@@ -40,7 +40,7 @@ def trainer(shield: Shield, folder: Path, number: int, *others: Any, **more: Any
         arguments(folder, **more),
         train_dataset=rows(number),
         eval_dataset=rows(number),
-        callbacks=[ShieldCallback(shield), *others],
+        callbacks=[ShieldTrainerCallback(shield), *others],
     )
 
 

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from conceptors.algebra.conceptor import Conceptor
 from conceptors.layers import Block, Rule, find_rule
 from conceptors.layers.bare import BareRule, stands_alone
-from conceptors.layers.inner import SINGLE, has_own_forward
+from conceptors.layers.inner import SINGLE, overrides_forward
 from conceptors.layers.magnitude import Magnitude, magnitudes
 
 
@@ -352,7 +352,7 @@ def _join(
 
 def _forward_of_its_own(layer: nn.Module) -> str | None:
     """Why a rule for a parent class does not do; None if it does."""
-    if not has_own_forward(layer) or isinstance(layer, SINGLE):
+    if not overrides_forward(layer) or isinstance(layer, SINGLE):
         return None
     return "it has a forward of its own: register a rule for its class"
 

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from conceptors.layers import Call
 from conceptors.layers.bare import is_bare
 from conceptors.layers.dora import WeightReads
-from conceptors.layers.inner import has_own_forward, inner_call
+from conceptors.layers.inner import inner_call, overrides_forward
 from conceptors.shield.blocks import WeightBlock
 from conceptors.shield.remember.bare import BareUses, reads_numbers
 
@@ -48,7 +48,7 @@ class Uses(TorchFunctionMode):
         layered = {name: site for name, site in sites.items() if not is_bare(site.block)}
         self._names = {id(p): name for name, site in layered.items() for p in site.active()}
         self._layers = {source.layer for site in layered.values() for source in site.sources}
-        self._own = {layer for layer in self._layers if has_own_forward(layer)}
+        self._own = {layer for layer in self._layers if overrides_forward(layer)}
         self._open: list[nn.Module] = []
         self._calls: dict[nn.Module, list[Call]] = {}
 
