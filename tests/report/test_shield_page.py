@@ -63,7 +63,7 @@ def test_accuracies_are_percentages(shield: Shield, tmp_path: Path) -> None:
 
 
 def test_advice() -> None:
-    done = ("projected", "projected", "no guarded optimizer steps it", "left alone: shape [3]")
+    done = ("projected", "projected", "no guarded optimizer steps it", "not protected: shape [3]")
     layers = [
         LayerRow(name, words, 3, 0 if name == "d" else 9, quota, None)
         for name, words, quota in zip("abcd", done, (0.6, 0.95, 0.2, 0.0))
