@@ -48,22 +48,21 @@ from conceptors.shield.watch import Watch, check_steps_what_it_trains, warn_of_d
 class Shield(Inspection, Persistence):
     """Protect a model's weights against forgetting (conceptor-aided back-propagation).
 
-    `remember` computes a conceptor of each layer's inputs on a task's data and joins it with
-    those of earlier tasks (A ← A ∨ C). Steps of guarded optimizers then change weights only in the
-    free space F = I - A: in W = W_before + V F^½, the optimizer trains V.
+    `remember` computes a conceptor of each layer's inputs on a task's data, and joins it with those
+    of earlier tasks (A ← A ∨ C). Guarded optimizers then change weights only in the free space
+    F = I - A: in W = W_before + V F^½, they train V.
 
     Args:
         model: the model to protect. Nothing is set on its modules or parameters.
-        aperture: how much is protected. `"auto"` chooses the aperture of each layer and task
-            from the data (see `Auto`). A number is the paper's aperture α; a
-            larger number protects more. With plain SGD this is Algorithm 2. `Quota(share)` and
-            `Energy(share)` choose the aperture by a share of the space or of the energy. A
-            mapping from layer name patterns to any of these sets the aperture by layer; the first
-            matching pattern counts. Default: `"auto"`.
+        aperture: how much is protected. `"auto"` chooses the aperture of each layer and task from
+            the data (see `Auto`). A number is the paper's aperture α, and a larger number protects
+            more; with plain SGD this is Algorithm 2. `Quota(share)` and `Energy(share)` choose the
+            aperture by a share of the space or of the energy. A mapping from layer name patterns
+            to any of these sets the aperture by layer; the first matching pattern counts.
+            Default: `"auto"`.
         hard: whether to use hard conceptors, which round singular values to 0 or 1. With
             `"auto"`, all directions that a task uses are protected: old outputs stay fixed to
-            numerical precision, and later tasks use only the remaining directions. Default:
-            `False`.
+            numerical precision, and later tasks use only the others. Default: `False`.
         increment_decay: λ of Algorithm 2. Decays weights towards their values after the last task,
             W ← W - η 2 λ (W - W_before), independently of the projection. Default: `0`.
         unsupported: how to treat trainable parameters of unsupported layers. `"error"` lists

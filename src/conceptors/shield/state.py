@@ -309,10 +309,7 @@ def _unpack(name: str, packed: Mapping[str, Any]) -> Conceptor:
         spectrum = Spectrum(vectors.clone(), odds.clone(), math.inf if rest else 0.0)
         return Conceptor.from_form(SpectrumForm(spectrum, torch.float64))
     except (KeyError, AttributeError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"the state of layer {name!r} is damaged: {error}; nothing was loaded. Load another "
-            f"copy of it"
-        ) from error
+        raise _damaged(f"layer {name!r}: {error}") from error
 
 
 def _parsed(
@@ -376,15 +373,18 @@ def _check_stiffness(claims: Claims) -> None:
 def _tensors(state: Mapping[str, Any], label: str, rename: Mapping[str, str]) -> dict[str, Tensor]:
     """Check a mapping from names to tensors."""
     tensors = _mapping(state.get(label) or {}, label)
-    real = {name: _real(tensor, f"{label} of {name}") for name, tensor in tensors.items()}
-    return {rename.get(n, n): checks.finite(t, f"{label} of {n}") for n, t in real.items()}
+    try:
+        real = {name: _real(tensor, f"{label} of {name}") for name, tensor in tensors.items()}
+        return {rename.get(n, n): checks.finite(t, f"{label} of {n}") for n, t in real.items()}
+    except (TypeError, ValueError) as error:
+        raise _damaged(str(error)) from error
 
 
 def _real(value: Any, name: str) -> Tensor:
     """Check that a value is a tensor of real floats."""
     if not isinstance(value, Tensor) or not value.is_floating_point():
         kind = f"{value.dtype}" if isinstance(value, Tensor) else type(value).__name__
-        raise _damaged(f"{name} must be a tensor of floats, got {kind}")
+        raise TypeError(f"{name} must be a tensor of floats, got {kind}")
     return value
 
 
@@ -403,4 +403,4 @@ def _mapping(value: Any, what: str) -> Mapping[str, Any]:
 
 
 def _damaged(why: str) -> ValueError:
-    return ValueError(f"the state is damaged: {why}; nothing was loaded. Load another copy of it")
+    return ValueError(f"the state is damaged: {why}; nothing was loaded. Load another copy")
