@@ -110,5 +110,5 @@ def test_going_back_to_an_earlier_task_is_said(tmp_path: Path) -> None:
     shield = Shield(module)
     trainer(shield, tmp_path, 2, keep=True).fit(module, loader(1))
     run = trainer(shield, tmp_path, 3, keep=True)
-    with pytest.warns(UnprotectedWarning, match="had remembered 1 tasks.* knows 0 of them"):
+    with pytest.warns(UnprotectedWarning, match="had remembered 1 tasks.* contains only 0 of them"):
         run.fit(module, loader(2), ckpt_path=tmp_path / "epoch=0.ckpt")

@@ -145,7 +145,7 @@ def test_going_back_to_an_earlier_task_is_said(tmp_path: Path) -> None:
     trainer(shield, tmp_path, 1, save_strategy="steps", save_steps=5, steps=10).train()
     run = trainer(shield, tmp_path, 2, steps=15)
     with pytest.warns(
-        UnprotectedWarning, match="had remembered 1 tasks.* knows 0 of them.* output_dir"
+        UnprotectedWarning, match="had remembered 1 tasks.* contains only 0 of them.* output_dir"
     ):
         run.train(resume_from_checkpoint=True)
 

@@ -61,7 +61,7 @@ def standing_of(family: Family) -> Standing:
     model = family.build()
     scanned = standing(model)
     shield = Shield(model, unsupported="freeze").remember([family.old()])
-    fixed = {row.layer for row in shield.explain() if row.done == "held fixed after the first task"}
+    fixed = {row.layer for row in shield.explain() if row.done == "fixed after the first task"}
     return Standing(scanned.protected - fixed, scanned.frozen - fixed, frozenset(fixed))
 
 

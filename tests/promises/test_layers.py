@@ -148,7 +148,7 @@ def test_inputs_are_taken_as_a_subclass_makes_them(name: str) -> None:
     ("model", "words"),
     [
         (lambda: Standardised(2, 3, 3), r"Conv|Standardised \(used by .* in Standardised.forward"),
-        (lambda: Attention(4, 2), "it has a forward of its own: register a rule for its class"),
+        (lambda: Attention(4, 2), "its class overrides forward: register a rule for the class"),
     ],
 )
 def test_what_cannot_be_seen_is_refused(model: Callable[[], nn.Module], words: str) -> None:

@@ -62,7 +62,7 @@ def test_rounding_of_half_precision_is_not_taken_for_directions() -> None:
         shield = Shield(nn.Linear(64, 10), aperture)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             if aperture > 100:
-                with pytest.raises(ValueError, match="half precision is too small for aperture"):
+                with pytest.raises(ValueError, match="half precision is too coarse for aperture"):
                     shield.remember(x)
             else:
                 claims[aperture] = shield.remember(x).quota()["Linear"]
@@ -103,7 +103,7 @@ def test_a_shield_works_in_one_thread_at_a_time() -> None:
         model(batch)
 
     shield.remember(data(3), feed=feed)
-    assert [str(error)[:40] for error in found] == ["this shield is at work in another thread"] * 2
+    assert [str(error)[:39] for error in found] == ["this shield is in use by another thread"] * 2
     assert shield.n_tasks == 2
 
 

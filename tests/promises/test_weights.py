@@ -42,7 +42,7 @@ def test_what_moved_is_told_by_remember(move: Move, soft: bool) -> None:
     before = outputs(model)
     move(model)
     assert drift(model, before) > 0.1
-    with pytest.warns(UnprotectedWarning, match=r"moved within claimed space.*: 0 \(by \d+%\)"):
+    with pytest.warns(UnprotectedWarning, match=r"moved in protected directions.*: 0 \(by \d+%\)"):
         shield.remember(data(3))
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # told once; the weights of now count from here
@@ -61,7 +61,7 @@ def test_what_moved_after_a_task_is_told_at_the_first_step(move: Move, soft: boo
     train(model, optimizer, 3)
     shield.remember(data(1))
     move(model)
-    with pytest.warns(UnprotectedWarning, match="moved within claimed space"):
+    with pytest.warns(UnprotectedWarning, match="moved in protected directions"):
         train(model, optimizer, 1)
 
 

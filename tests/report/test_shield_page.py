@@ -61,7 +61,7 @@ def test_accuracies_are_percentages(shield: Shield, tmp_path: Path) -> None:
 
 
 def test_advice() -> None:
-    done = ("projected", "projected", "no guarded optimizer steps it", "left alone: shape [3]")
+    done = ("projected", "projected", "no guarded optimizer steps it", "not protected: shape [3]")
     cases = zip("abcd", done, (9, 9, 9, 0), (0.6, 0.95, 0.2, 0.0))
     layers = [LayerRow(name, words, 3, dim, quota, None) for name, words, dim, quota in cases]
     stuck = "a, b, c, d and 1 more"

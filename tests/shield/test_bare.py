@@ -101,7 +101,7 @@ def test_tokens_and_positions_are_held_once_a_task_has_used_them() -> None:
     assert (model(draw(1)) - 1).square().mean().item() < 0.9 * first
     rows = {row.layer: row for row in shield.explain()}
     for name in ("0.cls_token", "0.positions", "0.mask_token"):
-        assert rows[name].done == "held fixed: all of it is claimed"
+        assert rows[name].done == "fixed: all of it is protected"
         assert rows[name].quota == 1.0
 
 

@@ -186,12 +186,12 @@ def cut_by_columns(rank: int) -> str:
 
     model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3))
     parallelize_module(model, init_device_mesh("cpu", (2,)), {"1": RowwiseParallel()})
-    with pytest.raises(ValueError, match="cut by rows") as error:
+    with pytest.raises(ValueError, match="sharded by rows") as error:
         Shield(model)
     return str(error.value)
 
 
 def test_weights_cut_by_columns_are_refused(pair: Pair) -> None:
     for said in pair(cut_by_columns):
-        assert "its weights are placed as (Shard(dim=1),)" in said
+        assert "its weights have placements (Shard(dim=1),)" in said
         assert "1.weight" in said

@@ -150,7 +150,7 @@ def test_layers_can_be_excluded_or_frozen_by_name() -> None:
     assert not torch.equal(model[0].weight, mlp()[0].weight)
     torch.testing.assert_close(model[0](samples()).detach(), hidden, rtol=1e-10, atol=1e-10)
     shield.detach()
-    with pytest.raises(TypeError, match="exclude takes name patterns"):
+    with pytest.raises(TypeError, match="exclude needs name patterns"):
         Shield(model, exclude=[3])  # type: ignore[list-item]
 
 

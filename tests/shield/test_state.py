@@ -109,7 +109,7 @@ def test_renamed_and_grown_models() -> None:
         shield.load_state_dict(state)
     assert shield.n_tasks == 0
     names = {"0": "first", "1": "norm", "4": "last"}
-    with pytest.raises(ValueError, match=r"not in the state \(they start empty\): extra"):
+    with pytest.raises(ValueError, match=r"in the model but not in the state: extra"):
         shield.load_state_dict(state, rename=names)
     report = shield.load_state_dict(state, rename=names, strict=False)
     assert sorted(report.loaded) == ["first", "last", "norm"]

@@ -184,7 +184,7 @@ def svd(matrix: Tensor, full_matrices: bool = True) -> tuple[Tensor, Tensor, Ten
     """U, s and Vᵀ; of the transpose where LAPACK does not converge, as on rare matrices."""
     try:
         u, values, vh = torch.linalg.svd(matrix, full_matrices=full_matrices)
-    except torch.linalg.LinAlgError:
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         v, values, uh = torch.linalg.svd(matrix.mT, full_matrices=full_matrices)
         u, vh = uh.mT, v.mT
     return u, values, vh

@@ -1,1 +1,1 @@
-"""Trainers that people already use; each module here needs its own framework, and only that."""
+"""Callbacks and plugins for training frameworks; each module imports only its own framework."""

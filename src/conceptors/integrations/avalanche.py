@@ -1,4 +1,4 @@
-"""The shield and the readout as plugins of Avalanche's strategies."""
+"""The shield and the readout as plugins of Avalanche strategies."""
 
 from __future__ import annotations
 
@@ -16,24 +16,28 @@ try:
     from avalanche.models.utils import avalanche_forward
     from avalanche.training.plugins import SupervisedPlugin
 except ImportError:
-    raise ImportError("ShieldPlugin needs Avalanche: pip install 'conceptors[avalanche]'") from None
+    raise ImportError(
+        "Avalanche is not installed, and ShieldPlugin needs it; run "
+        "pip install 'conceptors[avalanche]'"
+    ) from None
 
 
 def feed_experience(model: nn.Module, batch: Any) -> Any:
-    """Inputs and, where the model takes them, task labels of a batch (inputs, ..., task labels)."""
+    """Call the model on a batch (inputs, ..., task labels), with task labels if it needs them."""
     device = next(model.parameters()).device
     return avalanche_forward(model, moved(batch[0], device), moved(batch[-1], device))
 
 
-_UNLIKELY = -1e4  # an output of a class that does not compete; finite also with label smoothing
+_UNLIKELY = -1e4  # output of a class outside the loss; finite, as label smoothing needs
 
 
 class ShieldPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[misc, call-arg]
-    """Every experience is one task: guarded from its first step, remembered after its last.
+    """Guard the optimizer before each experience, and remember the experience after it.
 
     Args:
-        shield: of the strategy's model.
-        feed, limit: of `Shield.remember`; by default a batch is passed as strategies pass it.
+        shield: the shield of the strategy's model.
+        feed, limit: passed to `Shield.remember`. By default, batches reach the model as in the
+            strategy.
     """
 
     def __init__(
@@ -45,7 +49,7 @@ class ShieldPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore
         self.limit = limit
 
     def before_training_exp(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
-        """Guard the optimizer, which may be a new one, of a model that may have grown."""
+        """Guard the strategy's optimizer; it may be new, and the model may have grown."""
         self.shield.guard(strategy.optimizer)
 
     def after_training_exp(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
@@ -54,17 +58,17 @@ class ShieldPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore
 
 
 class ReadoutPlugin(SupervisedPlugin):  # type: ignore[misc]
-    """A network that learns features, and a readout in closed form that answers.
+    """Train the network for its features, and classify with a readout in closed form.
 
-    While an experience is learned, only its own classes compete in the loss: nothing pushes the
-    outputs of earlier ones down, and with them the features that they need. After it, the readout
-    learns the experience from what the body gives. When the strategy evaluates, its outputs are
-    the readout's scores; elsewhere, ask `readout.predict(body(x))`.
+    During an experience, the loss contains only the experience's own classes. It therefore does
+    not push down the outputs of earlier classes, nor the features that these need. After the
+    experience, the readout learns it from the body's features. In evaluation, the readout's scores
+    replace the strategy's outputs; elsewhere, call `readout.predict(body(x))`.
 
     Args:
-        readout: as wide as the body's features.
-        body: the part of the strategy's model that gives features `[n, readout.in_features]`.
-        shield: that protects the body, for `Readout.out_of_date`. Its ShieldPlugin comes first.
+        readout: a readout for the body's features.
+        body: the part of the strategy's model that computes features `[n, readout.in_features]`.
+        shield: the shield of the body, for `Readout.out_of_date`. List its ShieldPlugin first.
     """
 
     def __init__(self, readout: Readout, body: nn.Module, *, shield: Shield | None = None) -> None:
@@ -74,37 +78,39 @@ class ReadoutPlugin(SupervisedPlugin):  # type: ignore[misc]
         self.shield = shield
 
     def after_forward(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
-        """Leave outputs of classes that are not learned now out of the loss."""
+        """Remove the outputs of other experiences' classes from the loss."""
         outputs: Tensor = strategy.mb_output
         absent = torch.ones(outputs.shape[1], dtype=torch.bool, device=outputs.device)
         absent[list(strategy.experience.dataset.targets.uniques)] = False
-        absent[strategy.mb_y] = False  # of stored samples, where another plugin mixes them in
+        absent[strategy.mb_y] = False  # stored samples that another plugin mixes in
         strategy.mb_output = outputs.masked_fill(absent, _UNLIKELY)
 
     def after_training_exp(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
         """Learn the experience in closed form."""
-        own = strategy.experience.dataset  # the strategy's loader may have stored samples too
+        dataset = strategy.experience.dataset  # the strategy's loader may mix in stored samples
         batches = DataLoader(
-            own, batch_size=strategy.train_mb_size, collate_fn=getattr(own, "collate_fn", None)
+            dataset,
+            batch_size=strategy.train_mb_size,
+            collate_fn=getattr(dataset, "collate_fn", None),
         )
         self.readout.to(strategy.device).learn_from(
             self.body, batches, feed=feed_experience, target=_labels, shield=self.shield
         )
 
     def after_eval_forward(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
-        """Answer by the readout; classes it has not seen are as unlikely as the least likely."""
+        """Return the readout's scores; classes it has not seen score as low as the lowest class."""
         if not self.readout.n_samples:
             return
         outputs: Tensor = strategy.mb_output
         scores = self.readout(feed_experience(self.body, strategy.mbatch))
         seen = torch.nonzero(self.readout.counts)[:, 0].to(scores.device)
-        least = scores[:, seen].amin(1, keepdim=True).to(outputs.dtype)  # finite, as a loss needs
-        found = least.repeat(1, max(outputs.shape[1], scores.shape[1]))
-        found[:, seen] = scores[:, seen].to(outputs.dtype)
-        strategy.mb_output = found
+        lowest = scores[:, seen].amin(1, keepdim=True).to(outputs.dtype)  # finite, as a loss needs
+        replaced = lowest.repeat(1, max(outputs.shape[1], scores.shape[1]))
+        replaced[:, seen] = scores[:, seen].to(outputs.dtype)
+        strategy.mb_output = replaced
 
 
 def _labels(batch: Any) -> Tensor:
-    """Of a batch (inputs, labels, ..., task labels)."""
-    found: Tensor = batch[1]
-    return found
+    """Return the labels of a batch (inputs, labels, ..., task labels)."""
+    labels: Tensor = batch[1]
+    return labels

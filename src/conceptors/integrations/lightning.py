@@ -17,23 +17,25 @@ try:
     from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 except ImportError:
     raise ImportError(
-        "ShieldCallback needs lightning: pip install 'conceptors[lightning]'"
+        "lightning is not installed, and ShieldCallback needs it; run "
+        "pip install 'conceptors[lightning]'"
     ) from None
 
 
 class ShieldCallback(Callback):  # type: ignore[misc]
-    """Every call of `fit` is one task: guarded from its first step, remembered after its last.
+    """Treat every call of `fit` as one task: guard the optimizers, then remember the task.
 
     The shield's state is part of every checkpoint, and `fit(..., ckpt_path=...)` restores it.
 
-    From the second task on, Trainer's `gradient_clip_val` limits the projected gradients, because
-    the directions that old tasks claim would use it up. This does not apply to clipping by value,
-    scaled gradients (16-mixed), and a module's own `configure_gradient_clipping`.
+    From the second task on, `gradient_clip_val` limits the projected gradients. Otherwise the
+    protected components, which are not applied, would use up the limit. This does not apply to
+    clipping by value, scaled gradients (16-mixed), and an overridden
+    `configure_gradient_clipping`.
 
     Args:
-        shield: of the LightningModule, or of a part of it.
-        feed, limit: of `Shield.remember`; by default the shielded module gets the first part of a
-            batch.
+        shield: the shield of the LightningModule, or of a part of it.
+        feed, limit: passed to `Shield.remember`. By default, the shielded module is called with
+            the first element of a batch.
     """
 
     def __init__(
@@ -43,51 +45,53 @@ class ShieldCallback(Callback):  # type: ignore[misc]
         self.feed = feed
         self.limit = limit
         self._fitting = False
-        self._lent: tuple[Trainer, float] | None = None  # whose gradient_clip_val is None now
+        self._clipping: tuple[Trainer, float] | None = (
+            None  # its gradient_clip_val is None meanwhile
+        )
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Know what a checkpoint is loaded for."""
+        """Record whether a checkpoint is loaded for training."""
         self._fitting = stage == "fit"
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Guard all optimizers; before, there are none."""
+        """Guard all optimizers, which exist from here on."""
         clips = self._clips(trainer, pl_module)
         for optimizer in trainer.optimizers:
             self.shield.guard(optimizer, between=partial(self._clip, optimizer) if clips else None)
         if clips and self.shield.n_tasks:
-            self._lent = trainer, trainer.gradient_clip_val
+            self._clipping = trainer, trainer.gradient_clip_val
             trainer.gradient_clip_val = None
 
     def _clips(self, trainer: Trainer, pl_module: LightningModule) -> bool:
-        """Whether gradients can be clipped after they are projected, in Trainer's place."""
-        own = "configure_gradient_clipping"
+        """Whether this callback can clip gradients after the projection, instead of Trainer."""
+        hook = "configure_gradient_clipping"
         return (
             bool(trainer.gradient_clip_val)
             and trainer.gradient_clip_algorithm in (None, "norm")
             and str(trainer.precision) != "16-mixed"
-            and getattr(type(pl_module), own) is getattr(LightningModule, own)
+            and getattr(type(pl_module), hook) is getattr(LightningModule, hook)
             and not isinstance(trainer.strategy, (FSDPStrategy, DeepSpeedStrategy))
         )
 
     def _clip(self, optimizer: Any) -> None:
-        if self._lent is not None:
-            held = [p for group in optimizer.param_groups for p in group["params"]]
-            nn.utils.clip_grad_norm_(held, self._lent[1])
+        if self._clipping is not None:
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            nn.utils.clip_grad_norm_(parameters, self._clipping[1])
 
-    def _give_back(self) -> None:
-        if self._lent is not None:
-            trainer, longest = self._lent
-            trainer.gradient_clip_val, self._lent = longest, None
+    def _restore_clipping(self) -> None:
+        if self._clipping is not None:
+            trainer, limit = self._clipping
+            trainer.gradient_clip_val, self._clipping = limit, None
 
     def on_exception(self, *_: Any) -> None:
-        """Leave Trainer as it was."""
-        self._give_back()
+        """Restore the Trainer's settings."""
+        self._restore_clipping()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Remember the task: after the last checkpoint, so that one resumed does it again."""
-        self._give_back()
+        """Remember the task after the last checkpoint, so a resumed run remembers it again."""
+        self._restore_clipping()
         loader, strategy = trainer.train_dataloader, trainer.strategy
-        pl_module.to(strategy.root_device)  # from where it was taken just before
+        pl_module.to(strategy.root_device)  # Trainer has just moved it to the CPU
         try:
             with strategy.precision_plugin.forward_context():
                 self.shield.remember(
@@ -99,11 +103,11 @@ class ShieldCallback(Callback):  # type: ignore[misc]
             pl_module.to(torch.device("cpu"))
 
     def state_dict(self) -> dict[str, Any]:
-        """The shield's state, which is saved in every checkpoint."""
+        """Return the shield's state, which is saved in every checkpoint."""
         return self.shield.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the shield when a checkpoint is resumed; one that is tested changes nothing."""
+        """Restore the shield when training resumes; testing a checkpoint changes nothing."""
         if not self._fitting:
             return
         before = self.shield.n_tasks

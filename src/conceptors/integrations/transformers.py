@@ -18,29 +18,32 @@ try:
     from transformers import TrainerCallback, TrainerState, TrainingArguments
 except ImportError:
     raise ImportError(
-        "ShieldCallback needs transformers: pip install 'conceptors[transformers]'"
+        "transformers is not installed, and ShieldCallback needs it; run "
+        "pip install 'conceptors[transformers]'"
     ) from None
 
 FILE = "shield.safetensors"
 _TRAINER_STATE = "trainer_state.json"
-_NOTE = "conceptors"  # our entry among the states of callbacks, which every checkpoint holds
+_ENTRY = "conceptors"  # the key of our entry in TrainerState.stateful_callbacks
 
 
 class ShieldCallback(TrainerCallback):  # type: ignore[misc]
-    """Every call of `train` is one task: guarded from its first step, remembered after its last.
+    """Treat every call of `train` as one task: guard the optimizer, then remember the task.
 
-    The shield is saved as `shield.safetensors` in every checkpoint, as it was there, and with the
-    task remembered in the output directory. `train(resume_from_checkpoint=...)` loads it from the
-    checkpoint that is resumed. Give every task an output directory of its own, or checkpoints of
-    the second overwrite those of the first.
+    Every checkpoint contains the shield as `shield.safetensors`. After the task is remembered, the
+    shield is saved in the output directory as well. `train(resume_from_checkpoint=...)` loads the
+    shield from that checkpoint. Use a separate output directory for each task, or a task overwrites
+    the checkpoints of the previous one.
 
-    From the second task on, `max_grad_norm` limits the projected gradients, because the directions
-    that old tasks claim would use it up. The arguments hold 0 meanwhile, and Trainer logs no
-    `grad_norm`. With fp16 or sharded weights Trainer clips the gradients before they are projected.
+    From the second task on, `max_grad_norm` limits the projected gradients. Otherwise the protected
+    components, which are not applied, would use up the limit. Meanwhile the training arguments
+    contain 0, and Trainer logs no `grad_norm`. With fp16 or sharded weights, Trainer clips the
+    gradients before they are projected.
 
     Args:
-        shield: of the model that is trained.
-        feed, limit: of `Shield.remember`; by default batches are passed as keyword arguments.
+        shield: the shield of the trained model.
+        feed, limit: passed to `Shield.remember`. By default, the model is called with a batch as
+            keyword arguments.
     """
 
     def __init__(
@@ -49,7 +52,9 @@ class ShieldCallback(TrainerCallback):  # type: ignore[misc]
         self.shield = shield
         self.feed = feed
         self.limit = limit
-        self._lent: tuple[TrainingArguments, float] | None = None  # whose max_grad_norm is 0 now
+        self._clipping: tuple[TrainingArguments, float] | None = (
+            None  # its max_grad_norm is 0 meanwhile
+        )
 
     def on_train_begin(
         self,
@@ -61,21 +66,21 @@ class ShieldCallback(TrainerCallback):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         """Guard the optimizer; load the shield when a checkpoint is resumed."""
-        note = state.stateful_callbacks.get(_NOTE)
+        entry = state.stateful_callbacks.get(_ENTRY)
         clips = self._clips(args)
         self.shield.guard(optimizer, between=self._clip if clips else None)
-        if note:
-            self._load(resumed_folder(args, state, note))
+        if entry:
+            self._load(resumed_folder(args, state, entry))
         if clips and self.shield.n_tasks:
-            self._lent = args, args.max_grad_norm
+            self._clipping = args, args.max_grad_norm
             args.max_grad_norm = 0.0
-        state.stateful_callbacks[_NOTE] = {
+        state.stateful_callbacks[_ENTRY] = {
             "run": uuid.uuid4().hex,
             "folder": str(Path(args.output_dir).absolute()),
         }
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: Any, **_: Any) -> None:
-        """Put the shield beside the checkpoint."""
+        """Save the shield in the checkpoint's folder."""
         self._save(args, Path(args.output_dir) / f"checkpoint-{state.global_step}")
 
     def on_train_end(
@@ -90,29 +95,29 @@ class ShieldCallback(TrainerCallback):  # type: ignore[misc]
         """Remember the task, and save the shield in the output directory."""
         if args.load_best_model_at_end and state.best_model_checkpoint:
             best = Path(state.best_model_checkpoint) / FILE
-            if best.is_file():  # the weights are of that step now; what it noted of them fits
+            if best.is_file():  # the weights are those of that checkpoint now
                 self.shield.load(best)
-        self._give_back()
+        self._restore_clipping()
         self.shield.remember(train_dataloader, feed=self.feed, limit=self.limit)
         self._save(args, Path(args.output_dir))
 
     def _clips(self, args: TrainingArguments) -> bool:
-        """Whether gradients can be clipped after they are projected, in Trainer's place."""
-        self._give_back()  # of a run that was interrupted
-        others = any(getattr(args, name, None) for name in ("fp16", "fsdp", "deepspeed"))
-        return bool(args.max_grad_norm) and not others
+        """Whether this callback can clip gradients after the projection, instead of Trainer."""
+        self._restore_clipping()  # after an interrupted run
+        clips_first = any(getattr(args, name, None) for name in ("fp16", "fsdp", "deepspeed"))
+        return bool(args.max_grad_norm) and not clips_first
 
     def _clip(self) -> None:
-        if self._lent is not None:
-            nn.utils.clip_grad_norm_(self.shield.model.parameters(), self._lent[1])
+        if self._clipping is not None:
+            nn.utils.clip_grad_norm_(self.shield.model.parameters(), self._clipping[1])
 
-    def _give_back(self) -> None:
-        if self._lent is not None:
-            args, longest = self._lent
-            args.max_grad_norm, self._lent = longest, None
+    def _restore_clipping(self) -> None:
+        if self._clipping is not None:
+            args, limit = self._clipping
+            args.max_grad_norm, self._clipping = limit, None
 
     def _save(self, args: TrainingArguments, folder: Path) -> None:
-        state = self.shield.state_dict()  # by all processes: sharded weights are gathered
+        state = self.shield.state_dict()  # on all processes, to gather sharded weights
         if args.should_save:
             folder.mkdir(parents=True, exist_ok=True)
             save(state, folder / FILE)
@@ -123,34 +128,35 @@ class ShieldCallback(TrainerCallback):  # type: ignore[misc]
         warn_of_lost_tasks(
             self.shield,
             before,
-            "Give every task an output_dir of its own, and resume from a checkpoint of this task",
+            "Use a separate output_dir for each task, and resume from a checkpoint of this task",
         )
 
 
-def resumed_folder(args: TrainingArguments, state: TrainerState, note: dict[str, str]) -> Path:
-    """The checkpoint that a training state was read from, which Trainer tells no callback.
+def resumed_folder(args: TrainingArguments, state: TrainerState, entry: dict[str, str]) -> Path:
+    """Find the checkpoint that a training state was read from; Trainer does not pass its path.
 
     Raises:
-        FileNotFoundError: it was moved to where it cannot be known.
+        FileNotFoundError: the checkpoint was moved to an unknown folder.
     """
     name = f"checkpoint-{state.global_step}"
-    places = [Path(args.output_dir) / name, Path(note["folder"]) / name]
+    places = [Path(args.output_dir) / name, Path(entry["folder"]) / name]
     if isinstance(args.resume_from_checkpoint, str):
         places.insert(0, Path(args.resume_from_checkpoint))
     for folder in places:
-        if (folder / FILE).is_file() and _run_of(folder) == (note["run"], state.global_step):
+        if (folder / FILE).is_file() and _run_of(folder) == (entry["run"], state.global_step):
             return folder
     raise FileNotFoundError(
-        f"the checkpoint at step {state.global_step} was saved with a shield, and its {FILE} is in "
-        f"none of {', '.join(dict.fromkeys(map(str, places)))}; set "
-        f"TrainingArguments(resume_from_checkpoint=folder) to where the checkpoint is now"
+        f"the checkpoint at step {state.global_step} was saved with a shield, but its {FILE} is in "
+        f"none of {', '.join(dict.fromkeys(map(str, places)))}. Without it, remembered tasks are "
+        f"not protected. Set TrainingArguments(resume_from_checkpoint=folder) to the folder of the "
+        f"checkpoint"
     )
 
 
 def _run_of(folder: Path) -> tuple[str, int] | None:
-    """Which run of training a checkpoint is of, and its step."""
+    """Return the training run of a checkpoint, and its step; None if it has none."""
     try:
-        found = json.loads((folder / _TRAINER_STATE).read_text(encoding="utf-8"))
-        return found["stateful_callbacks"][_NOTE]["run"], found["global_step"]
+        state = json.loads((folder / _TRAINER_STATE).read_text(encoding="utf-8"))
+        return state["stateful_callbacks"][_ENTRY]["run"], state["global_step"]
     except (OSError, ValueError, KeyError, TypeError):
         return None

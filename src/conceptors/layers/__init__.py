@@ -1,4 +1,4 @@
-"""Layer types that the shield knows, a small file each; `register` adds more."""
+"""The layer types that the shield supports, one file each; `register` adds more."""
 
 from importlib import import_module
 

@@ -1,7 +1,7 @@
 """nn.MultiheadAttention: four matrices (q, k, v, out), the first three often in one tensor.
 
-Its output projection is used without being called, so no hook sees its input; the attention is
-computed once more with the identity in its place.
+The output projection is used without being called, so no hook observes its input. The attention is
+computed again with the identity in its place.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from conceptors.layers.base import Block, Call, Rows, RowsByBlock, Sample, regis
 @register(nn.MultiheadAttention)
 class MultiheadAttentionRule:
     def blocks(self, layer: nn.MultiheadAttention) -> list[Block]:
-        found = []
+        blocks = []
         for i, name in enumerate("qkv"):
             third = _third(i, layer.embed_dim)
             packed = layer._qkv_same_embed_dim
-            found.append(
+            blocks.append(
                 Block(
                     weight="in_proj_weight" if packed else f"{name}_proj_weight",
                     bias="in_proj_bias",
@@ -34,12 +34,12 @@ class MultiheadAttentionRule:
                     name=name,
                 )
             )
-        return [*found, Block("out_proj.weight", "out_proj.bias", name="out")]
+        return [*blocks, Block("out_proj.weight", "out_proj.bias", name="out")]
 
     def rows(self, layer: Any, call: Call, sample: Sample) -> RowsByBlock:
         names = ("query", "key", "value")
         query, key, value = (call.argument(i, name) for i, name in enumerate(names))
-        drawn: dict[int, Rows] = {}  # self-attention has one input three times
+        drawn: dict[int, Rows] = {}  # self-attention passes the same tensor three times
         for name, x in zip("qkv", (query, key, value)):
             drawn[id(x)] = rows = drawn.get(id(x)) or sample(x)
             yield name, rows
@@ -49,7 +49,7 @@ class MultiheadAttentionRule:
 def attended(
     layer: nn.MultiheadAttention, call: Call, query: Tensor, key: Tensor, value: Tensor
 ) -> Tensor:
-    """What enters the output projection."""
+    """Compute the input of the output projection."""
     batch_second = not layer.batch_first or query.ndim == 2
     if not batch_second:
         query, key, value = (x.transpose(0, 1) for x in (query, key, value))
@@ -58,7 +58,7 @@ def attended(
         separate = {f"{name}_proj_weight": getattr(layer, f"{name}_proj_weight") for name in "qkv"}
         separate["use_separate_proj_weight"] = True
     identity = torch.eye(layer.embed_dim, dtype=query.dtype, device=query.device)
-    found, _ = functional.multi_head_attention_forward(
+    result, _ = functional.multi_head_attention_forward(
         query,
         key,
         value,
@@ -79,7 +79,7 @@ def attended(
         is_causal=bool(call.argument(7, "is_causal", False)),
         **separate,
     )
-    return found
+    return result
 
 
 def _third(i: int, size: int) -> Callable[[Tensor], Tensor]:

@@ -1,8 +1,8 @@
-"""Parameters that stand beside layers: class tokens, positions, masks; scales of channels.
+"""Bare parameters, which belong to no layer: class tokens, positions, masks, channel scales.
 
-A parameter that is added, or put beside activations, multiplies the constant 1: once a task has
-used it, all of it is claimed. A vector that multiplies activations is treated like the weight of a
-norm layer. `shield.remember.bare` observes which of the two it is.
+A parameter that is added to activations, or concatenated with them, multiplies the constant 1. All
+of it is claimed once a task has used it. A vector that multiplies activations is treated like the
+weight of a norm layer. `shield.remember.bare` observes which of the two a parameter is.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ _SCALE, _CONSTANT = "scale", "constant"
 
 
 def stands_alone(parameter: Tensor) -> bool:
-    """Whether a parameter has the shape of one: a vector, or one thing for all samples.
+    """Whether a parameter can be bare by its shape: a vector, or a tensor of batch size 1.
 
-    Others may be matrices that multiply activations, which would hardly learn if they were held.
+    Other shapes may be matrices that multiply activations; fixed as a whole, they cannot learn.
     """
     return is_vector(parameter) or parameter.shape[0] == 1
 
 
 def is_vector(parameter: Tensor) -> bool:
-    """Whether it has one number per channel, wherever channels are."""
+    """Whether a tensor has at most one dimension larger than 1."""
     return sum(size > 1 for size in parameter.shape) <= 1
 
 
 def is_bare(block: Block) -> bool:
-    """Whether a block is a parameter that stands alone."""
+    """Whether a block is a bare parameter."""
     return block.layout in (_SCALE, _CONSTANT)
 
 
 class BareRule:
-    """Of one parameter of a module; what is called is the function that multiplies with it."""
+    """The rule of one bare parameter of a module; a call is a product with the parameter."""
 
     def __init__(self, name: str, parameter: Tensor) -> None:
         self._name = name

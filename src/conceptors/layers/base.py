@@ -1,9 +1,9 @@
-"""What the shield must know of a layer type: its weight blocks, and which rows enter them.
+"""The rule of a layer type: which parameters form weight blocks, and which rows enter them.
 
-Every supported layer is one or more grouped linear maps: a **block** is a weight `[g, out, d]`
-(g independent groups; 1 for Linear) with an optional bias `[g, out]`, and what it multiplies
-are **rows** `[g, n, d]`. A rule says how to see a layer's parameters as blocks, and how to get
-the rows from one call of the layer. See `docs/extending.md` for a rule of your own in ten lines.
+Every supported layer is one or more grouped linear maps. A **block** is a weight `[g, out, d]`
+(g independent groups; 1 for Linear) with an optional bias `[g, out]`. It multiplies **rows**
+`[g, n, d]`. A rule views a layer's parameters as blocks and reads the rows from one call of the
+layer. `docs/extending.md` shows how to write a rule in ten lines.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Block:
-    """One matrix of a layer: where its parameters are, and how they are seen as `[g, out, d]`."""
+    """One matrix of a layer: where its parameters are, and how to view them as `[g, out, d]`."""
 
-    weight: str | None = "weight"  # path of the parameter below the layer, None for a bias alone
+    weight: str | None = "weight"  # path of the parameter below the layer; None for a bias alone
     bias: str | None = "bias"
     view: Callable[[Tensor], Tensor] = lambda weight: weight[None]  # a view [g, out, ...]
     bias_view: Callable[[Tensor], Tensor] = lambda bias: bias[None]  # a view [g, out]
-    layout: str = "linear"  # blocks that share a weight are joined if their layout is the same
+    layout: str = "linear"  # blocks that share a weight are merged if their layout is the same
     rows_first: bool = True  # dimension 0 of the weight is `out` and g is 1: shards are local
-    name: str = ""  # tells the blocks of one layer apart
+    name: str = ""  # distinguishes the blocks of one layer
 
 
 class Rows(NamedTuple):
-    """Input rows `[g, n, d]`, each counting `weight` times (more than once when sampled)."""
+    """Input rows `[g, n, d]`; each counts `weight` times (more than once if rows are sampled)."""
 
     values: Tensor
     weight: float = 1.0
 
 
 class OwnedRows(Rows):
-    """Rows that nobody else changes, so that they can be kept without a copy."""
+    """Rows that no other code changes, which can be stored without a copy."""
 
     __slots__ = ()
 
 
 class SecondMoment(NamedTuple):
-    """A sum of second moments `[g, d, d]` over `weight` rows, where rows would be wasteful."""
+    """The sum of second moments `[g, d, d]` over `weight` rows, where rows would waste memory."""
 
     total: Tensor
     weight: float
@@ -55,24 +55,24 @@ RowsByBlock = Iterator[tuple[str, Rows | SecondMoment]]
 
 
 class Call(NamedTuple):
-    """One call of a layer, as a forward hook sees it."""
+    """The arguments and the output of one call of a layer."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     output: Any
 
     def argument(self, position: int, name: str, default: Any = None) -> Any:
-        """An argument passed by position or by name."""
+        """Return an argument that was passed by position or by name."""
         if len(self.args) > position:
             return self.args[position]
         return self.kwargs.get(name, default)
 
 
 class Draws:
-    """The random choices of one pass over data: the same for the same seed.
+    """Draw the random rows of one pass over the data, reproducibly for each seed.
 
-    Within a batch, layers with equally many rows share a choice, and layers fed by the very same
-    tensor (queries, keys and values) share the rows.
+    Within a batch, layers with the same number of rows share their random indices, and layers
+    that receive the same tensor (queries, keys and values) share the rows.
     """
 
     def __init__(self, seed: int) -> None:
@@ -82,12 +82,12 @@ class Draws:
         self._last: tuple[weakref.ref[Tensor], object, Rows] | None = None
 
     def renew(self) -> None:
-        """Choose anew from now on: a new batch begins."""
+        """Draw new indices, for a new batch."""
         self._chosen.clear()
         self._last = None
 
     def indices(self, count: int, size: int, device: torch.device) -> Tensor:
-        """`size` of `count` rows, ascending: one at random out of each of `size` equal parts."""
+        """Draw `size` of `count` indices, ascending: one from each of `size` equal parts."""
         key = (count, size, device)
         if key not in self._chosen:
             if device not in self._generators:
@@ -99,8 +99,8 @@ class Draws:
         return self._chosen[key]
 
     def shared(self, x: Tensor, key: object, take: Callable[[], Rows]) -> Rows:
-        """What `take` gives, or what it gave if the last rows were taken of x too, as it is now."""
-        if x.is_inference():  # they do not count their changes
+        """Return `take()`, or its last result if that was computed from the same unchanged x."""
+        if x.is_inference():  # inference tensors have no version counter
             return take()
         key = (key, x._version)
         if self._last is None or self._last[0]() is not x or self._last[1] != key:
@@ -109,32 +109,32 @@ class Draws:
 
 
 class Sample:
-    """Gives the rows of a call that are used: all, or so many of `count` as `cap(count, d)`."""
+    """Select the rows of a call that are used: `cap(count, d)` of `count` rows, or all."""
 
     def __init__(self, cap: Callable[[int, int], int | None], draws: Draws) -> None:
         self._cap = cap
         self._draws = draws
 
     def size(self, count: int, dim: int) -> int | None:
-        """How many of `count` rows of so many numbers are used; None for all."""
+        """Return how many of `count` rows of `dim` numbers are used; None for all."""
         wanted = self._cap(count, dim)
         return None if wanted is None or wanted >= count else wanted
 
     def indices(self, count: int, dim: int, device: torch.device) -> Tensor:
-        """Which of `count` rows are used, ascending."""
+        """Return the indices of the rows that are used, ascending."""
         size = self.size(count, dim)
         if size is None:
             return torch.arange(count, device=device)
         return self._draws.indices(count, size, device)
 
     def __call__(self, x: Tensor) -> Rows:
-        """Rows of `[..., d]`, as a product with a weight sees them: rounded under autocast."""
+        """Return rows of x `[..., d]` as a matrix product uses them: rounded under autocast."""
         size = self.size(math.prod(x.shape[:-1]), x.shape[-1])
         dtype = multiplied_dtype(x)
         return self._draws.shared(x, (size, dtype), lambda: self._take(x, size, dtype))
 
     def unrounded(self, x: Tensor) -> Rows:
-        """Rows of `[..., d]` in the dtype they have."""
+        """Return rows of x `[..., d]` in the dtype of x."""
         return self._take(x, self.size(math.prod(x.shape[:-1]), x.shape[-1]), x.dtype)
 
     def _take(self, x: Tensor, size: int | None, dtype: torch.dtype) -> Rows:
@@ -151,7 +151,7 @@ class Sample:
 
 
 def multiplied_dtype(x: Tensor) -> torch.dtype:
-    """In which dtype a product with x is computed here: autocast rounds float32."""
+    """Return the dtype in which a product with x is computed: autocast rounds float32."""
     kind = x.device.type
     if x.dtype == torch.float32 and torch.is_autocast_enabled(kind):
         return torch.get_autocast_dtype(kind)
@@ -159,13 +159,13 @@ def multiplied_dtype(x: Tensor) -> torch.dtype:
 
 
 class Rule(Protocol):
-    """What a layer type has to tell."""
+    """The interface of a rule for a layer type."""
 
     def blocks(self, layer: Any) -> list[Block]:
-        """The blocks of a layer; other parameters of it stand alone (`bare`) or are unsupported."""
+        """Return the blocks of a layer. Its other parameters are bare (`bare`) or unsupported."""
 
     def rows(self, layer: Any, call: Call, sample: Sample) -> RowsByBlock:
-        """(block name, rows) of one call; a block may come several times."""
+        """Yield (block name, rows) of one call; a block may occur several times."""
 
 
 Wrapping = TypeVar("Wrapping", bound=Callable[[Rule], Rule])
@@ -179,12 +179,12 @@ _RECOGNISED: weakref.WeakKeyDictionary[nn.Module, tuple[object, Rule | None]] = 
 
 
 def register(*layer_types: type[nn.Module]) -> Callable[[type[Rule]], type[Rule]]:
-    """Class decorator: this rule serves these layer types and their subclasses."""
+    """Register the decorated rule class for these layer types and their subclasses."""
 
     def decorate(rule: type[Rule]) -> type[Rule]:
         for layer_type in layer_types:
             if not (isinstance(layer_type, type) and issubclass(layer_type, nn.Module)):
-                raise TypeError(f"register takes nn.Module classes, got {layer_type!r}")
+                raise TypeError(f"register needs nn.Module classes, got {layer_type!r}")
             _RULES[layer_type] = rule()
         return rule
 
@@ -192,7 +192,7 @@ def register(*layer_types: type[nn.Module]) -> Callable[[type[Rule]], type[Rule]
 
 
 def recognise(fits: Callable[[nn.Module], bool]) -> Callable[[type[Rule]], type[Rule]]:
-    """Class decorator: this rule serves layers of unknown classes that do what `fits` finds."""
+    """Register the decorated rule class for layers of unknown classes that `fits` accepts."""
 
     def decorate(rule: type[Rule]) -> type[Rule]:
         _BY_BEHAVIOUR.append((fits, rule()))
@@ -202,7 +202,7 @@ def recognise(fits: Callable[[nn.Module], bool]) -> Callable[[type[Rule]], type[
 
 
 def around(fits: Callable[[nn.Module], bool]) -> Callable[[Wrapping], Wrapping]:
-    """Class decorator: where `fits` says so, this is put around the rule of a layer's class."""
+    """Wrap the rule of a layer's class in the decorated rule class where `fits` accepts it."""
 
     def decorate(rule: Wrapping) -> Wrapping:
         _AROUND.append((fits, rule))
@@ -212,12 +212,12 @@ def around(fits: Callable[[nn.Module], bool]) -> Callable[[Wrapping], Wrapping]:
 
 
 def owner_of(layer: nn.Module) -> type[nn.Module] | None:
-    """The nearest registered class a layer descends from."""
+    """Return the nearest registered class that a layer is an instance of."""
     return next((kind for kind in type(layer).__mro__ if kind in _RULES), None)
 
 
 def find_rule(layer: nn.Module) -> Rule | None:
-    """The rule of the nearest registered class a layer descends from, else of what it does."""
+    """Return the rule of a layer, by its class or else by its behaviour; None without one."""
     if isinstance(layer, torch.jit.ScriptModule):  # its forward cannot be observed
         return None
     owner = owner_of(layer)
@@ -228,7 +228,7 @@ def find_rule(layer: nn.Module) -> Rule | None:
 
 
 def _by_behaviour(layer: nn.Module) -> Rule | None:
-    """The rule that recognises a layer; it is tried out anew only where it may have changed."""
+    """Return the rule that recognises a layer, which is probed again only if it has changed."""
     shapes = [(name, p.shape) for name, p in layer.named_parameters(recurse=False)]
     if not shapes:
         return None

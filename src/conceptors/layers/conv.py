@@ -1,4 +1,4 @@
-"""Convolutions: rows are patches, cut out a bounded number at a time."""
+"""Convolutions: rows are patches, extracted in chunks of bounded size."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from conceptors.layers.base import (
     register,
 )
 
-_CHUNK = 2**22  # numbers in patches held at a time
+_CHUNK = 2**22  # numbers of the patches in memory at a time
 
 
 @register(nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -44,14 +44,14 @@ class ConvRule:
         mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
         padding = layer._reversed_padding_repeated_twice
         x = functional.pad(x, padding, mode=mode) if any(padding) else x
-        windows = cut(x, layer.kernel_size, layer.stride, layer.dilation)
+        windows = windows_of(x, layer.kernel_size, layer.stride, layer.dilation)
         for rows in patches(windows, layer.groups, spatial, sample):
             yield "", rows
 
 
 @register(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 class ConvTransposeRule:
-    """A transposed convolution is a convolution of the input with zeros put between its pixels."""
+    """A transposed convolution convolves the input with zeros inserted between its pixels."""
 
     def blocks(self, layer: Any) -> list[Block]:
         groups = layer.groups
@@ -70,24 +70,24 @@ class ConvTransposeRule:
         spatial = len(layer.kernel_size)
         x = x if x.ndim == spatial + 2 else x[None]
         sizes = call.output.shape[-spatial:]
-        stuffed = [(n - 1) * s + 1 for n, s in zip(x.shape[2:], layer.stride)]
-        wide = x.new_zeros(*x.shape[:2], *stuffed)
-        wide[(..., *(slice(None, None, s) for s in layer.stride))] = x
+        spread_sizes = [(n - 1) * s + 1 for n, s in zip(x.shape[2:], layer.stride)]
+        spread = x.new_zeros(*x.shape[:2], *spread_sizes)
+        spread[(..., *(slice(None, None, s) for s in layer.stride))] = x
         padding: list[int] = []
         for axis in reversed(range(spatial)):
-            reach = layer.dilation[axis] * (layer.kernel_size[axis] - 1)
-            before = reach - layer.padding[axis]
-            # so that the windows are as many as the outputs, output padding included
-            padding += [before, sizes[axis] + reach - stuffed[axis] - before]
-        wide = functional.pad(wide, padding)
-        windows = cut(wide, layer.kernel_size, (1,) * spatial, layer.dilation)
+            extent = layer.dilation[axis] * (layer.kernel_size[axis] - 1)
+            before = extent - layer.padding[axis]
+            # as many windows as outputs, output padding included
+            padding += [before, sizes[axis] + extent - spread_sizes[axis] - before]
+        spread = functional.pad(spread, padding)
+        windows = windows_of(spread, layer.kernel_size, (1,) * spatial, layer.dilation)
         for rows, weight in patches(windows, layer.groups, spatial, sample):
             taps = rows.unflatten(-1, (-1, *layer.kernel_size))  # the kernel runs backwards
             yield "", OwnedRows(taps.flip(tuple(range(-spatial, 0))).flatten(2), weight)
 
 
-def cut(x: Tensor, kernel: Any, stride: Any, dilation: Any) -> Tensor:
-    """All windows of x `[n, c, ...]` as a view `[n, positions..., c, k...]`; nothing is copied."""
+def windows_of(x: Tensor, kernel: Any, stride: Any, dilation: Any) -> Tensor:
+    """View all windows of x `[n, c, ...]` as `[n, positions..., c, k...]` without copying."""
     steps = list(zip(x.shape[2:], x.stride()[2:], kernel, stride, dilation))
     positions = [max(0, (size - d * (k - 1) - 1) // s + 1) for size, _, k, s, d in steps]
     return x.as_strided(
@@ -103,7 +103,7 @@ def cut(x: Tensor, kernel: Any, stride: Any, dilation: Any) -> Tensor:
 
 
 def patches(windows: Tensor, groups: int, spatial: int, sample: Sample) -> Iterator[Rows]:
-    """Rows `[g, n, c / g * k]` of windows `[n, positions..., c, k...]`, in chunks."""
+    """Yield rows `[g, n, c / g * k]` of windows `[n, positions..., c, k...]`, in chunks."""
     shape, inner = windows.shape[: 1 + spatial], windows.shape[1 + spatial :]
     count, dim, dtype = math.prod(shape), inner.numel() // groups, multiplied_dtype(windows)
     chosen = sample.indices(count, dim, windows.device)

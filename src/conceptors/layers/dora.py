@@ -1,7 +1,7 @@
-"""DoRA of peft: (g / |W + s B A|) (W + s B A) x, by what its layers hold, without importing it.
+"""DoRA of peft, (g / |W + s B A|) (W + s B A) x, recognised by attributes, without importing peft.
 
-A and B are `Linear` layers with rules of their own, and g follows the length (`magnitude`). To know
-that length, DoRA calls A and B with the identity: such calls read weights, and are no data.
+A and B are `Linear` layers with their own rules, and g follows the length (`magnitude`). To compute
+that length, DoRA calls A and B with the identity. Such calls read weights and pass no data.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 
 class Adapter(NamedTuple):
-    """One adapter of a layer: g, A, B, s, and the layer that is adapted."""
+    """One adapter of a layer: g, A, B, s, and the adapted layer."""
 
     magnitude: Any
     down: Any
@@ -25,9 +25,9 @@ class Adapter(NamedTuple):
 
 
 def adapters(layer: Any) -> Iterator[Adapter]:
-    """Those of a layer that have a magnitude and are linear."""
-    held = getattr(layer, "lora_magnitude_vector", None)
-    for name, magnitude in held.items() if isinstance(held, nn.ModuleDict) else ():
+    """Yield the linear adapters of a layer that have a magnitude."""
+    vectors = getattr(layer, "lora_magnitude_vector", None)
+    for name, magnitude in vectors.items() if isinstance(vectors, nn.ModuleDict) else ():
         down, up = (getattr(layer, part, {}) for part in ("lora_A", "lora_B"))
         if name in down and name in up and isinstance(down[name], nn.Linear):
             scaling, base = layer.scaling[name], layer.get_base_layer()
@@ -35,51 +35,51 @@ def adapters(layer: Any) -> Iterator[Adapter]:
 
 
 def length_of_adapted(adapter: Adapter) -> Tensor:
-    """|W + s B A|, row by row, of bases in any precision."""
+    """Compute |W + s B A| row by row, for base layers in any precision."""
     peft = import_module("peft.utils.integrations")
     delta = adapter.up.weight @ adapter.down.weight
     weight = peft.dequantize_module_weight(adapter.base).to(delta)
-    found: Tensor = adapter.magnitude.get_weight_norm(weight, delta, adapter.scaling)
-    return found
+    length: Tensor = adapter.magnitude.get_weight_norm(weight, delta, adapter.scaling)
+    return length
 
 
 class WeightReads:
-    """Which calls of A and B only read their weights."""
+    """Detect the calls of A and B that only read their weights."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._adapters = [one for layer in model.modules() for one in adapters(layer)]
-        self._inside: dict[nn.Module, Any] = {}  # A -> what DoRA was called with
-        self._read: list[Any] = []  # what A gave when it was only read
+        self._adapters = [adapter for layer in model.modules() for adapter in adapters(layer)]
+        self._inside: dict[nn.Module, Any] = {}  # A -> the input of the DoRA call
+        self._read: list[Any] = []  # outputs of A when it was only read
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """For a pass."""
+        """Observe the calls of one pass."""
         with ExitStack() as hooks:
-            for one in self._adapters:
+            for adapter in self._adapters:
                 for handle in (
-                    one.magnitude.register_forward_pre_hook(self._enter(one)),
-                    one.magnitude.register_forward_hook(self._leave(one)),
-                    one.down.register_forward_hook(self._after_down),
+                    adapter.magnitude.register_forward_pre_hook(self._enter(adapter)),
+                    adapter.magnitude.register_forward_hook(self._leave(adapter)),
+                    adapter.down.register_forward_hook(self._after_down),
                 ):
                     hooks.callback(handle.remove)
             yield
         self._inside, self._read = {}, []
 
     def __call__(self, layer: nn.Module, args: tuple[Any, ...]) -> bool:
-        """Whether a call of a layer is one."""
+        """Whether a call of a layer only reads its weight."""
         x = args[0] if args else None
         inside = layer in self._inside and x is not self._inside[layer]
-        return inside or any(x is read for read in self._read)
+        return inside or any(x is output for output in self._read)
 
-    def _enter(self, one: Adapter) -> Any:
+    def _enter(self, adapter: Adapter) -> Any:
         def enter(_layer: nn.Module, args: tuple[Any, ...]) -> None:
-            self._inside[one.down] = args[0]
+            self._inside[adapter.down] = args[0]
 
         return enter
 
-    def _leave(self, one: Adapter) -> Any:
+    def _leave(self, adapter: Adapter) -> Any:
         def leave(_layer: nn.Module, _args: Any, _output: Any) -> None:
-            self._inside.pop(one.down, None)
+            self._inside.pop(adapter.down, None)
             self._read = []
 
         return leave

@@ -1,9 +1,9 @@
-"""Experts in one module: weights `[experts, out, d]` or `[experts, d, out]`, in two layouts.
+"""Experts in one module, with weights `[experts, out, d]` or `[experts, d, out]`.
 
-Chosen experts (Mixtral and its like in transformers 5) take rows, the experts that each row is sent
-to, and shares: `down(act(gate_up(x)))` of each chosen expert, added up with the shares. Sorted
-experts (Llama 4) take `[experts · n, d]` rows alone: n for each expert in turn, zero where a row is
-not sent to it. Each expert becomes two blocks with the rows that were sent to it.
+Layers with chosen experts (Mixtral and similar models in transformers 5) receive rows, the experts
+that each row is sent to, and shares. They sum `share * down(act(gate_up(x)))` over the chosen
+experts. Layers with sorted experts (Llama 4) receive only rows `[experts · n, d]`: n for each
+expert, zero where a row is not sent to it. Each expert is two blocks with the rows sent to it.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from conceptors.layers.base import Block, Call, Rows, RowsByBlock, Sample, recog
 from conceptors.layers.twin import agree, own_parameters
 
 _UPS = ("gate_up_proj", "up_proj")
-_CHECKED = 8  # rows that are computed once more, to verify the formula
+_CHECKED = 8  # rows that are recomputed, to verify the formula
 _CLOSE = 0.05  # products may be rounded to half precision; another formula differs by far more
 
 
 def _up(layer: nn.Module) -> str:
-    """The name of the first weight; empty if there is not exactly one."""
+    """Return the name of the first weight; empty unless there is exactly one."""
     names = [name for name in _UPS if name in own_parameters(layer)]
     return names[0] if len(names) == 1 else ""
 
 
 def are_chosen(layer: nn.Module) -> bool:
-    """Whether a layer stores experts and takes rows, the chosen experts, and shares."""
+    """Whether a layer stores experts and receives rows, chosen experts, and shares."""
     parameters, up = own_parameters(layer), _up(layer)
     if not up or not {up, "down_proj"} <= parameters.keys():
         return False
@@ -45,7 +45,7 @@ def are_chosen(layer: nn.Module) -> bool:
 
 
 def are_sorted(layer: nn.Module) -> bool:
-    """Whether a layer stores experts with weights `[experts, d, out]`, and takes rows alone."""
+    """Whether a layer stores experts with weights `[experts, d, out]` and receives only rows."""
     parameters = own_parameters(layer)
     if parameters.keys() != {"gate_up_proj", "down_proj"}:
         return False
@@ -76,7 +76,7 @@ class ExpertsRule:
 
 
 def _chosen(layer: Any, call: Call) -> Iterator[Tensor]:
-    """The rows of each expert."""
+    """Return the rows of each expert."""
     x, chosen, shares = inspect.signature(layer.forward).bind(*call.args, **call.kwargs).args
     x = x.reshape(-1, x.shape[-1])  # [n, d]
     chosen, shares = (t.reshape(-1, t.shape[-1]) for t in (chosen, shares))  # [n, chosen]
@@ -84,32 +84,32 @@ def _chosen(layer: Any, call: Call) -> Iterator[Tensor]:
     for n, row in enumerate(x[:_CHECKED]):
         for i, share in zip(chosen[n].tolist(), shares[n]):
             if i < len(layer.down_proj):  # others are on other machines
-                outputs[n] += (share * _answer(layer, i, row)).to(outputs.dtype)
+                outputs[n] += (share * _output(layer, i, row)).to(outputs.dtype)
     _check(layer, outputs, call.output.reshape(x.shape)[:_CHECKED])
     return (x[(chosen == i).any(-1)] for i in range(len(layer.down_proj)))
 
 
 def _sorted(layer: Any, call: Call) -> Iterator[Tensor]:
-    """The rows of each expert; rows of zeros are nobody's, as they give zero for any weights."""
+    """Return the rows of each expert, without zero rows, whose output is always zero."""
     (x,) = (*call.args, *call.kwargs.values())
     by_expert = x.reshape(len(layer.down_proj), -1, x.shape[-1])
     for i, (rows, outputs) in enumerate(zip(by_expert, call.output.reshape(by_expert.shape))):
-        _check(layer, _answer(layer, i, rows[:_CHECKED]), outputs[:_CHECKED])
+        _check(layer, _output(layer, i, rows[:_CHECKED]), outputs[:_CHECKED])
     return (rows[rows.any(-1)] for rows in by_expert)
 
 
 def _check(layer: nn.Module, computed: Tensor, output: Tensor) -> None:
     if not agree(computed, output, _CLOSE):
         raise ValueError(
-            f"{type(layer).__name__} computes something else than down(act(gate_up(x))) of its "
-            f"experts; register a rule for it"
+            f"{type(layer).__name__} does not compute down(act(gate_up(x))) of its experts, so "
+            f"the inputs of its weights are unknown; register a rule for it"
         )
 
 
 def _block(layer: Any, name: str, expert: int) -> Block:
     def view(weight: Tensor) -> Tensor:
         matrix = weight[expert : expert + 1]
-        return matrix.mT if _is_turned(layer) else matrix
+        return matrix.mT if _is_transposed(layer) else matrix
 
     return Block(
         weight=name,
@@ -122,13 +122,13 @@ def _block(layer: Any, name: str, expert: int) -> Block:
     )
 
 
-def _is_turned(layer: Any) -> bool:
+def _is_transposed(layer: Any) -> bool:
     """Whether weights are `[experts, d, out]`."""
     return bool(getattr(layer, "is_transposed", False)) or are_sorted(layer)
 
 
 def _hidden(layer: Any, expert: int, x: Tensor) -> Tensor:
-    """What enters the second product of an expert."""
+    """Compute the input of the second product of an expert."""
     inner = _product(layer, _up(layer), expert, x)
     if _up(layer) == "up_proj":
         return layer.act_fn(inner)  # type: ignore[no-any-return]
@@ -138,11 +138,11 @@ def _hidden(layer: Any, expert: int, x: Tensor) -> Tensor:
     return layer.act_fn(gate) * value  # type: ignore[no-any-return]
 
 
-def _answer(layer: Any, expert: int, x: Tensor) -> Tensor:
+def _output(layer: Any, expert: int, x: Tensor) -> Tensor:
     return _product(layer, "down_proj", expert, _hidden(layer, expert, x))
 
 
 def _product(layer: Any, name: str, expert: int, x: Tensor) -> Tensor:
     weight, bias = getattr(layer, name)[expert], getattr(layer, f"{name}_bias", None)
-    weight = weight.mT if _is_turned(layer) else weight
+    weight = weight.mT if _is_transposed(layer) else weight
     return functional.linear(x, weight, None if bias is None else bias[expert])

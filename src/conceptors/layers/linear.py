@@ -24,7 +24,7 @@ class EmbeddingRule:
     """One block `[tokens, dim, 1]`: each token is a group, so the conceptor is diagonal."""
 
     def blocks(self, layer: Any) -> list[Block]:
-        if layer.max_norm is not None:  # the forward pass itself rewrites such weights
+        if layer.max_norm is not None:  # the forward pass rewrites such weights
             return []
         view, layout = lambda weight: weight[..., None], "tokens"
         return [Block(bias=None, view=view, layout=layout, rows_first=False)]
@@ -34,7 +34,7 @@ class EmbeddingRule:
         is_bag = isinstance(layer, nn.EmbeddingBag)
         weights = call.argument(2, "per_sample_weights") if is_bag else None
         ones = torch.ones(tokens.shape, dtype=torch.float64, device=tokens.device)
-        seen = ones if weights is None else weights.reshape(-1).to(ones).square()
+        squares = ones if weights is None else weights.reshape(-1).to(ones).square()
         counts = torch.zeros(layer.num_embeddings, dtype=torch.float64, device=tokens.device)
-        counts.index_add_(0, tokens, seen)
+        counts.index_add_(0, tokens, squares)
         yield "", SecondMoment(counts[:, None, None], float(len(tokens)))

@@ -1,7 +1,7 @@
 """Weights that are a magnitude times a direction: W = (g / |V|) V, as in weight norm and DoRA.
 
-V is protected like any weight as long as g / |V| stays what it is. So once a task is remembered, g
-follows |V|: V learns in its free space, and nothing that was remembered is scaled by it.
+V is protected like any weight as long as g / |V| is constant. Once a task is remembered, g follows
+|V|. V learns in its free space, and the outputs on remembered data keep their scale.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DIRECTION = "parametrizations.weight.original1"
 
 
 def normed(layer: Any) -> tuple[nn.Parameter, nn.Parameter] | None:
-    """(g, V) of a layer whose weight is normalised and nothing else; None for others."""
+    """Return (g, V) of a layer whose only parametrization is weight norm; None for others."""
     if not isinstance(layer, _LAYERS) or not is_parametrized(layer, "weight"):
         return None
     parametrizations: Any = layer.parametrizations
@@ -35,14 +35,14 @@ def normed(layer: Any) -> tuple[nn.Parameter, nn.Parameter] | None:
 
 
 def length_of_direction(layer: Any) -> Tensor:
-    """|V|, over all dimensions but the one of the norm."""
+    """Compute |V| over all dimensions but that of the norm."""
     steps = layer.parametrizations.weight
     return torch.norm_except_dim(steps.original1, 2, steps[0].dim)
 
 
 @dataclass(frozen=True)
 class Magnitude:
-    """A parameter g, the parameters that V is made of, and |V| as it is now, of g's shape."""
+    """A parameter g, the parameters of V, and a function that computes |V| in g's shape."""
 
     parameter: nn.Parameter
     directions: tuple[nn.Parameter, ...]
@@ -50,33 +50,33 @@ class Magnitude:
 
     @torch.no_grad()
     def ratio(self) -> Tensor:
-        """g / |V|."""
+        """Compute g / |V|."""
         return self.parameter.data / self.length().to(self.parameter.data)
 
     @torch.no_grad()
     def follow(self, ratio: Tensor) -> None:
-        """Make g / |V| this again."""
+        """Set g so that g / |V| equals this ratio."""
         self.parameter.data.copy_(ratio * self.length().to(ratio))
 
 
 def magnitudes(model: nn.Module) -> Iterator[Magnitude]:
-    """All of a model whose numbers may be changed."""
+    """Yield the trainable magnitudes of a model."""
     for layer in model.modules():
         parts = normed(layer)
         if parts is not None:
             g, v = parts
             yield Magnitude(g, (v,), lambda layer=layer: length_of_direction(layer))  # type: ignore[misc]
-        for one in adapters(layer):
+        for adapter in adapters(layer):
             yield Magnitude(
-                one.magnitude.weight,
-                (one.down.weight, one.up.weight),
-                lambda one=one: length_of_adapted(one),  # type: ignore[misc]
+                adapter.magnitude.weight,
+                (adapter.down.weight, adapter.up.weight),
+                lambda adapter=adapter: length_of_adapted(adapter),  # type: ignore[misc]
             )
 
 
 @around(lambda layer: normed(layer) is not None)
 class WeightNormRule:
-    """Around the rule of a layer; its bias is no column of V, and stands alone."""
+    """Wraps the rule of a layer. The bias is not a column of V; it is a bare parameter."""
 
     def __init__(self, inner: Rule) -> None:
         self._inner = inner
@@ -88,7 +88,7 @@ class WeightNormRule:
 
     def rows(self, layer: Any, call: Call, sample: Sample) -> RowsByBlock:
         steps = layer.parametrizations.weight
-        if steps[0].dim == 0:  # every output has a factor of its own, which no row meets
+        if steps[0].dim == 0:  # the factors scale outputs, not rows
             yield from self._inner.rows(layer, call, sample)
             return
         factor = (steps.original0 / length_of_direction(layer)).expand_as(steps.original1)

@@ -11,7 +11,7 @@ from conceptors.layers.base import Block, Call, OwnedRows, Rows, RowsByBlock, Sa
 
 
 def channels(bias: str | None = "bias", weight: str = "weight") -> Block:
-    """Weight and bias `[channels]` seen as `[channels, 1, 1]` and `[channels, 1]`."""
+    """Return the block that views weight and bias as `[channels, 1, 1]` and `[channels, 1]`."""
     return Block(
         weight=weight,
         bias=bias,
@@ -23,13 +23,13 @@ def channels(bias: str | None = "bias", weight: str = "weight") -> Block:
 
 
 def by_channel(normalised: Tensor, weight: float) -> Rows:
-    """Rows `[channels, n, 1]` of normalised `[1, n, channels]`."""
+    """Return rows `[channels, n, 1]` of normalised `[1, n, channels]`."""
     return OwnedRows(normalised[0].mT[..., None], weight)
 
 
 @register(nn.LayerNorm, nn.RMSNorm)
 class LayerNormRule:
-    """Every row is normalised by itself: only those that are used have to be."""
+    """Normalises each row separately, so only the rows that are used are computed."""
 
     def blocks(self, layer: Any) -> list[Block]:
         return [channels(None if isinstance(layer, nn.RMSNorm) else "bias")]
@@ -46,7 +46,7 @@ class LayerNormRule:
 
 
 class ChannelNormRule:
-    """Normalises a whole batch `[n, channels, ...]`; subclasses define how."""
+    """Normalises a whole batch `[n, channels, ...]`; subclasses implement `normalise`."""
 
     def blocks(self, layer: Any) -> list[Block]:
         return [channels()]
@@ -67,7 +67,7 @@ class GroupNormRule(ChannelNormRule):
 
 @register(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 class BatchNormRule(ChannelNormRule):
-    """As in evaluation: with the running statistics, or those of the batch if there are none."""
+    """Normalises as in evaluation: with the running statistics if there are any."""
 
     def normalise(self, layer: Any, x: Tensor) -> Tensor:
         mean, var = layer.running_mean, layer.running_var

@@ -1,6 +1,6 @@
 """RNN, LSTM and GRU: rows are the inputs of each layer and its previous hidden states.
 
-Only the last layer's states come out of a call, so the layers are run again one at a time.
+A call returns only the last layer's states, so the layers are run again one at a time.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from conceptors.layers.base import Block, Call, RowsByBlock, Sample, register
 @register(nn.RNN, nn.LSTM, nn.GRU)
 class RecurrentRule:
     def blocks(self, layer: Any) -> list[Block]:
-        found = []
+        blocks = []
         for suffix in _suffixes(layer):
             for part in ("ih", "hh"):
                 bias = f"bias_{part}{suffix}" if layer.bias else None
-                found.append(Block(f"weight_{part}{suffix}", bias, name=part + suffix))
+                blocks.append(Block(f"weight_{part}{suffix}", bias, name=part + suffix))
             if _projected(layer):
-                found.append(Block(f"weight_hr{suffix}", None, name="hr" + suffix))
-        return found
+                blocks.append(Block(f"weight_hr{suffix}", None, name="hr" + suffix))
+        return blocks
 
     def rows(self, layer: Any, call: Call, sample: Sample) -> RowsByBlock:
         x, lengths, order = _padded(layer, call.argument(0, "input"))  # [time, batch, d]
@@ -74,7 +74,7 @@ def _run(
     *,
     backwards: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(states, states before the projection, previous states) `[time, batch, ...]` of one layer."""
+    """Return states, states before the projection, and previous states `[time, batch, ...]`."""
     weights = {part: getattr(layer, f"weight_{part}{suffix}") for part in ("ih", "hh")}
     biases = {part: getattr(layer, f"bias_{part}{suffix}", None) for part in ("ih", "hh")}
     shrink = getattr(layer, f"weight_hr{suffix}", None)
@@ -88,8 +88,8 @@ def _run(
         new, new_cell = _cell(layer, driven[t], recalled, hidden, cell)
         inners[t] = new
         new = new if shrink is None else new @ shrink.mT
-        going = valid[t][:, None]  # sequences that have ended, or not begun, keep their state
-        hidden, cell = torch.where(going, new, hidden), torch.where(going, new_cell, cell)
+        active = valid[t][:, None]  # sequences that have ended, or not begun, keep their state
+        hidden, cell = torch.where(active, new, hidden), torch.where(active, new_cell, cell)
         states[t] = hidden
     return torch.stack(states), torch.stack(inners), torch.stack(befores)
 
@@ -97,7 +97,7 @@ def _run(
 def _cell(
     layer: Any, driven: Tensor, recalled: Tensor, hidden: Tensor, cell: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """One step: (new hidden state before projection, new cell state)."""
+    """Compute the new hidden state before the projection, and the new cell state."""
     if isinstance(layer, nn.LSTM):
         i, f, g, o = (driven + recalled).chunk(4, -1)
         cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
@@ -111,7 +111,7 @@ def _cell(
 
 
 def _padded(layer: Any, x: Any) -> tuple[Tensor, Tensor, Tensor | None]:
-    """([time, batch, d], lengths [batch], order of the batch or None)."""
+    """Return x as [time, batch, d], lengths [batch], and the order of the batch or None."""
     if isinstance(x, PackedSequence):
         padded, lengths = pad_packed_sequence(PackedSequence(x.data, x.batch_sizes))
         return padded, lengths.to(padded.device), x.sorted_indices
@@ -123,7 +123,7 @@ def _padded(layer: Any, x: Any) -> tuple[Tensor, Tensor, Tensor | None]:
 
 
 def _initial(layer: Any, given: Any, x: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Initial hidden and cell states `[layers * directions, batch, size]`."""
+    """Return the initial hidden and cell states `[layers * directions, batch, size]`."""
     count = layer.num_layers * (2 if layer.bidirectional else 1)
     size = layer.proj_size if _projected(layer) else layer.hidden_size
     cell = x.new_zeros(count, x.shape[1], layer.hidden_size)

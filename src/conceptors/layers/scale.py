@@ -1,7 +1,7 @@
-"""Layers that scale channels: every RMSNorm, whatever its class, layer scale, and plain shifts.
+"""Layers that scale channels: RMSNorm of any class, layer scale, and shifts of channels.
 
-They are known by what they do. With one parameter w `[d]` they give c(x) + w ⊙ n(x), row by row: w
-times what is normalised, or 1 + w times it. Asked with w = 0 and w = 1, a layer tells c and n.
+They are recognised by what they compute: c(x) + w ⊙ n(x) for each row x, with one parameter w
+`[d]`. The outputs for w = 0 and w = 1 determine c and n.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CLOSE = _ROUNDING * torch.finfo(torch.float32).eps
 
 
 def scales_channels(layer: nn.Module) -> bool:
-    """Whether a layer gives c(x) + w ⊙ n(x), tried on random numbers, if need be with a gate."""
+    """Whether a layer computes c(x) + w ⊙ n(x) on random inputs, with or without a gate."""
     if not can_have_twin(layer):
         return False
     (name, weight), *others = own_parameters(layer).items()
@@ -34,27 +34,27 @@ def _probe(layer: nn.Module, name: str, dim: int, count: int) -> bool:
     draw = torch.Generator().manual_seed(0)
     shapes = (count, *sizes_apart(dim), dim), (dim,)
     x, w = (torch.randn(s, generator=draw, dtype=torch.float32, device="cpu") for s in shapes)
-    given = answer(layer, {name: w}, *x.clone())
-    still, moving = _parts(layer, name, w, *x.clone())
-    alone = answer(layer, {name: w}, *x[:, :1, :1].clone())
+    output = answer(layer, {name: w}, *x.clone())
+    constant, factor = _parts(layer, name, w, *x.clone())
+    single = answer(layer, {name: w}, *x[:, :1, :1].clone())
     flat = answer(layer, {name: w}, *x.flatten(1, 2))
     return (
-        isinstance(given, Tensor)
-        and given.shape == x.shape[1:]
-        and bool(given.isfinite().all() and moving.any())
-        and agree(given, still + w * moving, _CLOSE)
-        and agree(flat, given.flatten(0, 1), _CLOSE)
-        and agree(alone, given[:1, :1], _CLOSE)
+        isinstance(output, Tensor)
+        and output.shape == x.shape[1:]
+        and bool(output.isfinite().all() and factor.any())
+        and agree(output, constant + w * factor, _CLOSE)
+        and agree(flat, output.flatten(0, 1), _CLOSE)
+        and agree(single, output[:1, :1], _CLOSE)
     )
 
 
 def _parts(
     layer: nn.Module, name: str, like: Tensor, *args: Any, **kwargs: Any
 ) -> tuple[Tensor, Tensor]:
-    """c(x) and n(x) of c(x) + w ⊙ n(x)."""
+    """Return c(x) and n(x) of c(x) + w ⊙ n(x)."""
     zeros = torch.zeros(like.shape, dtype=like.dtype, device=like.device)
-    still: Tensor = answer(layer, {name: zeros}, *args, **kwargs)
-    return still, answer(layer, {name: zeros + 1}, *args, **kwargs) - still
+    constant: Tensor = answer(layer, {name: zeros}, *args, **kwargs)
+    return constant, answer(layer, {name: zeros + 1}, *args, **kwargs) - constant
 
 
 @recognise(scales_channels)
@@ -65,18 +65,18 @@ class ScaleRule:
 
     def rows(self, layer: nn.Module, call: Call, sample: Sample) -> RowsByBlock:
         ((name, weight),) = own_parameters(layer).items()
-        given, dim = [*call.args, *call.kwargs.values()], len(weight)
-        if len(given) == 1 and dim > 1:  # row by row: only those that are used are computed
-            x, times = sample.unrounded(given[0])
-            still, moving = _parts(layer, name, weight, x)
-        else:  # a gate, say, is a factor too; one number for all channels meets all of theirs
-            whole = _parts(layer, name, weight, *call.args, **call.kwargs)
-            (still, times), (moving, _) = (sample.unrounded(t.reshape(-1, dim)) for t in whole)
+        inputs, dim = [*call.args, *call.kwargs.values()], len(weight)
+        if len(inputs) == 1 and dim > 1:  # row by row: only the sampled rows are computed
+            x, times = sample.unrounded(inputs[0])
+            constant, factor = _parts(layer, name, weight, x)
+        else:  # a gate is a factor too; a single number multiplies all channels
+            both = _parts(layer, name, weight, *call.args, **call.kwargs)
+            (constant, times), (factor, _) = (sample.unrounded(t.reshape(-1, dim)) for t in both)
         output, _ = sample.unrounded(call.output if dim > 1 else call.output.reshape(-1, 1))
-        eps = max(torch.finfo(t.dtype).eps for t in (output, weight, moving))
-        if not agree(output, still + weight * moving, _ROUNDING * eps):
+        eps = max(torch.finfo(t.dtype).eps for t in (output, weight, factor))
+        if not agree(output, constant + weight * factor, _ROUNDING * eps):
             raise ValueError(
-                f"{type(layer).__name__} scaled channels when it was tried out, and does something "
+                f"{type(layer).__name__} scaled channels when it was probed, but does something "
                 f"else with this input of shape {list(call.output.shape)}; register a rule for it"
             )
-        yield "", by_channel(moving, times)
+        yield "", by_channel(factor, times)

@@ -41,7 +41,7 @@ def advice(layers: Sequence[Any], stuck: Sequence[str]) -> dict[str, str]:
     large = [row for row in layers if row.dim > 2]  # a channel of a norm layer has two
     kinds = {
         "idle": [row.layer for row in large if row.done.startswith("no guarded optimizer")],
-        "loose": [row.layer for row in layers if row.done.startswith("left alone")],
+        "loose": [row.layer for row in layers if row.done.startswith("not protected")],
         "stuck": stuck,
         "full": [row.layer for row in large if row.quota > FULL],
     }

@@ -1,4 +1,4 @@
-"""The shield: a network learns one task after another, and keeps what it has learned."""
+"""The shield: train a network on one task after another without forgetting."""
 
 from conceptors.shield.room import ShieldFullWarning
 from conceptors.shield.shield import Shield

@@ -1,4 +1,4 @@
-"""Work that must not overlap with itself in another thread."""
+"""Work that only one thread may do at a time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from threading import RLock
 
 
 class OneThread:
-    """Refuses a second thread while the first is at work; the same thread may come again."""
+    """Raise an error in a second thread while the first is at work; one thread may re-enter."""
 
     def __init__(self, what: str) -> None:
         self._what, self._lock = what, RLock()
@@ -17,7 +17,8 @@ class OneThread:
     def __call__(self) -> Iterator[None]:
         if not self._lock.acquire(blocking=False):
             raise RuntimeError(
-                f"{self._what} is at work in another thread; wait for it, or use a lock of your own"
+                f"{self._what} is in use by another thread, and two threads would corrupt it; wait "
+                f"for that thread, or use a lock"
             )
         try:
             yield

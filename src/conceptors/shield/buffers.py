@@ -1,7 +1,6 @@
-"""Notices buffers that change after tasks were remembered, such as BatchNorm's running statistics.
+"""Detect buffers that change after a task is remembered, such as BatchNorm's running statistics.
 
-Conceptors protect weights. A buffer that training or the user changes alters what the network
-computes on remembered data all the same.
+Conceptors protect only weights. A changed buffer changes the model's outputs on remembered data.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from torch.nn.modules.batchnorm import _NormBase
 from conceptors.shield.blocks import is_sharded, matches
 
 _SAMPLED = 4096  # numbers of a buffer that are compared
-_TOLERATED = 1e-2  # relative change, as rounding to bfloat16 makes
+_TOLERATED = 1e-2  # relative change, such as rounding to bfloat16
 
 
 class Buffers:
-    """The floating-point buffers of a model as they were when a task was last remembered."""
+    """The floating-point buffers of a model at the time of the last `remember`."""
 
     def __init__(self, exclude: list[str], follows_batchnorm: bool) -> None:
         self._exclude, self._follows_batchnorm = exclude, follows_batchnorm
@@ -28,11 +27,11 @@ class Buffers:
         self._values = {name: _sample(b).clone() for name, b in self._buffers(model).items()}
 
     def distrust(self) -> None:
-        """Other values are about to be loaded."""
+        """Forget the trusted values, because others are about to be loaded."""
         self._values = {}
 
     def changed(self, model: nn.Module) -> list[str]:
-        """Names of the buffers that differ from the trusted values; each is reported once."""
+        """Return the names of buffers that differ from the trusted values, each name only once."""
         buffers = self._buffers(model)
         names = [
             name
@@ -61,7 +60,7 @@ class Buffers:
 
 
 def _sample(buffer: Tensor) -> Tensor:
-    """Evenly spaced numbers of a buffer."""
+    """Return evenly spaced numbers of a buffer."""
     values = buffer.detach().flatten()
     return values[:: max(1, len(values) // _SAMPLED)]
 

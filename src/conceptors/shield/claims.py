@@ -1,4 +1,4 @@
-"""What a shield has remembered: the space claimed so far, and, if wanted, every task's share."""
+"""The conceptors of all remembered tasks, together and, with `keep_tasks`, one by one."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from conceptors.shield.options import Protection
 from conceptors.shield.remember.moments import Moments, SketchedMoments, rounding
 from conceptors.shield.step.context import Claim
 
-_LEAST = 0.02  # singular values up to this count as free under an automatic aperture
-_STOWED = 2048  # layers of so many inputs keep their claims off the GPU
+_LEAST = 0.02  # singular values up to this count as free with an automatic aperture
+_STOWED = 2048  # layers with at least this many inputs store their claims in main memory
 
 
 @dataclass
 class Claims:
-    """Conceptors layer by layer, and how stiffly layers are pulled back.
+    """The conceptors of all layers, and the stiffness of their pulls.
 
     Attributes:
-        conceptors: A, or those of one task; a batch of one conceptor per group.
-        stiffness: c `[g]` of the layers that are pulled back, see `FreeSpace.pull`.
+        conceptors: by layer, of all tasks or of one; a batch of one conceptor per group.
+        stiffness: c `[g]` by layer, for layers with a pull; see `FreeSpace.pull`.
     """
 
     conceptors: dict[str, Conceptor] = field(default_factory=dict)
     stiffness: dict[str, Tensor] = field(default_factory=dict)
 
     def with_tokens(self, counts: Mapping[str, int]) -> Claims:
-        """Of vocabularies that have so many tokens now; nothing is claimed of the new ones."""
+        """Extend vocabularies to these numbers of tokens; new tokens are free."""
         conceptors, stiffness = dict(self.conceptors), dict(self.stiffness)
         for name, count in counts.items():
             if name in conceptors:
@@ -45,13 +45,13 @@ class Claims:
         return Claims(conceptors, stiffness)
 
     def stowed(self) -> Claims:
-        """With large matrices in main memory: a GPU has better use for its own."""
+        """Move large matrices to main memory, to save memory of the GPU."""
         return Claims({name: _stowed(c) for name, c in self.conceptors.items()}, self.stiffness)
 
 
 @dataclass
 class Remembered:
-    """All tasks together, and one by one where they are kept apart."""
+    """The claims of all tasks together, and of each task if they are stored separately."""
 
     claimed: Claims = field(default_factory=Claims)
     tasks: list[Claims] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Remembered:
         keep: bool,
         known: float = 0.0,
     ) -> Remembered:
-        """One more task, `known` so far before it was learned; `keep` it apart too."""
+        """Add a task; `keep` also stores it separately. `known`: see `join`."""
         claimed = join(self.claimed, task, sites, protection, known)
         tasks = [*self.tasks, task.stowed()] if keep else self.tasks
         return Remembered(claimed, tasks, self.n_tasks + 1)
@@ -74,7 +74,7 @@ class Remembered:
     def without_task(
         self, index: int, sites: Mapping[str, WeightBlock], protection: Protection
     ) -> Remembered:
-        """All tasks but one, which were kept apart; each claims in full what it uses."""
+        """Remove one of the tasks that are stored separately."""
         tasks = [task for i, task in enumerate(self.tasks) if i != index]
         claimed = Claims()
         for task in tasks:
@@ -82,22 +82,23 @@ class Remembered:
         return Remembered(claimed, tasks, self.n_tasks - 1)
 
     def fitted(self, sites: Mapping[str, WeightBlock]) -> Remembered:
-        """The same for layers as they are now: a vocabulary may have grown.
+        """Adapt the claims to the current layers, whose vocabularies may have grown.
 
         Raises:
-            ValueError: a layer's inputs are not those that were remembered.
+            ValueError: a layer has other inputs than when tasks were remembered.
         """
-        grown = [
-            name for name, held in self.claimed.conceptors.items() if _grows(name, held, sites)
-        ]
-        if not grown:
+        sizes = {
+            name: sites[name].size[0]
+            for name, conceptor in self.claimed.conceptors.items()
+            if _has_grown(name, conceptor, sites)
+        }
+        if not sizes:
             return self
-        more = {name: sites[name].size[0] for name in grown}
-        tasks = [task.with_tokens(more) for task in self.tasks]
-        return Remembered(self.claimed.with_tokens(more), tasks, self.n_tasks)
+        tasks = [task.with_tokens(sizes) for task in self.tasks]
+        return Remembered(self.claimed.with_tokens(sizes), tasks, self.n_tasks)
 
     def quota(self, name: str) -> float:
-        """How much of a layer's input space is claimed."""
+        """Return the share of a layer's input space that is claimed."""
         if name not in self.claimed.conceptors:
             return 0.0
         if name not in self._quotas:
@@ -105,20 +106,20 @@ class Remembered:
         return self._quotas[name]
 
     def claims(self, sites: Iterable[str], protection: Protection) -> dict[str, Claim]:
-        """What guards are told of the layers with these names."""
-        found = {}
+        """Return the claims of these layers, as guards need them."""
+        claims = {}
         for name in sites:
             conceptor = self.claimed.conceptors.get(name)
             if conceptor is not None:
                 auto = protection.is_auto(name)
-                found[name] = Claim(
+                claims[name] = Claim(
                     conceptor,
                     rank=protection.rank_of(conceptor.dim),
                     least=_LEAST if auto else 0.0,
                     stiffness=self.claimed.stiffness.get(name) if auto else None,
                     room=protection.room(name) if conceptor.dim > 2 else 0.0,
                 )
-        return found
+        return claims
 
 
 def join(
@@ -128,61 +129,61 @@ def join(
     protection: Protection,
     known: float = 0.0,
 ) -> Claims:
-    """A ∨ C at every site, and stiffness added up; sketched ones stay within their rank.
+    """Compute A ∨ C of every layer, within the rank of its sketch, and add up the stiffness.
 
-    With c such that c Q is the sum of all tasks' stiffness: a mean, weighted by tr Q. What is
-    shared counts less by `known`, see `join_novel`.
+    Directions that A and C share count less by `known`, see `join_novel`.
+    The joint stiffness c is the mean of all tasks' c, weighted by tr Q, so that the c Q add up.
     """
-    found = Claims(dict(claimed.conceptors), dict(claimed.stiffness))
+    joined = Claims(dict(claimed.conceptors), dict(claimed.stiffness))
     for name, new in task.stiffness.items():
         old = claimed.stiffness.get(name)
         if old is None or name not in claimed.conceptors:
-            found.stiffness[name] = new
+            joined.stiffness[name] = new
             continue
         before, now = (c.conceptors[name].odds_trace().to(new) for c in (claimed, task))
         total = (before + now).clamp_min(1e-300)
-        found.stiffness[name] = (old.to(new) * before + new * now) / total
+        joined.stiffness[name] = (old.to(new) * before + new * now) / total
     for name, conceptor in task.conceptors.items():
         site = sites.get(name)
         device = conceptor.device if site is None else site.parameters[0].device
-        both = conceptor.to(device)
+        union = conceptor.to(device)
         if name in claimed.conceptors:
-            both = join_novel(claimed.conceptors[name].to(device), both, known)
-        limit = protection.joint_rank(both.dim)
-        if limit is not None and both.is_factored and both.rank > limit:
-            both = both.top_k(limit)
-        found.conceptors[name] = both
-    return found
+            union = join_novel(claimed.conceptors[name].to(device), union, known)
+        limit = protection.joint_rank(union.dim)
+        if limit is not None and union.is_factored and union.rank > limit:
+            union = union.top_k(limit)
+        joined.conceptors[name] = union
+    return joined
 
 
 def claims_of_task(
     moments: dict[str, Moments | SketchedMoments],
     sites: Mapping[str, WeightBlock],
     protection: Protection,
-    held: Mapping[str, Conceptor],
+    claimed: Mapping[str, Conceptor],
 ) -> Claims:
-    """The conceptors of one task's rows; `moments` is emptied on the way.
+    """Compute the conceptors of one task from its moments, and empty `moments`.
 
     Args:
-        held: what is claimed already, for hard conceptors with a limited rank.
+        claimed: the conceptors of earlier tasks, for hard conceptors with a limited rank.
     """
-    found = Claims()
-    for name in list(moments):  # one at a time: sums and conceptors need not all fit at once
-        own = moments.pop(name)
-        conceptor = _conceptor(name, own, protection, held.get(name))
-        found.conceptors[name] = conceptor
+    claims = Claims()
+    for name in list(moments):  # one at a time: sums and conceptors need not all fit in memory
+        sums = moments.pop(name)
+        conceptor = _conceptor(name, sums, protection, claimed.get(name))
+        claims.conceptors[name] = conceptor
         pull = protection.pull(name)
-        if pull and not getattr(own, "is_constant", False):  # what is held needs no pull
+        if pull and not getattr(sums, "is_constant", False):  # a fixed parameter needs no pull
             odds = conceptor.odds_trace().clamp_min(1e-300)  # [g], of Q = α² R
-            found.stiffness[name] = pull * _weight_of_drift(sites[name], own).to(odds) / odds
-    return found
+            claims.stiffness[name] = pull * _weight_of_drift(sites[name], sums).to(odds) / odds
+    return claims
 
 
 def _conceptor(
     name: str,
     moments: Moments | SketchedMoments,
     protection: Protection,
-    held: Conceptor | None,
+    claimed: Conceptor | None,
 ) -> Conceptor:
     choice, hard = protection.aperture(name), protection.hard
     limit = protection.rank_of(moments.dim)
@@ -199,19 +200,19 @@ def _conceptor(
     if not hard:
         return conceptor
     if limit is not None and limit < conceptor.dim:
-        # directions of earlier tasks come first; new ones take what is left
-        taken = 0 if held is None else int((held.singular_values > 0.5).sum(-1).max())
-        conceptor = conceptor.top_k(max(0, limit - taken))
+        # directions of earlier tasks have priority
+        used = 0 if claimed is None else int((claimed.singular_values > 0.5).sum(-1).max())
+        conceptor = conceptor.top_k(max(0, limit - used))
     return conceptor.harden()
 
 
 def _weight_of_drift(site: WeightBlock, moments: Moments | SketchedMoments) -> Tensor:
-    """tr R `[g]` over E|W x|², so that drift is seen in units of what the layer gives out.
+    """Compute tr R `[g]` over E|W x|², which measures drift relative to the layer's outputs.
 
-    A layer that gives out nothing, as adapters do at first, has a hundredth of usual weights.
+    A layer with zero outputs, such as a new adapter, counts as having a hundredth of usual weights.
     """
-    whole = {id(p): site.whole(p.data) for p in site.parameters}
-    matrix = site.matrix(site.parameters, whole)  # [g, out, d]
+    full = {id(p): site.whole(p.data) for p in site.parameters}
+    matrix = site.matrix(site.parameters, full)  # [g, out, d]
     inputs, outputs = moments.output_energy(matrix)
     out, dim = matrix.shape[1:]
     least = 1e-4 * (out / (3 * dim)) * inputs.sum()
@@ -219,10 +220,10 @@ def _weight_of_drift(site: WeightBlock, moments: Moments | SketchedMoments) -> T
 
 
 def _rounding(moments: Moments | SketchedMoments) -> float:
-    """The share of rows' energy that may be nothing but rounding: of rows and those before them.
+    """Return the share of the rows' energy that may be rounding, of the rows or of their sums.
 
     Rounding in the sums is spread over all directions, and its negative half is cut off. Rows of
-    half precision are summed up in float32.
+    half precision are summed in float32.
     """
     half = moments.coarsest > rounding(torch.zeros(0, dtype=torch.float32))
     sums = torch.float32 if half else torch.float64
@@ -233,10 +234,10 @@ def _rounding(moments: Moments | SketchedMoments) -> float:
 def _check_precision(
     name: str, moments: Moments | SketchedMoments, alpha: float, limited: bool
 ) -> None:
-    """Singular values mean nothing where aperture² times rounding is not small.
+    """Raise ValueError if aperture² times rounding is not small: rounding would be protected.
 
-    Rounding in the sums counts against the largest direction. That of rows in half precision is
-    spread evenly over all directions, and does no harm where their number is limited.
+    Rounding in the sums is relative to the largest direction. Rounding of rows in half precision
+    is spread evenly over all directions, and is harmless where their number is limited.
     """
     energy = moments.energy()
     top = float(energy.max())
@@ -252,33 +253,33 @@ def _check_precision(
         return
     which, remedy = "float64", ""
     if in_rows > in_sums:
-        which, remedy = "half precision", ", or remember outside of autocast, in float32"
+        which, remedy = "half precision", ", or call remember outside autocast"
     raise ValueError(
-        f"{which} is too small for aperture {alpha} at layer {name!r}: with activations of this "
-        f"size (mean square norm {top:.3g}), rounding errors count as directions in use; lower "
+        f"{which} is too coarse for aperture {alpha} at layer {name!r}: its inputs have a mean "
+        f"square norm of {top:.3g}, so rounding errors would count as protected directions. Lower "
         f"the aperture{remedy}"
     )
 
 
-def _grows(name: str, held: Conceptor, sites: Mapping[str, WeightBlock]) -> bool:
+def _has_grown(name: str, claimed: Conceptor, sites: Mapping[str, WeightBlock]) -> bool:
     """Whether a vocabulary has more tokens than were remembered; ValueError for other changes."""
     if name not in sites:
         return False
     groups, dim = sites[name].size
-    before = held.batch_shape[0]
-    if (groups, dim) == (before, held.dim):
+    before = claimed.batch_shape[0]
+    if (groups, dim) == (before, claimed.dim):
         return False
-    if sites[name].has_more_tokens(held):
+    if sites[name].has_more_tokens(claimed):
         return True
     had, has = (
         f"{d} inputs" if g == 1 else f"{g} groups of {d}"
-        for g, d in [(before, held.dim), (groups, dim)]
+        for g, d in [(before, claimed.dim), (groups, dim)]
     )
     raise ValueError(
-        f"layer {name!r} has {has} now (biases among them), and had {had} when tasks were "
-        f"remembered: what these claim says nothing about new inputs. A layer may get more "
-        f"outputs, and a vocabulary more tokens; for more inputs add a layer beside it, or make a "
-        f"new Shield and remember the old tasks' data again"
+        f"layer {name!r} has {has} now (biases included) and had {had} when tasks were "
+        f"remembered, so its protected directions do not fit its inputs. Only outputs and tokens "
+        f"may be added. For new inputs add a layer beside it, or create a new Shield and remember "
+        f"the old tasks' data again"
     )
 
 
@@ -292,7 +293,7 @@ def _with_tokens(conceptor: Conceptor, count: int) -> Conceptor:
 
 
 def _longer(x: Tensor, count: int, value: float = 0.0) -> Tensor:
-    """`[count, ...]`, with that value at the end."""
+    """Extend x to `[count, ...]` with a value."""
     return torch.cat([x, x.new_full((count - len(x), *x.shape[1:]), value)])
 
 

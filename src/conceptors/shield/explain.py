@@ -1,4 +1,4 @@
-"""What a shield does where, as data and as a table."""
+"""How a shield protects each layer, as data and as a table."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from conceptors.shield.step.plan import StepPlan
 
 
 class LayerRow(NamedTuple):
-    """One layer, or a parameter that belongs to none.
+    """One layer, or one parameter that belongs to no layer.
 
     Attributes:
-        layer: its name.
-        done: what happens to its steps, in words.
-        rank: directions that are claimed at all.
-        dim: directions there are, including one per bias.
-        quota: the share of the space that is claimed, in [0, 1].
-        passing: the share of recent steps that was let through, None if unknown.
+        layer: the name of the layer or parameter.
+        done: how its steps are treated, in words.
+        rank: the number of protected directions.
+        dim: the number of all directions, including one per bias.
+        quota: the protected share of the input space, in [0, 1].
+        passing: the share of recent gradients that was applied; None if unknown.
     """
 
     layer: str
@@ -31,12 +31,12 @@ class LayerRow(NamedTuple):
 
 
 class Explanation(tuple[LayerRow, ...]):
-    """Rows of `Shield.explain`; `str` and `print` make a table of them."""
+    """The rows of `Shield.explain`; `str` and `print` format them as a table."""
 
     __slots__ = ()
 
     def __str__(self) -> str:
-        head = ("layer", "done there", "rank", "quota", "passing")
+        head = ("layer", "done", "rank", "quota", "passing")
         cells = [head, *(_cells(row) for row in self)]
         widths = [max(len(line[i]) for line in cells) for i in range(len(head))]
         lines = []
@@ -60,7 +60,7 @@ def explain(
     quotas: Mapping[str, float],
     plans: Iterable[StepPlan],
 ) -> Explanation:
-    """A row for every layer, frozen parameter and parameter that cannot be shielded."""
+    """Return one row per layer, frozen parameter, and parameter that cannot be shielded."""
     ways: dict[str, list[str]] = {}
     passing: dict[str, float] = {}
     for plan in plans:
@@ -73,16 +73,13 @@ def explain(
         rank, dim = ranks.get(name, 0), site.size[1]
         done = ", ".join(ways.get(name, [])) or "no guarded optimizer steps it"
         if not rank:
-            done = "nothing is claimed"
+            done = "no protected directions"
         elif is_bare(site.block) and quotas.get(name, 0.0) == 1.0:
-            done = "held fixed: all of it is claimed"
+            done = "fixed: all of it is protected"
         rows.append(LayerRow(name, done, rank, dim, quotas.get(name, 0.0), passing.get(name)))
-    followers = scan.magnitudes
-    rows += [
-        LayerRow(n, "follows its direction, for its scale to stay", 0, 0, 1.0, None)
-        for n in followers
-    ]
-    rows += [LayerRow(n, "held fixed after the first task", 0, 0, 1.0, None) for n in scan.frozen]
-    left = [name for name in scan.unsupported if name not in scan.frozen]
-    rows += [LayerRow(n, f"left alone: {scan.unsupported[n]}", 0, 0, 0.0, None) for n in left]
+    follows = "follows its direction to preserve its scale"
+    rows += [LayerRow(name, follows, 0, 0, 1.0, None) for name in scan.magnitudes]
+    rows += [LayerRow(n, "fixed after the first task", 0, 0, 1.0, None) for n in scan.frozen]
+    ignored = [name for name in scan.unsupported if name not in scan.frozen]
+    rows += [LayerRow(n, f"not protected: {scan.unsupported[n]}", 0, 0, 0.0, None) for n in ignored]
     return Explanation(rows)

@@ -1,4 +1,4 @@
-"""What a shield can be asked."""
+"""The methods of `Shield` that report what is protected."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from conceptors.shield.watch import Watch
 
 
 class Inspection(ABC):
-    """Reads what a shield remembers and does, and changes nothing."""
+    """The part of `Shield` that reports its state without changing it."""
 
     _scan: Scan
     _remembered: Remembered
@@ -35,7 +35,7 @@ class Inspection(ABC):
 
     @abstractmethod
     def refresh(self) -> Any:
-        """Look at the model again."""
+        """Scan the model again."""
 
     @abstractmethod
     def _claims_of(
@@ -46,28 +46,31 @@ class Inspection(ABC):
         progress: bool,
         soft: bool = False,
     ) -> Claims:
-        """What one task's data would claim."""
+        """Compute what one task's data would claim."""
 
     @property
     def n_tasks(self) -> int:
-        """How many tasks are remembered."""
+        """The number of remembered tasks."""
         return self._remembered.n_tasks
 
     @property
     def is_settled(self) -> bool:
-        """Whether no guarded step was made since a task was last remembered."""
+        """Whether no guarded optimizer has trained the model since the last `remember`."""
         return not self._guards.trained()
 
     def quota(self) -> dict[str, float]:
-        """How full each layer is: the share of its input space claimed so far, in [0, 1]."""
+        """Return the protected share of each layer's input space, in [0, 1]."""
         return {name: self._remembered.quota(name) for name in self._scan.sites}
 
     def explain(self) -> Explanation:
-        """What is done where: one row per layer, to read as data or to print as a table.
+        """Return one row per layer that says how the layer is protected; print it as a table.
 
-        Rank and quota tell how much is claimed; `passing` is the share of what the recent steps
-        wanted to change that was let through, None before the first step of a later task. Looks at
-        the model again first, and warns of weights that moved beside guarded steps.
+        `rank` and `quota` say how much of the layer is protected. `passing` is the share of recent
+        gradients that was applied; it is None before the first step of a later task. Scans the
+        model first, and warns about weights that something other than guarded steps has moved.
+
+        Returns:
+            A tuple of `LayerRow`.
         """
         if self._attached:
             self.refresh()
@@ -89,17 +92,18 @@ class Inspection(ABC):
         limit: int | None = None,
         progress: bool = False,
     ) -> dict[str, float]:
-        """How much new data overlaps, layer by layer, with what is remembered: ρ in [0, 1].
+        """Return the similarity of new data with the remembered tasks: ρ in [0, 1] by layer.
 
-        A forecast before training on it: the higher, the less free space the new task can use.
+        Call it before training on the data. The higher the similarity, the fewer free directions
+        the new task can use. The arguments are those of `remember`.
         """
-        held = self._remembered.claimed.conceptors
+        claimed = self._remembered.claimed.conceptors
         with self._watch.alone():
             task = self._claims_of(batches, feed, limit, progress)
         return {
-            name: float(similarity(conceptor, held[name].to(conceptor.device)).mean())
+            name: float(similarity(conceptor, claimed[name].to(conceptor.device)).mean())
             for name, conceptor in task.conceptors.items()
-            if name in held
+            if name in claimed
         }
 
     def strides(
@@ -111,49 +115,49 @@ class Inspection(ABC):
         limit: int | None = None,
         progress: bool = False,
     ) -> dict[str, float]:
-        """How much longer steps of SGD may be on new data, layer by layer: numbers from 1.
+        """Return factors of at least 1, by layer, for the learning rates of SGD on new data.
 
-        To be asked before training on it, and multiplied into the learning rates. The more of the
-        data lies in claimed space, the more the shield shortens steps, and the longer they may be.
-        That pays only for a task that the model can do in part already.
+        Call it before training on the data. The more of the data lies in protected directions, the
+        more the shield shortens steps, and the larger the factor. Larger steps pay only for a task
+        that the model can do in part already.
 
         Args:
-            known: the share in [0, 1] that it can do, like its accuracy on the new data now (less
-                what guessing would give). At 0 all strides are 1.
+            known: the share of the task in [0, 1] that the model can do now, such as its accuracy
+                on the new data above chance. At 0 all factors are 1.
         """
         known = checks.number(known, "known", 0.0, 1.0)
-        held = self._remembered.claimed.conceptors
+        claimed = self._remembered.claimed.conceptors
         with self._watch.alone():
             task = self._claims_of(batches, feed, limit, progress, soft=True)
         return {
-            name: float(stride(held[name].to(conceptor.device), conceptor, known).amin())
+            name: float(stride(claimed[name].to(conceptor.device), conceptor, known).amin())
             for name, conceptor in task.conceptors.items()
-            if name in held
+            if name in claimed
         }
 
     def mark(self) -> Mark:
-        """How layers answer now to what is remembered, to be compared later: see `moved_since`."""
+        """Record the layers' outputs on inputs like the remembered ones, for `moved_since`."""
         return Mark(self._scan.sites, self._remembered.claimed.conceptors, 0)
 
     def moved_since(self, mark: Mark) -> dict[str, float]:
-        """How far layers answer otherwise by now to what was remembered then, |ΔW z| / |W z|.
+        """Return the relative change of each layer's outputs since a mark, |ΔW z| / |W z|.
 
-        Soft conceptors let a new task change old answers a little; this says how much, for
-        everything that was computed from them (see `Readout.out_of_date`).
+        With soft conceptors, a new task changes old outputs slightly. This says how much, for
+        results that were computed from them (see `Readout.out_of_date`).
         """
         return mark.drifts(self._scan.sites)
 
     def spectra(self) -> dict[str, Tensor]:
-        """Singular values of A, layer by layer, descending: `[d]`, or `[groups, d]`."""
-        held = self._remembered.claimed.conceptors
-        return {name: conceptor.singular_values.squeeze(0) for name, conceptor in held.items()}
+        """Return the singular values of A by layer, descending: `[d]`, or `[groups, d]`."""
+        claimed = self._remembered.claimed.conceptors
+        return {name: conceptor.singular_values.squeeze(0) for name, conceptor in claimed.items()}
 
     def conceptors(self) -> dict[str, Conceptor]:
-        """A, the space claimed so far, layer by layer (a batch of one conceptor a group)."""
+        """Return A, the conceptor of all tasks, by layer (a batch with one conceptor per group)."""
         return dict(self._remembered.claimed.conceptors)
 
     def tasks(self) -> list[dict[str, Conceptor]]:
-        """Every task's own conceptors, layer by layer, where `keep_tasks` is on; else nothing."""
+        """Return the conceptors of each task by layer; an empty list without `keep_tasks=True`."""
         return [dict(task.conceptors) for task in self._remembered.tasks]
 
     def report(
@@ -163,15 +167,15 @@ class Inspection(ABC):
         title: str | None = None,
         accuracy: Sequence[Sequence[float]] = (),
     ) -> Path:
-        """Write a page about this shield, one HTML file, and return its path.
+        """Write an HTML page about this shield, and return its path.
 
-        The page shows what happens in each layer, quotas, spectra, how much of the current task
-        passes, the similarity of the tasks (with `keep_tasks=True`), and what to do next. Needs
-        the extra `figures`.
+        The page shows how each layer is protected, quotas, spectra, the share of the current
+        task's gradients that is applied, the similarity of the tasks (with `keep_tasks=True`), and
+        what to do next. Needs the extra `figures`.
 
         Args:
-            path: the file.
-            title: the heading; the class name of the model by default.
+            path: the file to write.
+            title: the heading. Default: the class name of the model.
             accuracy: accuracies to show, in percent: one row after each task, one column per task.
         """
         from conceptors.report import write_shield_page
@@ -181,12 +185,12 @@ class Inspection(ABC):
         return write_shield_page(self, path, stuck, title, accuracy)  # type: ignore[arg-type]
 
     def _large(self) -> dict[str, bool]:
-        """Layers with more than two directions, and whether these stay soft by themselves.
+        """Return the layers with more than two directions, and whether their aperture is "auto".
 
-        A channel of a norm layer has two, and is full after one task by its nature.
+        A channel of a norm layer has two directions, and is full after one task.
         """
-        held = self._remembered.claimed.conceptors
-        large = [name for name in self._scan.sites if name in held and held[name].dim > 2]
+        claimed = self._remembered.claimed.conceptors
+        large = [name for name in self._scan.sites if name in claimed and claimed[name].dim > 2]
         return {name: self._protection.is_auto(name) for name in large}
 
     def __repr__(self) -> str:

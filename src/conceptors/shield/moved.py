@@ -1,4 +1,4 @@
-"""Fingerprints of claimed weights, to notice when something else than a guarded step moves them."""
+"""Fingerprints of protected weights, to detect changes by anything but guarded steps."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from conceptors.algebra.conceptor import Conceptor
 from conceptors.algebra.forms import OddsForm
 from conceptors.shield.blocks import WeightBlock, is_sharded
 
-_PROBES = 8  # random directions in claimed space
-_DRAWN = 32  # inputs of a mark
-_COLUMNS = 256  # of a second moment that they are mixed of
-_ROWS, _NUMBERS = 64, 2**18  # outputs that are looked at, fewer of blocks with many groups
-_SOFT = 0.2  # soft conceptors let weights move, so that only much of it is suspicious
-_HARD, _ROUNDING = 1e-3, 1e7  # the latter times eps, where that is less: float64 is held to more
+_PROBES = 8  # random protected directions of a fingerprint
+_DRAWN = 32  # random inputs of a mark
+_COLUMNS = 256  # columns of a second moment that the directions are mixed from
+_ROWS, _NUMBERS = 64, 2**18  # outputs that are compared; fewer for many groups
+_SOFT = 0.2  # soft conceptors let weights move a little
+_HARD, _ROUNDING = 1e-3, 1e7  # hard tolerance: the smaller of 1e-3 and 1e7 eps
 
 
 class Fingerprint(NamedTuple):
-    """W Z of some rows of a block `[g, out, d]`, for Z `[g, d, k]` in claimed space."""
+    """The product W Z of rows of a block `[g, out, d]` and protected directions `[g, d, k]`."""
 
     inputs: Tensor
     rows: Tensor
@@ -31,6 +31,7 @@ class Fingerprint(NamedTuple):
 
     @staticmethod
     def of(site: WeightBlock, claimed: Conceptor, seed: int) -> Fingerprint:
+        """Compute the fingerprint of the current weights."""
         matrix = _matrix(site)
         groups, out, dim = matrix.shape
         draw = torch.Generator().manual_seed(seed)
@@ -41,7 +42,7 @@ class Fingerprint(NamedTuple):
         return Fingerprint(inputs, rows, matrix[:, rows] @ inputs)
 
     def drift(self, site: WeightBlock) -> float:
-        """|ΔW Z| / |W Z|, also where rows or tokens were added; infinite for other shapes."""
+        """Compute |ΔW Z| / |W Z|, also after rows or tokens were added; inf for other shapes."""
         matrix = _matrix(site)
         if site.block.layout == "tokens":
             matrix = matrix[: len(self.inputs)]
@@ -54,7 +55,7 @@ class Fingerprint(NamedTuple):
 
 
 class Mark:
-    """How claimed layers answered, at some time, to inputs like those that were remembered.
+    """The outputs of protected layers on inputs like the remembered ones, at one point in time.
 
     Inputs are drawn with the second moment of the remembered rows, R ∝ U diag(odds) Uᵀ.
     """
@@ -73,16 +74,16 @@ class Mark:
 
     @exactly()
     def drifts(self, sites: Mapping[str, WeightBlock]) -> dict[str, float]:
-        """|ΔW z| / |W z| by layer, infinite for one that is gone or of another shape."""
+        """Compute |ΔW z| / |W z| by layer, infinite for a layer that is gone or reshaped."""
         return {
-            name: known.drift(sites[name]) if name in sites else float("inf")
-            for name, known in self._prints.items()
+            name: mark.drift(sites[name]) if name in sites else float("inf")
+            for name, mark in self._prints.items()
             if name not in sites or _is_readable(sites[name])
         }
 
 
 class Baseline:
-    """How claimed blocks were when they were last known to be right."""
+    """The fingerprints of protected blocks when their weights were last trusted."""
 
     def __init__(self) -> None:
         self._prints: dict[str, Fingerprint] = {}
@@ -105,18 +106,18 @@ class Baseline:
         }
 
     def rounding(self, name: str, hard: bool) -> float:
-        """How much of a block's drift may be rounding of then, when weights were shorter."""
+        """Return how much of a block's drift may be rounding, in the dtype of the fingerprint."""
         return _tolerance(torch.finfo(self._prints[name].value.dtype).eps, hard)
 
     @exactly()
     def drifts(self, sites: Mapping[str, WeightBlock]) -> dict[str, float]:
-        """How far blocks have moved since then, relative to what they do."""
-        known = {name: self._prints[name] for name in sites if name in self._prints}
-        return {n: p.drift(sites[n]) for n, p in known.items() if _has_rows(sites[n])}
+        """Compute the relative drift of each block since its weights were trusted."""
+        prints = {name: self._prints[name] for name in sites if name in self._prints}
+        return {n: p.drift(sites[n]) for n, p in prints.items() if _has_rows(sites[n])}
 
 
 def tolerance(site: WeightBlock, hard: bool) -> float:
-    """How much of a drift may be rounding, or of guarded steps."""
+    """Return how much drift may come from rounding or from guarded steps."""
     return _tolerance(max(torch.finfo(p.dtype).eps for p in site.parameters), hard)
 
 
@@ -125,9 +126,9 @@ def _tolerance(coarsest: float, hard: bool) -> float:
 
 
 def _within(claimed: Conceptor, noise: Tensor) -> Tensor:
-    """Random directions `[g, d, k]`, the more claimed the longer."""
+    """Draw random directions `[g, d, k]`, longer where more is protected."""
     form = claimed.form
-    if isinstance(form, OddsForm):  # of a wide layer it may be in main memory: few columns will do
+    if isinstance(form, OddsForm):  # a wide layer's may be in main memory: use few columns
         sizes = form.matrix.diagonal(dim1=-2, dim2=-1)
         chosen = sizes.topk(min(_COLUMNS, sizes.shape[-1])).indices  # [g, k]
         columns = form.matrix.take_along_dim(chosen.unsqueeze(-2), -1) / sizes.amax().clamp_min(
@@ -135,34 +136,34 @@ def _within(claimed: Conceptor, noise: Tensor) -> Tensor:
         )
         return columns.to(noise) @ noise[:, : chosen.shape[-1]]
     parts = claimed.to(noise.device).form.spectrum()
-    found: Tensor = spectra.project(parts, noise.mT.to(claimed.dtype)).mT.to(noise)
-    return found
+    directions: Tensor = spectra.project(parts, noise.mT.to(claimed.dtype)).mT.to(noise)
+    return directions
 
 
 def _like_remembered(claimed: Conceptor, seed: int) -> Tensor:
-    """Inputs `[g, d, k]` with the second moment of what was remembered, up to its size."""
+    """Draw inputs `[g, d, k]` with the second moment of the remembered rows, up to scale."""
     vectors, odds, _ = claimed.form.spectrum()
     finite = odds.isfinite()
     largest = torch.where(finite, odds, 0.0).amax().clamp_min(1e-30)
     sizes = torch.where(finite, odds / largest, 1.0).sqrt()
     draw = torch.Generator().manual_seed(seed)
     noise = torch.randn(*odds.shape, _DRAWN, generator=draw).to(vectors)
-    found: Tensor = vectors @ (sizes.unsqueeze(-1) * noise)
-    return found
+    inputs: Tensor = vectors @ (sizes.unsqueeze(-1) * noise)
+    return inputs
 
 
 def _matrix(site: WeightBlock) -> Tensor:
-    """[W | b ...] `[g, out, d]`, in float32 at least."""
+    """Return [W | b ...] `[g, out, d]`, in float32 at least."""
     return full(site.matrix(site.parameters))
 
 
 def _has_rows(site: WeightBlock) -> bool:
-    """Whether this process has all that it needs to see rows of a block move."""
+    """Whether this process can compare rows of a block."""
     return _is_readable(site) or (
         site.block.rows_first and not any(p.is_meta for p in site.parameters)
     )
 
 
 def _is_readable(site: WeightBlock) -> bool:
-    """Whether this process has all of a block."""
+    """Whether this process has a whole block."""
     return not any(is_sharded(p.data) or p.is_meta for p in site.parameters)

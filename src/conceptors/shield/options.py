@@ -1,4 +1,4 @@
-"""The options of a shield: checked, and looked up by a layer's name."""
+"""Check the options of a shield, and look them up by layer."""
 
 from __future__ import annotations
 
@@ -15,71 +15,71 @@ from conceptors.algebra.aperture import Auto, Energy, Quota
 from conceptors.shield.blocks import matches
 
 Aperture = float | Auto | Quota | Energy
-_DENSE = 8192  # layers of more inputs keep a sketch instead of d x d matrices
+_DENSE = 8192  # layers with more inputs store a sketch instead of d x d matrices
 
 
 @dataclass(frozen=True)
 class Protection:
-    """How much of each layer is protected; for the fields see `Shield`."""
+    """How much of each layer is protected; see `Shield` for the fields."""
 
     apertures: Aperture | Mapping[str, Aperture]
     hard: bool
     rank: int | float | None
 
     def aperture(self, name: str) -> Aperture:
-        """Of the layer with this name."""
+        """Return the aperture of a layer."""
         if not isinstance(self.apertures, Mapping):
             return self.apertures
         for pattern, value in self.apertures.items():
             if matches([name], [pattern]):
                 return value
         raise ValueError(
-            f"no aperture for layer {name!r}: the patterns {list(self.apertures)} do not fit it; "
-            f"add a default, {{..., '*': 9.0}}"
+            f"no aperture for layer {name!r}: none of the patterns {list(self.apertures)} matches "
+            f"it; add a default, {{..., '*': 'auto'}}"
         )
 
     def is_auto(self, name: str) -> bool:
-        """Whether a layer's directions stay soft, and are chosen by its data."""
+        """Whether a layer has an automatic aperture with soft directions."""
         return isinstance(self.aperture(name), Auto) and not self.hard
 
     def claims_all(self, name: str) -> bool:
-        """Whether a layer's hard conceptor claims every direction that is more than rounding."""
+        """Whether a layer's hard conceptor claims every direction above rounding."""
         choice = self.aperture(name)
         share = getattr(choice, "share", 0.0)
         return self.hard and (share == 1.0 or share is None) and not isinstance(choice, Quota)
 
     def pull(self, name: str) -> float:
-        """How strongly a layer is drawn back; 0 where it is not."""
+        """Return the strength of a layer's pull; 0 without one."""
         choice = self.aperture(name)
         return choice.pull if isinstance(choice, Auto) and not self.hard else 0.0
 
     def room(self, name: str) -> float:
-        """How much of a layer's inputs is left to steps, whatever is claimed."""
+        """Return the share of a layer's input space that always stays free."""
         choice = self.aperture(name)
         return choice.room if isinstance(choice, Auto) and not self.hard else 0.0
 
     def rank_of(self, dim: int) -> int | None:
-        """How many directions of a layer with so many inputs are protected at most."""
+        """Return the largest number of protected directions of a layer with `dim` inputs."""
         if self.rank is None:
             return None
         return max(1, round(self.rank * dim)) if isinstance(self.rank, float) else self.rank
 
     def joint_rank(self, dim: int) -> int | None:
-        """How many directions all tasks claim at most; hard conceptors give up none by default."""
+        """Return the largest number of directions of all tasks; hard ones are unlimited."""
         return None if self.hard and self.rank is None else self.sketch_rank(dim)
 
     def sketch_rank(self, dim: int) -> int | None:
-        """How many directions of a layer are kept, where d x d is too much."""
+        """Return the size of a wide layer's sketch; None for layers that store d x d matrices."""
         if dim <= _DENSE:
             return None
         return self.rank_of(dim) or max(1, dim // 8)
 
 
 def check_apertures(value: Any) -> Aperture | dict[str, Aperture]:
-    """What `Shield` takes as aperture."""
+    """Check the `aperture` of `Shield`."""
     if isinstance(value, Mapping):
         if not value:
-            raise ValueError("aperture is an empty mapping; give {'*': 9.0} or a number")
+            raise ValueError("aperture is an empty mapping; pass {'*': 'auto'} or a number")
         return {str(k): _check_aperture(v) for k, v in value.items()}
     return _check_aperture(value)
 
@@ -87,7 +87,9 @@ def check_apertures(value: Any) -> Aperture | dict[str, Aperture]:
 def _check_aperture(value: Any) -> Aperture:
     if isinstance(value, str):
         if value != "auto":
-            raise ValueError(f'aperture must be "auto", a number, Quota or Energy, got {value!r}')
+            raise ValueError(
+                f'aperture must be "auto", a number, Auto, Quota or Energy, got {value!r}'
+            )
         return Auto()
     if isinstance(value, (Auto, Quota, Energy)):
         return value
@@ -95,7 +97,7 @@ def _check_aperture(value: Any) -> Aperture:
 
 
 def check_rank(rank: Any) -> int | float | None:
-    """A number of directions, or a share of them."""
+    """Check a number of directions, or a share of them."""
     if rank is None:
         return None
     if isinstance(rank, float):
@@ -104,10 +106,10 @@ def check_rank(rank: Any) -> int | float | None:
 
 
 def check_patterns(value: Any, name: str) -> list[str]:
-    """Shell-style patterns of names; one alone will do."""
+    """Return a list of shell-style name patterns, from one pattern or several."""
     patterns = [value] if isinstance(value, str) else list(value)
     if not all(isinstance(pattern, str) for pattern in patterns):
-        raise TypeError(f"{name} takes name patterns (strings), got {patterns!r}")
+        raise TypeError(f"{name} needs name patterns (strings), got {patterns!r}")
     return patterns
 
 
@@ -118,27 +120,27 @@ def check_names(
     freeze: Iterable[str],
     aperture: Aperture | Mapping[str, Aperture],
 ) -> None:
-    """Whether each pattern fits something: one that is misspelt would protect nothing, or all.
+    """Check that each pattern matches a name, because a misspelt pattern has no effect.
 
     Raises:
-        ValueError: names the pattern and the nearest name.
+        ValueError: a pattern matches nothing. Names the pattern and the nearest name.
     """
     modules = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
-    own = [name for part in (model.named_parameters(), model.named_buffers()) for name, _ in part]
-    names = [*modules, *own, *sites]
-    below = [f"{name}.*" for name in modules]  # also of containers that are still empty
-    by_name = aperture if isinstance(aperture, Mapping) else ()
-    for label, some in (("exclude", exclude), ("freeze", freeze), ("aperture", by_name)):
-        for pattern in some:
+    tensors = [n for part in (model.named_parameters(), model.named_buffers()) for n, _ in part]
+    names = [*modules, *tensors, *sites]
+    below = [f"{name}.*" for name in modules]  # empty containers too
+    apertures = aperture if isinstance(aperture, Mapping) else ()
+    for label, patterns in (("exclude", exclude), ("freeze", freeze), ("aperture", apertures)):
+        for pattern in patterns:
             if not matches(names, [pattern]) and not matches(below, [pattern]):
                 raise ValueError(
-                    f"{label} has a pattern that fits no layer, parameter or buffer: {pattern!r}"
+                    f"{label} has a pattern that matches no layer, parameter or buffer: {pattern!r}"
                     f"{nearest(pattern, dict.fromkeys(names))}"
                 )
 
 
 def one_of(value: Any, name: str, allowed: tuple[str, ...]) -> str:
-    """One of some words."""
+    """Check that a value is one of the allowed words."""
     if value not in allowed:
         raise ValueError(f"{name} must be one of {allowed}, got {value!r}")
     return str(value)

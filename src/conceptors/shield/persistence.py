@@ -1,4 +1,4 @@
-"""Saving a shield and loading it again."""
+"""The methods of `Shield` that save and load its state."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from conceptors.shield.state import LoadReport
 
 
 class Persistence:
-    """The part of `Shield` that turns it into plain data and back."""
+    """The part of `Shield` that saves and loads its state."""
 
     def state_dict(self: Any) -> dict[str, Any]:
-        """Everything remembered, as plain dictionaries, tensors and numbers.
+        """Return all remembered tasks as plain dictionaries, tensors and numbers.
 
-        Warns of weights that moved beside guarded steps: who loads the state trusts those of then.
-        Of sharded models it is whole, so that any number of processes can load it: all processes
-        have to call this together, and one of them may write it.
+        Save the model's weights at the same time, because loading the state trusts the weights of
+        that moment. For a sharded model, all processes call this together. The state is complete
+        on each process, and any number of processes can load it.
         """
         self._guards.settle()
         if self._attached:
@@ -34,34 +34,38 @@ class Persistence:
         strict: bool = True,
         rename: Mapping[str, str] | None = None,
     ) -> LoadReport:
-        """Take over what another shield has remembered, on any device and dtype.
+        """Load the tasks of another shield, on any device and in any dtype.
 
-        If anything is wrong, nothing changes. All processes of a sharded model call it together.
+        Load the model's weights first. If the state is invalid, nothing changes. All processes of
+        a sharded model call this together.
 
         Args:
-            strict: refuse a state that does not fit in every layer; else load what fits. The
-                report names what was loaded, is missing, left over, or of another shape.
-            rename: old layer name -> new layer name.
+            state: the result of `state_dict`.
+            strict: whether all layers of the state and the model must match. If not, layers that
+                match are loaded.
+            rename: a mapping from layer names in the state to layer names in the model.
+
+        Returns:
+            A `LoadReport` with the layers that were loaded, missing, unexpected, or mismatched.
 
         Raises:
-            ValueError: damaged or foreign state, one of which nothing fits, or, with `strict`,
-                one that does not fit.
+            ValueError: the state is damaged, fits no layer, or, with `strict`, does not fit all.
         """
         with self._watch.alone():
             self._guards.abandon()
             self.refresh()
-            found = shield_state.read(self, state, strict=strict, rename=rename or {})
+            loaded = shield_state.read(self, state, strict=strict, rename=rename or {})
             with self._all_or_nothing():
-                self._remembered, self._resumed = found.remembered, found.resumed
-                self._anchors.values = self._anchors.values | found.anchors
+                self._remembered, self._resumed = loaded.remembered, loaded.resumed
+                self._anchors.values = self._anchors.values | loaded.anchors
                 self._claims_changed()
-            self._watch.resting.names = found.resting
+            self._watch.resting.names = loaded.resting
             self._watch.distrust()
-        report: LoadReport = found.report
+        report: LoadReport = loaded.report
         return report
 
     def save(self: Any, path: str | Path) -> None:
-        """Write the state as a safetensors file, whole or not at all."""
+        """Save the state as a safetensors file. The file is replaced only when it is complete."""
         shield_state.save(self.state_dict(), path)
 
     def load(
@@ -71,11 +75,11 @@ class Persistence:
         strict: bool = True,
         rename: Mapping[str, str] | None = None,
     ) -> LoadReport:
-        """Read a file that `save` wrote; see `load_state_dict`."""
+        """Load a file from `save`; for arguments, result and errors see `load_state_dict`."""
         return shield_state.load_into(self, path, strict=strict, rename=rename)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a Shield belongs to one model and its optimizers and cannot be copied or pickled; "
-            "save shield.state_dict(), and load it into Shield(other_model)"
+            "a Shield cannot be copied or pickled, because it belongs to one model and its "
+            "optimizers; save shield.state_dict(), and load it into Shield(other_model)"
         )

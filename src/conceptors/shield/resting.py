@@ -1,4 +1,4 @@
-"""Layers that a task uses while nothing of them learns: nothing is claimed of them either."""
+"""Layers that a task uses while they are frozen, of which nothing is protected."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from conceptors.shield.blocks import WeightBlock
 
 
 class Resting:
-    """Which layers remembered tasks have used while they were frozen.
+    """The layers that remembered tasks have used while they were frozen.
 
     Attributes:
-        names: of these, as far as it was not told yet that they learn again.
+        names: the names of these layers, without those that were reported as trained again.
     """
 
     def __init__(self) -> None:
         self.names: set[str] = set()
-        self._met: set[str] = set()
+        self._used: set[str] = set()
 
     @contextmanager
     def watching(self, blocks: Mapping[str, WeightBlock]) -> Iterator[None]:
-        """See which of these frozen blocks a pass over a task uses."""
-        self._met = set()
+        """Record which of these frozen blocks a pass over a task uses."""
+        self._used = set()
         with ExitStack() as hooks:
             for name, block in blocks.items():
                 for source in block.sources:
-                    handle = source.layer.register_forward_pre_hook(self._meet(name))
+                    handle = source.layer.register_forward_pre_hook(self._record(name))
                     hooks.callback(handle.remove)
             yield
 
-    def _meet(self, name: str) -> Any:
-        def meet(_layer: nn.Module, _args: Any) -> None:
-            self._met.add(name)
+    def _record(self, name: str) -> Any:
+        def record(_layer: nn.Module, _args: Any) -> None:
+            self._used.add(name)
 
-        return meet
+        return record
 
     def settle(self) -> None:
-        """That pass is remembered."""
-        self.names |= self._met
-        self._met = set()
+        """Add the layers of the last pass, whose task is now remembered."""
+        self.names |= self._used
+        self._used = set()
 
     def woken(self, learning: Iterable[str]) -> list[str]:
-        """Those of some layers that were frozen before; each once."""
-        found = [name for name in learning if name in self.names]
-        self.names.difference_update(found)
-        return found
+        """Return the trained layers that tasks have used while frozen, each only once."""
+        woken = [name for name in learning if name in self.names]
+        self.names.difference_update(woken)
+        return woken

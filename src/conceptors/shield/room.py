@@ -1,4 +1,4 @@
-"""Telling when there is little room left for further tasks."""
+"""Warn when a layer has few free directions left for later tasks."""
 
 from __future__ import annotations
 
@@ -7,28 +7,29 @@ from collections.abc import Mapping
 
 from conceptors._internal.checks import outside
 
-_FULL = 0.95  # quota from which a layer counts as full
-_STUCK = 0.05  # share of a step that passes, under which a layer hardly learns
-_STUCK_AUTO = 0.01  # the same with an automatic aperture, whose directions stay soft
+_FULL = 0.95  # a layer with a larger quota is full
+_STUCK = 0.05  # a layer hardly learns if a smaller share of its gradients is applied
+_STUCK_AUTO = 0.01  # the same for aperture="auto", whose directions stay soft
 
 
 class ShieldFullWarning(UserWarning):
-    """Some layers have little free space left for further tasks, or let hardly any step pass."""
+    """Some layers have few free directions left, or hardly learn the current task."""
 
 
 def full_layers(quotas: Mapping[str, float]) -> dict[str, float]:
-    """Layers with little space left for further tasks."""
+    """Return the layers with few free directions, and their quotas."""
     return {name: quota for name, quota in quotas.items() if quota > _FULL}
 
 
-def warn_if_full(quotas: Mapping[str, float], known: set[str]) -> set[str]:
-    """Warn once about each layer that has become full; return the names of these."""
-    full = {name: q for name, q in full_layers(quotas).items() if name not in known}
+def warn_if_full(quotas: Mapping[str, float], reported: set[str]) -> set[str]:
+    """Warn once about each layer that has become full, and return their names."""
+    full = {name: q for name, q in full_layers(quotas).items() if name not in reported}
     if full:
         listed = ", ".join(f"{name} ({quota:.1%})" for name, quota in full.items())
         warnings.warn(
-            f"little space is left for further tasks in: {listed}. Lower the aperture there "
-            f"(Energy(0.9) where hard=True had none), begin with wider layers, or forget a task",
+            f"few free directions are left for later tasks in: {listed}. These layers will hardly "
+            f"learn. Lower their aperture (with hard=True, use Energy(0.9)), start with wider "
+            f"layers, or forget a task",
             ShieldFullWarning,
             stacklevel=outside(),
         )
@@ -36,11 +37,11 @@ def warn_if_full(quotas: Mapping[str, float], known: set[str]) -> set[str]:
 
 
 def stuck_layers(shares: Mapping[str, float], soft: Mapping[str, bool]) -> dict[str, float]:
-    """Layers where hardly anything passes, so that a task is not learned there.
+    """Return the layers that hardly learn the current task, and their shares.
 
     Args:
-        shares: of the steps that pass, by layer.
-        soft: the layers with more than a few directions, and whether theirs stay soft.
+        shares: the share of the gradients that is applied, by layer.
+        soft: the layers with more than two directions, and whether their aperture is "auto".
     """
     return {
         name: share
@@ -50,16 +51,16 @@ def stuck_layers(shares: Mapping[str, float], soft: Mapping[str, bool]) -> dict[
 
 
 def warn_if_stuck(shares: Mapping[str, float], soft: Mapping[str, bool]) -> None:
-    """After some steps of a task, about `stuck_layers`."""
+    """Warn about `stuck_layers` after some steps of a task."""
     stuck = stuck_layers(shares, soft)
     if not stuck:
         return
     listed = ", ".join(f"{name} ({share:.1%})" for name, share in stuck.items())
     warnings.warn(
-        f"hardly anything of this task's steps passes in: {listed}. Earlier tasks use the "
-        f"same directions there: lower the aperture (Energy(0.9) where hard=True had none), "
-        f"begin with wider layers, forget a task, or learn the last layer in closed form; "
-        f"shield.explain() tells more",
+        f"hardly any of this task's gradients is applied in: {listed}. Earlier tasks use the same "
+        f"directions, so these layers hardly learn. Lower their aperture (with hard=True, use "
+        f"Energy(0.9)), start with wider layers, forget a task, or replace the last layer by a "
+        f"Readout. shield.explain() shows all layers",
         ShieldFullWarning,
         stacklevel=outside(),
     )

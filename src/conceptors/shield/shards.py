@@ -1,4 +1,4 @@
-"""Sharded parameters (DTensors): this process's part of them, and what is cut as they are."""
+"""Sharded parameters (DTensors): local parts, and gathering and sharding other tensors."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from conceptors.shield.blocks import is_sharded, shard_like
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The part that this process holds; all of a tensor that is not sharded."""
-    found: Tensor = getattr(tensor, "_local_tensor", tensor)  # to_local() is slow and makes views
-    return found
+    """Return the local part of a sharded tensor; other tensors are returned as they are."""
+    part: Tensor = getattr(tensor, "_local_tensor", tensor)  # to_local() is slow and makes views
+    return part
 
 
 def versions(parameter: nn.Parameter) -> tuple[int, int]:
-    """How often a parameter was changed, and how often its local part alone.
+    """Return the version counters of a parameter and of its local part.
 
-    The first is the same on all processes, as long as they do the same.
+    The first is the same on all processes as long as they run the same operations.
     """
     return parameter._version, local(parameter)._version
 
 
 def gathered(tensor: Any) -> Tensor:
-    """A copy of all of a tensor, in main memory where it was sharded; all processes call it."""
+    """Copy a whole tensor, to main memory if it is sharded; all processes call this together."""
     whole: Tensor = tensor.full_tensor().cpu() if is_sharded(tensor) else tensor.clone()
     return whole
 
 
 def cut_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """A copy of a tensor, sharded if `like` is; all processes call it."""
+    """Copy a tensor, sharded if `like` is sharded; all processes call this together."""
     if is_sharded(tensor) or not is_sharded(like):
         return tensor.clone()
     return shard_like(tensor.to(like.device), like)
 
 
 def gather_rows(rows: Tensor, like: Any) -> Tensor:
-    """All rows `[1, out, k]` from each process's own, of a parameter cut by rows."""
+    """Gather the rows `[1, out, k]` of all processes, for a parameter sharded by rows."""
     from torch.distributed.tensor import DTensor
 
     shape = torch.Size((like.shape[0], rows.shape[-1]))
@@ -49,7 +49,7 @@ def gather_rows(rows: Tensor, like: Any) -> Tensor:
 
 
 def cut_rows(whole: Tensor, like: Any) -> Tensor:
-    """This process's rows of `[1, out, k]`; what has another shape is left as it is."""
+    """Return this process's rows of `[1, out, k]`; other shapes are returned as they are."""
     if whole.ndim != 3 or whole.shape[:2] != (1, like.shape[0]):
         return whole
     return local(shard_like(whole[0].to(like.device), like))[None]

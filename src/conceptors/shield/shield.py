@@ -1,4 +1,4 @@
-"""The shield: a network learns one task after another, and keeps what it has learned."""
+"""The public class `Shield`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from conceptors.shield.options import (
 )
 from conceptors.shield.persistence import Persistence
 from conceptors.shield.remember.run import collect
-from conceptors.shield.remember.uses import Use, refuse
+from conceptors.shield.remember.uses import StrayUse, refuse
 from conceptors.shield.room import full_layers, warn_if_full
 from conceptors.shield.statistics import Statistics
 from conceptors.shield.step.context import Context, Protected
@@ -47,37 +47,46 @@ from conceptors.shield.watch import Watch, check_steps_what_it_trains, warn_of_d
 
 
 class Shield(Inspection, Persistence):
-    """Shields a model's weights against forgetting (conceptor-aided back-propagation).
+    """Protect a model's weights against forgetting (conceptor-aided back-propagation).
 
-    After each task, `remember` builds for every layer a conceptor of what entered it and ORs it
-    into A, the space claimed so far. From then on every optimizer that is guarded works in the
-    free space F = I - A alone: on V in W = W_previous + V F^½.
+    `remember` computes a conceptor of each layer's inputs on a task's data, and joins it with those
+    of earlier tasks (A ← A ∨ C). Guarded optimizers then change weights only in the free space
+    F = I - A: in W = W_before + V F^½, they train V.
 
     Args:
-        model: any `nn.Module`. Nothing is set on it; `detach` leaves no trace.
-        aperture: how much is protected. "auto" chooses it for every layer and task from the
-            task's own data (see `Auto`). A number is α of the paper, larger protects more; with
-            plain SGD this is Algorithm 2. Also `Quota(share)` or `Energy(share)`, or a mapping
-            from layer name patterns to any of these (the first that fits counts).
-        hard: use hard projectors (singular values >= 1/2 become 1, the others 0). With "auto"
-            all that a task uses is claimed, up to rounding: its outputs stay, and later tasks
-            learn in what it left. `Energy(0.9)` leaves more.
-        increment_decay: λ of Algorithm 2: pulls the weights towards where the last task left
-            them, W ← W - η 2 λ (W - W_previous), apart from the projection.
-        unsupported: what to do with trainable parameters of unknown layers: "error" lists and
-            refuses them, "freeze" holds them fixed once a task is remembered, "ignore" lets them
-            change (and forget).
-        exclude, freeze: name patterns of layers or parameters that are left alone, like
-            "head.*", or held fixed once a task is remembered.
-        rank: at most so many directions per layer are protected; a number, or a share of d. With
-            hard conceptors earlier tasks' directions come first. Layers of more than 8192 inputs
-            store a sketch of `rank` directions, by default an eighth of d; `rank=1.0` stores
-            exact d x d matrices there.
-        batchnorm: "freeze" keeps BatchNorm's running statistics, and normalises with them, once
-            a task is remembered; "follow" lets them follow the data (old tasks then drift).
-        keep_tasks: keep every task's conceptors apart, so that `forget` can remove one.
-        seed: of the sampling of rows. A hard shield reads all rows of a task; others read an
-            unbiased sample of at least 16384 rows and 8 d rows per layer.
+        model: the model to protect. Nothing is set on its modules or parameters.
+        aperture: how much is protected. `"auto"` chooses the aperture of each layer and task from
+            the data (see `Auto`). A number is the paper's aperture α, and a larger number protects
+            more; with plain SGD this is Algorithm 2. `Quota(share)` and `Energy(share)` choose the
+            aperture by a share of the space or of the energy. A mapping from layer name patterns
+            to any of these sets the aperture by layer; the first matching pattern counts.
+            Default: `"auto"`.
+        hard: whether to use hard conceptors, which round singular values to 0 or 1. With
+            `"auto"`, all directions that a task uses are protected: old outputs stay fixed to
+            numerical precision, and later tasks use only the others. Default: `False`.
+        increment_decay: λ of Algorithm 2. Decays weights towards their values after the last task,
+            W ← W - η 2 λ (W - W_before), independently of the projection. Default: `0`.
+        unsupported: how to treat trainable parameters of unsupported layers. `"error"` lists
+            them in a `ValueError`, `"freeze"` fixes them once a task is remembered, and
+            `"ignore"` trains them unprotected. Default: `"error"`.
+        exclude: name patterns of layers or parameters to train unprotected, such as `"head.*"`.
+        freeze: name patterns of layers or parameters to fix once a task is remembered.
+        rank: the largest number of protected directions per layer, as an integer or as a share of
+            the layer's inputs. With hard conceptors, directions of earlier tasks have priority.
+            Layers with more than 8192 inputs store a sketch of `rank` directions, by default an
+            eighth of their inputs; with `rank=1.0` they store exact matrices.
+        batchnorm: `"freeze"` fixes BatchNorm's running statistics, and normalises with them,
+            once a task is remembered. `"follow"` lets them follow the data, and outputs on old
+            tasks drift. Default: `"freeze"`.
+        keep_tasks: whether to store each task's conceptors separately, for `forget`.
+            Default: `False`.
+        seed: the seed for the sampling of rows. A hard shield uses all rows of a task. Other
+            shields use an unbiased sample of at least 16384 rows, and 8 rows per input, of each
+            layer. Default: `0`.
+
+    Raises:
+        ValueError: the model has unsupported parameters, is scripted, or already has a shield; or
+            an option is invalid.
 
     >>> import torch
     >>> from torch import nn
@@ -113,11 +122,13 @@ class Shield(Inspection, Persistence):
         seed: int = 0,
     ) -> None:
         if not isinstance(model, nn.Module):
-            raise TypeError(f"Shield needs an nn.Module, got {type(model).__name__}")
+            raise TypeError(
+                f"Shield needs an nn.Module, got {type(model).__name__}; pass the model"
+            )
         if isinstance(model, torch.jit.ScriptModule):
             raise ValueError(
-                "Shield cannot see the inputs of layers that torch.jit.script has compiled, got a "
-                f"{type(model).__name__}; shield the model before it is scripted"
+                f"{type(model).__name__} is compiled by torch.jit.script, which hides the inputs "
+                f"of its layers from a shield; shield the model before it is scripted"
             )
         self.aperture = check_apertures(aperture)
         self.hard = bool(hard)
@@ -134,7 +145,7 @@ class Shield(Inspection, Persistence):
         self._remembered = Remembered()
         self._guards = Guards(self._make_context)
         self._full: set[str] = set()
-        self._stray: set[str] = set()  # sites that are frozen for how their weights are used
+        self._stray: set[str] = set()  # blocks that are frozen because their uses are not covered
         self._anchors = Anchors(near=self.increment_decay > 0)
         self._statistics = Statistics(batchnorm=self.batchnorm == "freeze")
         self._resumed: dict[str, Tensor] = {}  # notes of a checkpoint, until the next task
@@ -156,28 +167,35 @@ class Shield(Inspection, Persistence):
     def guard(
         self, optimizer: Optimizer, *, between: Callable[[], None] | None = None
     ) -> Optimizer:
-        """Keep all steps of an optimizer in the free space; returns the same optimizer.
+        """Keep all steps of an optimizer in the free space, and return the optimizer.
 
-        Works through the optimizer's own step hooks, so that schedulers, gradient scalers and
-        checkpoints see the optimizer they know. A wrapper with the optimizer inside, as accelerate
-        makes it, is guarded there. Guard every optimizer of the model.
+        Call this for every optimizer of the model, before its first step. The shield uses the
+        optimizer's step hooks, so schedulers, gradient scalers and checkpoints work as usual.
 
         Args:
-            between: called at every step when `.grad` is what the optimizer is going to see,
-                projected; it may change gradients in place. This is the place to clip them. An
-                optimizer that is guarded already gets the new one.
+            optimizer: any torch optimizer, or a wrapper with the optimizer as its attribute
+                `optimizer`, such as that of accelerate.
+            between: a function that is called in every step, when `.grad` contains the projected
+                gradients that the optimizer is about to use. It may change them in place; clip
+                gradients here. For an optimizer that is already guarded, it replaces the
+                function.
+
+        Returns:
+            The optimizer that was passed.
 
         Raises:
-            ValueError: it holds parameters that are not the model's, or the shield is detached.
+            TypeError: not an optimizer.
+            ValueError: the optimizer steps parameters that are not part of the model, or evaluates
+                other weights than it trains; or the shield is detached.
         """
         self._check_attached()
-        whole, optimizer = optimizer, unwrap_optimizer(optimizer)
+        given, optimizer = optimizer, unwrap_optimizer(optimizer)
         check_parameters(optimizer, self.model)
         check_steps_what_it_trains(optimizer)
         with self._watch.alone(), outside_inference_mode():
             self.refresh()
             self._guards.add(optimizer, between)
-        return whole
+        return given
 
     def remember(
         self,
@@ -188,23 +206,29 @@ class Shield(Inspection, Persistence):
         progress: bool = False,
         known: float = 0.0,
     ) -> Shield:
-        """Protect what the model does on this data from now on: call it after each task.
+        """Protect the model's outputs on this data from now on. Call it after each task.
 
-        One pass without gradients in evaluation mode; training flags, random state and BatchNorm
-        statistics stay as they are. If anything fails, nothing is remembered and nothing lost.
+        The model runs once over the data, in evaluation mode and without gradients. Training
+        flags, random state and BatchNorm statistics do not change. If an error occurs, the task is
+        not remembered, and earlier tasks stay protected.
 
         Args:
             batches: a DataLoader, an iterable of batches, or a tensor of samples.
-            feed: called as feed(model, batch) to run the model; by default a batch, the first
-                part of a (inputs, targets) batch, or a mapping as keyword arguments.
-            limit: use at most so many samples.
-            progress: show a progress bar.
-            known: share in [0, 1] of this task that the model could do before it learned it: so
-                much of what it has in common with earlier tasks is not claimed again.
+            feed: a function that runs the model, called as `feed(model, batch)`. Default: call
+                the model with the batch, the first element of an (inputs, targets) batch, or a
+                mapping as keyword arguments.
+            limit: the largest number of samples to use. Default: all.
+            progress: whether to show a progress bar. Default: `False`.
+            known: the share of this task in [0, 1] that the model could do before it was trained
+                on it. Directions shared with earlier tasks are counted less by this share.
+
+        Returns:
+            The shield.
 
         Raises:
-            ValueError: no data, NaN or infinite activations (names the layer and the batch), or
-                numbers that are too coarse for the aperture.
+            TypeError: `batches` is a single batch or not iterable.
+            ValueError: there is no data, no layer is reached, activations are NaN or infinite
+                (names the layer and the batch), or their precision is too coarse for the aperture.
         """
         known = checks.number(known, "known", 0.0, 1.0)
         with self._watch.alone():
@@ -225,18 +249,27 @@ class Shield(Inspection, Persistence):
         return self
 
     def forget(self, task: int) -> Shield:
-        """Free the space that one task alone claims (task 0 is the first).
+        """Free the directions that only one task uses. The weights do not change.
 
-        Needs `keep_tasks=True`. The weights stay as they are; later tasks may use that space. The
-        other tasks are joined anew, in full where they were remembered with `known`.
+        Args:
+            task: the index of the task; 0 is the first remembered task.
+
+        Returns:
+            The shield.
+
+        Raises:
+            ValueError: the shield was created without `keep_tasks=True`, or has no such task.
         """
         if not self.keep_tasks:
             raise ValueError(
-                "forget needs every task's share kept apart: make the shield with keep_tasks=True"
+                "forget needs the conceptors of each task, which this shield does not store; "
+                "create the shield with keep_tasks=True"
             )
         index, count = checks.whole(task, "task", 0), len(self._remembered.tasks)
         if index >= count:
-            raise ValueError(f"task {task} is not remembered; there are {count} tasks")
+            raise ValueError(
+                f"task {task} is not remembered; there are {count} tasks, and the first is task 0"
+            )
         with self._watch.alone(), outside_inference_mode():
             self._watch.look()
             with self._all_or_nothing():
@@ -250,28 +283,31 @@ class Shield(Inspection, Persistence):
         return self
 
     def refresh(self) -> Shield:
-        """Look at the model again, after layers were added, replaced, frozen or unfrozen.
+        """Scan the model again, after layers were added, replaced, frozen or unfrozen.
 
-        `guard` and `remember` do this by themselves.
+        `guard` and `remember` call this themselves.
+
+        Returns:
+            The shield.
         """
         self._check_attached()
         with self._watch.alone():
             reshard(self.model)
-            found = self._rescan()
-            self._watch.wake(found.sites)
-            self._set_anchors(found, new_only=True)
+            scan = self._rescan()
+            self._watch.wake(scan.sites)
+            self._set_anchors(scan, new_only=True)
             if self.n_tasks:
-                self._statistics.hold(self.model)
-            if not found.same(self._scan):
-                self._remembered = self._remembered.fitted(found.sites)
-                replaced = found.replaced(self._scan)
-                self._scan = found
+                self._statistics.freeze(self.model)
+            if not scan.same(self._scan):
+                self._remembered = self._remembered.fitted(scan.sites)
+                replaced = scan.replaced(self._scan)
+                self._scan = scan
                 self._watch.look(replaced)
                 self._changed()
         return self
 
     def detach(self) -> None:
-        """Take all hooks off model and optimizers; the weights stay as they are."""
+        """Remove all hooks from the model and the optimizers. The weights do not change."""
         self._guards.detach()
         self._statistics.release()
         self._watch.close()
@@ -287,7 +323,7 @@ class Shield(Inspection, Persistence):
         progress: bool,
         soft: bool = False,
     ) -> Claims:
-        """What one task's data would claim, or if `soft` before it is hardened; changes nothing."""
+        """Compute what one task's data would claim, if `soft` before it is hardened."""
         self.refresh()
         with self._watch.resting.watching(self._scan.resting):
             moments = collect(
@@ -300,17 +336,17 @@ class Shield(Inspection, Persistence):
                 seed=self.seed + self.n_tasks,
                 sketch=self._protection.sketch_rank,
                 progress=progress,
-                strays=self._meet_strays,
+                strays=self._handle_strays,
             )
-        moments = {name: own for name, own in moments.items() if name in self._scan.sites}
+        moments = {name: sums for name, sums in moments.items() if name in self._scan.sites}
         if self.hard and self.rank is None:
             warn_of_dropped({name: sums.dropped for name, sums in moments.items()})
-        held = self._remembered.claimed.conceptors
+        claimed = self._remembered.claimed.conceptors
         protection = replace(self._protection, hard=False) if soft else self._protection
-        return claims_of_task(moments, self._scan.sites, protection, held)
+        return claims_of_task(moments, self._scan.sites, protection, claimed)
 
-    def _meet_strays(self, uses: Iterable[Use]) -> None:
-        """Weights that are used where no rule covers it."""
+    def _handle_strays(self, uses: Iterable[StrayUse]) -> None:
+        """Refuse or freeze weights that are used outside of their rules."""
         if self.unsupported == "error":
             refuse(uses)
         if self.unsupported == "freeze" and uses:
@@ -319,16 +355,16 @@ class Shield(Inspection, Persistence):
 
     def _rescan(self) -> Scan:
         frozen = [*self.freeze, *self._stray]
-        found = survey(self.model, self.exclude, frozen, self.unsupported)
-        for name in found.sites:
-            self._protection.aperture(name)  # raises where no pattern fits
-        return found
+        scan = survey(self.model, self.exclude, frozen, self.unsupported)
+        for name in scan.sites:
+            self._protection.aperture(name)  # raises ValueError if no pattern matches
+        return scan
 
     @outside_inference_mode()
-    def _set_anchors(self, found: Scan | None = None, *, new_only: bool = False) -> None:
+    def _set_anchors(self, scan: Scan | None = None, *, new_only: bool = False) -> None:
         sites = [
             site
-            for name, site in (found or self._scan).sites.items()
+            for name, site in (scan or self._scan).sites.items()
             if self.increment_decay or (self.n_tasks and self._protection.pull(name))
         ]
         self._anchors.set(self.model, sites, new_only=new_only)
@@ -346,7 +382,7 @@ class Shield(Inspection, Persistence):
             version=version,
             protected=protected,
             increment_decay=self.increment_decay,
-            keeper=self._watch,
+            callbacks=self._watch,
         )
 
     @outside_inference_mode()
@@ -354,19 +390,19 @@ class Shield(Inspection, Persistence):
         self._guards.renew()
 
     def _claims_changed(self) -> None:
-        self.quota()  # from matrices that may still be on the GPU
+        self.quota()  # while matrices are still on the GPU
         self._changed()
         note_tasks(self.model, self.n_tasks)
-        # what the guards need is made; what it was made of may leave the GPU
+        # the guards have computed what they need, so large matrices may leave the GPU
         self._remembered.claimed = self._remembered.claimed.stowed()
         if self.n_tasks:
-            self._statistics.hold(self.model)
+            self._statistics.freeze(self.model)
         else:
             self._statistics.release()
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
-        """If anything fails inside, what was remembered stays, and is protected."""
+        """Restore the remembered tasks and their protection if an error occurs inside."""
         before = self._remembered, self._resumed, dict(self._anchors.values)
         try:
             yield
@@ -377,4 +413,6 @@ class Shield(Inspection, Persistence):
 
     def _check_attached(self) -> None:
         if not self._attached:
-            raise ValueError("this shield was detached; make a new one with Shield(model, ...)")
+            raise ValueError(
+                "this shield was detached and protects nothing; create a new one, Shield(model)"
+            )

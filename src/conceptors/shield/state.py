@@ -1,4 +1,4 @@
-"""What a shield has remembered, as plain data: in memory, in a file, and back into a model."""
+"""The state of a shield as plain data: pack it, save it, read it, and check it."""
 
 from __future__ import annotations
 
@@ -28,34 +28,42 @@ FORMAT = "conceptors.Shield"
 VERSION = 1
 _TENSORS = ("anchors", "stiffness", "notes")
 _SCALARS = ("format", "version", "n_tasks", "layers", "unclaimed", "resting")
-_PADDED = 15  # directions that a GPU adds to a note at most
-_MOST_TASKS = 100_000  # in a file; a header of a few bytes must not fill the memory
+_PADDED = 15  # the most directions that padding on a GPU adds to a note
+_MOST_TASKS = 100_000  # in a file: a damaged header must not fill the memory
 
 
 class LoadReport(NamedTuple):
-    """What became of a state: names of layers."""
+    """The result of `Shield.load_state_dict`, as names of layers.
+
+    Attributes:
+        loaded: layers whose claims were loaded.
+        missing: layers of the model that the state does not contain; nothing of them is protected.
+        unexpected: layers of the state that the model does not have.
+        mismatched: layers of different shapes in state and model, each with an explanation.
+    """
 
     loaded: list[str]
-    missing: list[str]  # in the model, not in the state: they start empty
-    unexpected: list[str]  # in the state, not in the model
-    mismatched: dict[str, str]  # of another shape: name -> what and what
+    missing: list[str]
+    unexpected: list[str]
+    mismatched: dict[str, str]
 
     @property
     def fits(self) -> bool:
+        """Whether all layers of state and model match."""
         return not (self.missing or self.unexpected or self.mismatched)
 
     def __str__(self) -> str:
         lines = [f"{len(self.loaded)} layers loaded"]
         if self.missing:
-            lines.append(f"not in the state (they start empty): {', '.join(self.missing)}")
+            lines.append(f"in the model but not in the state: {', '.join(self.missing)}")
         if self.unexpected:
             lines.append(f"in the state but not in the model: {', '.join(self.unexpected)}")
-        lines += [f"of another shape: {name}: {why}" for name, why in self.mismatched.items()]
+        lines += [f"different shapes: {name}: {why}" for name, why in self.mismatched.items()]
         return "\n".join(lines)
 
 
 def pack(shield: Shield) -> dict[str, Any]:
-    """The state of a shield; see `Shield.state_dict`."""
+    """Return the state of a shield; see `Shield.state_dict`."""
     remembered = shield._remembered
     return {
         "format": FORMAT,
@@ -76,14 +84,14 @@ def pack(shield: Shield) -> dict[str, Any]:
 
 
 def _notes(shield: Shield) -> dict[str, Tensor]:
-    """What optimizers in the middle of a task have noted of layers that are theirs alone."""
-    found = [guard.plan.notes() for guard in shield._guards]
-    counts = Counter(name for notes in found for name in notes)
-    return {n: note for notes in found for n, note in notes.items() if counts[n] == 1}
+    """Return the notes of optimizers in the middle of a task, for layers with one optimizer."""
+    by_guard = [guard.plan.notes() for guard in shield._guards]
+    counts = Counter(name for notes in by_guard for name in notes)
+    return {n: note for notes in by_guard for n, note in notes.items() if counts[n] == 1}
 
 
-class Loaded(NamedTuple):
-    """A state that was read and fits, not put into place yet."""
+class LoadedState(NamedTuple):
+    """A checked state, before the shield adopts it."""
 
     remembered: Remembered
     resumed: dict[str, Tensor]
@@ -94,16 +102,16 @@ class Loaded(NamedTuple):
 
 def read(
     shield: Shield, state: Mapping[str, Any], *, strict: bool, rename: Mapping[str, str]
-) -> Loaded:
-    """All of a state, for this shield; changes nothing. See `Shield.load_state_dict`."""
+) -> LoadedState:
+    """Read a state for this shield without changing it; see `Shield.load_state_dict`."""
     n_tasks, claimed, tasks, anchors = _parsed(state, rename)
     notes = _tensors(state, "notes", rename)
     known, unclaimed, resting = (
         _names(state, label, rename) for label in ("layers", "unclaimed", "resting")
     )
     lacking = sorted(known - unclaimed - claimed.conceptors.keys())
-    if lacking and state.get("unclaimed") is not None:
-        raise _damaged(f"it lacks the conceptors of layers {', '.join(lacking[:5])}")
+    if lacking:
+        raise _damaged(f"the conceptors of layers {', '.join(lacking[:5])} are missing")
     sites = dict(shield._scan.sites)
     sites |= {n: s for n, s in shield._scan.resting.items() if n in claimed.conceptors}
     sizes = {name: site.size for name, site in sites.items()}
@@ -121,17 +129,17 @@ def read(
                 f"the state has {size[0]} groups of {size[1]} inputs, the model {sizes[name][0]} "
                 f"of {sizes[name][1]} (biases count as inputs)"
             )
-    held = claimed.conceptors
+    conceptors = claimed.conceptors
     report = LoadReport(
-        loaded=[name for name in held if name in sizes and name not in mismatched],
-        missing=[name for name in sizes if name not in held and name not in known],
-        unexpected=[name for name in held if name not in sizes],
+        loaded=[name for name in conceptors if name in sizes and name not in mismatched],
+        missing=[name for name in sizes if name not in conceptors and name not in known],
+        unexpected=[name for name in conceptors if name not in sizes],
         mismatched=mismatched,
     )
-    if (strict and not report.fits) or (n_tasks and held and not report.loaded):
+    if (strict and not report.fits) or (n_tasks and conceptors and not report.loaded):
         raise ValueError(
             f"the state does not fit this model; nothing was loaded.\n{report}\nPass rename="
-            f"{{old: new}}{', or strict=False to load what fits' if report.loaded else ''}"
+            f"{{old: new}}{', or strict=False to load matching layers' if report.loaded else ''}"
         )
     devices = {name: s.parameters[0].device for name, s in sites.items()}
     where = {name: devices[name] for name in report.loaded}
@@ -145,9 +153,9 @@ def read(
                 f"the anchor of {name} has shape {list(anchor.shape)}, the parameter "
                 f"{list(parameters[name].shape)}"
             )
-    return Loaded(
+    return LoadedState(
         Remembered(_placed(claimed, where), [_placed(task, where) for task in tasks], n_tasks),
-        {n: _own_part(sites[n], note) for n, note in notes.items() if n in where},
+        {n: _local_note(sites[n], note) for n, note in notes.items() if n in where},
         {
             name: cut_like(anchor, parameters[name].data)
             for name, anchor in anchors.items()
@@ -159,30 +167,30 @@ def read(
 
 
 def _has_grown(before: torch.Size, now: torch.Size) -> bool:
-    """Whether a shape is the same as before, or one whose dimensions have grown."""
+    """Whether a shape is equal to an earlier one, or larger in some dimensions."""
     return len(before) == len(now) and all(a <= b for a, b in zip(before, now))
 
 
 def _check_note(site: WeightBlock, note: Tensor) -> None:
-    """Refuse the note of another layer: W U `[g, out, r]`, where only `out` may have grown."""
+    """Check that a note W U `[g, out, r]` fits its layer, where only `out` may have grown."""
     groups, dim = site.size
     outputs = site.parameters[0].numel() // (groups * max(1, dim - len(site.biases)))
     most = torch.Size((groups, max(outputs, 1), dim + _PADDED))
     if note.ndim != 3 or len(note) != groups or not _has_grown(note.shape, most):
         raise _damaged(
-            f"the note of layer {site.name!r} has shape {list(note.shape)}, the layer has {groups} "
-            f"groups of {outputs} outputs and {dim} inputs"
+            f"the note of layer {site.name!r} has shape {list(note.shape)}, but the layer has "
+            f"{groups} groups of {outputs} outputs and {dim} inputs"
         )
 
 
-def _own_part(site: WeightBlock, note: Tensor) -> Tensor:
-    """What this process needs of a note."""
+def _local_note(site: WeightBlock, note: Tensor) -> Tensor:
+    """Return the part of a note that this process needs."""
     first = site.parameters[0]
     return cut_rows(note, first) if site.block.rows_first and is_sharded(first.data) else note
 
 
 def _placed(claims: Claims, where: Mapping[str, torch.device]) -> Claims:
-    """Layers that are there, on their devices."""
+    """Move the claims of these layers to their devices, and drop the others."""
     return Claims(
         {name: c.to(where[name]) for name, c in claims.conceptors.items() if name in where},
         {name: t for name, t in claims.stiffness.items() if name in where},
@@ -211,7 +219,7 @@ def save(state: Mapping[str, Any], path: str | Path) -> None:
 
 
 def load(path: str | Path) -> dict[str, Any]:
-    """Read a state that `save` wrote."""
+    """Read a state from a file of `save`."""
     tensors, raw = storage.read(path, "shield")
     try:
         header = {key: json.loads(value) for key, value in raw.items()}
@@ -241,7 +249,7 @@ def load(path: str | Path) -> dict[str, Any]:
 def load_into(
     shield: Shield, path: str | Path, *, strict: bool, rename: Mapping[str, str] | None
 ) -> LoadReport:
-    """Read a file into a shield; whatever is wrong with its content is a ValueError."""
+    """Load a file into a shield; every error in its content raises ValueError."""
     state = load(path)
     try:
         return shield.load_state_dict(state, strict=strict, rename=rename)
@@ -250,11 +258,11 @@ def load_into(
 
 
 def read_claims(path: str | Path) -> tuple[int, dict[str, Conceptor]]:
-    """(number of tasks, what all of them claim by layer) of a file, without its model.
+    """Read the number of tasks and the conceptors of all tasks from a file, without a model.
 
     Raises:
-        FileNotFoundError: no such file.
-        ValueError: damaged, or not a shield file.
+        FileNotFoundError: the file does not exist.
+        ValueError: the file is damaged, or not a shield file.
     """
     state = load(path)
     try:
@@ -262,19 +270,19 @@ def read_claims(path: str | Path) -> tuple[int, dict[str, Conceptor]]:
         _names(state, "layers", {})
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{path}: {error}") from error
-    found = claimed.conceptors
-    order = [name for name in state["layers"] or [] if name in found]  # of the model
-    return n_tasks, {name: found[name] for name in dict.fromkeys([*order, *found])}
+    conceptors = claimed.conceptors
+    order = [name for name in state["layers"] or [] if name in conceptors]  # as in the model
+    return n_tasks, {name: conceptors[name] for name in dict.fromkeys([*order, *conceptors])}
 
 
 def _pack(conceptor: Conceptor, stiffness: Tensor | None = None) -> dict[str, Any]:
-    """The exact odds matrix where there is one, else the spectrum; and stiffness, if any."""
-    more = {} if stiffness is None else {"stiffness": stiffness.clone()}
+    """Return the exact odds matrix or the spectrum of a conceptor, and the stiffness if any."""
+    packed = {} if stiffness is None else {"stiffness": stiffness.clone()}
     form = conceptor.form
     if isinstance(form, OddsForm):
-        return more | {"odds_matrix": form.matrix.clone()}
+        return packed | {"odds_matrix": form.matrix.clone()}
     parts = form.spectrum()
-    return more | {
+    return packed | {
         "vectors": parts.vectors.clone(),
         "odds": parts.odds.clone(),
         "rest": 1.0 if math.isinf(parts.rest) else 0.0,
@@ -301,22 +309,23 @@ def _unpack(name: str, packed: Mapping[str, Any]) -> Conceptor:
         spectrum = Spectrum(vectors.clone(), odds.clone(), math.inf if rest else 0.0)
         return Conceptor.from_form(SpectrumForm(spectrum, torch.float64))
     except (KeyError, AttributeError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"the state of layer {name!r} is damaged: {error}; nothing was loaded"
-        ) from error
+        raise _damaged(f"layer {name!r}: {error}") from error
 
 
 def _parsed(
     state: Mapping[str, Any], rename: Mapping[str, str]
 ) -> tuple[int, Claims, list[Claims], dict[str, Tensor]]:
-    """(number of tasks, claims of all, claims of each, anchors), checked from top to bottom."""
+    """Check a state; return the number of tasks, all claims, those of each task, and anchors."""
     if not isinstance(state, Mapping) or state.get("format") != FORMAT:
-        found = state.get("format") if isinstance(state, Mapping) else type(state).__name__
-        raise ValueError(f"this is not the state of a Shield (format {found!r})")
+        kind = state.get("format") if isinstance(state, Mapping) else type(state).__name__
+        raise ValueError(
+            f"this is not the state of a Shield (format {kind!r}); nothing was loaded. Pass the "
+            f"result of shield.state_dict()"
+        )
     if state.get("version") != VERSION:
         raise ValueError(
-            f"the state has version {state.get('version')!r}, this release reads {VERSION}; "
-            f"upgrade with pip install -U conceptors"
+            f"the state has version {state.get('version')!r}, but this release reads version "
+            f"{VERSION}; nothing was loaded. Upgrade with pip install -U conceptors"
         )
     n_tasks = checks.whole(state.get("n_tasks"), "n_tasks", 0)
     claimed = _claims(_mapping(state.get("claimed"), "claimed"), rename)
@@ -325,22 +334,24 @@ def _parsed(
     tasks = state.get("tasks")
     if not isinstance(tasks, (list, tuple)) or len(tasks) not in (0, n_tasks):
         raise _damaged(f"n_tasks is {n_tasks}, but tasks are {tasks!r:.60}")
-    apart = [_claims(_mapping(task, f"task {i}"), rename) for i, task in enumerate(tasks)]
-    for task in apart:
+    each = [_claims(_mapping(task, f"task {i}"), rename) for i, task in enumerate(tasks)]
+    for task in each:
         for name, conceptor in task.conceptors.items():
-            whole = claimed.conceptors.get(name)
-            if whole is None or _size(whole) != _size(conceptor):
-                raise _damaged(f"layer {name!r} of a task is not as that of all tasks")
-    return n_tasks, claimed, apart, _tensors(state, "anchors", {})
+            joint = claimed.conceptors.get(name)
+            if joint is None or _size(joint) != _size(conceptor):
+                raise _damaged(
+                    f"layer {name!r} of one task has another shape than that of all tasks"
+                )
+    return n_tasks, claimed, each, _tensors(state, "anchors", {})
 
 
 def _claims(packed: Mapping[str, Any], rename: Mapping[str, str]) -> Claims:
-    """Conceptors and stiffness of layers."""
-    found = {name: _mapping(parts, f"layer {name!r}") for name, parts in packed.items()}
-    own = {name: parts["stiffness"] for name, parts in found.items() if "stiffness" in parts}
+    """Check the conceptors and the stiffness of layers."""
+    layers = {name: _mapping(parts, f"layer {name!r}") for name, parts in packed.items()}
+    stiffness = {name: parts["stiffness"] for name, parts in layers.items() if "stiffness" in parts}
     claims = Claims(
-        {rename.get(name, name): _unpack(name, parts) for name, parts in found.items()},
-        _tensors({"stiffness": own}, "stiffness", rename),
+        {rename.get(name, name): _unpack(name, parts) for name, parts in layers.items()},
+        _tensors({"stiffness": stiffness}, "stiffness", rename),
     )
     _check_stiffness(claims)
     return claims
@@ -348,43 +359,48 @@ def _claims(packed: Mapping[str, Any], rename: Mapping[str, str]) -> Claims:
 
 def _check_stiffness(claims: Claims) -> None:
     for name, stiffness in claims.stiffness.items():
-        held = claims.conceptors.get(name)
-        if held is None or (stiffness.shape == held.batch_shape and bool((stiffness >= 0).all())):
+        conceptor = claims.conceptors.get(name)
+        if conceptor is None:
             continue
-        raise _damaged(
-            f"stiffness of layer {name!r} of shape {list(stiffness.shape)} is not one number from "
-            f"0 for each of {list(held.batch_shape)} groups"
-        )
+        shape = conceptor.batch_shape
+        if stiffness.shape != shape or bool((stiffness < 0).any()):
+            raise _damaged(
+                f"the stiffness of layer {name!r} has shape {list(stiffness.shape)}, but must be "
+                f"one number >= 0 for each of {list(shape)} groups"
+            )
 
 
 def _tensors(state: Mapping[str, Any], label: str, rename: Mapping[str, str]) -> dict[str, Tensor]:
-    """Absent from states of earlier releases."""
-    found = _mapping(state.get(label) or {}, label)
-    real = {name: _real(tensor, f"{label} of {name}") for name, tensor in found.items()}
-    return {rename.get(n, n): checks.finite(t, f"{label} of {n}") for n, t in real.items()}
+    """Check a mapping from names to tensors."""
+    tensors = _mapping(state.get(label) or {}, label)
+    try:
+        real = {name: _real(tensor, f"{label} of {name}") for name, tensor in tensors.items()}
+        return {rename.get(n, n): checks.finite(t, f"{label} of {n}") for n, t in real.items()}
+    except (TypeError, ValueError) as error:
+        raise _damaged(str(error)) from error
 
 
 def _real(value: Any, name: str) -> Tensor:
-    """A tensor of floats; a complex one would lose half of itself later on."""
+    """Check that a value is a tensor of real floats."""
     if not isinstance(value, Tensor) or not value.is_floating_point():
-        found = f"{value.dtype}" if isinstance(value, Tensor) else type(value).__name__
-        raise _damaged(f"{name} must be a tensor of floats, got {found}")
+        kind = f"{value.dtype}" if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(f"{name} must be a tensor of floats, got {kind}")
     return value
 
 
 def _names(state: Mapping[str, Any], label: str, rename: Mapping[str, str]) -> set[str]:
-    """Absent from states of earlier releases."""
-    found = state.get(label) or []
-    if not isinstance(found, (list, tuple)) or not all(isinstance(name, str) for name in found):
-        raise _damaged(f"{label} should be names, got {found!r:.60}")
-    return {rename.get(name, name) for name in found}
+    """Check a list of names."""
+    names = state.get(label) or []
+    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+        raise _damaged(f"{label} must be names, got {names!r:.60}")
+    return {rename.get(name, name) for name in names}
 
 
 def _mapping(value: Any, what: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-        raise _damaged(f"{what} should be a mapping of names, got {value!r:.60}")
+        raise _damaged(f"{what} must be a mapping of names, got {value!r:.60}")
     return value
 
 
 def _damaged(why: str) -> ValueError:
-    return ValueError(f"the state is damaged: {why}; nothing was loaded")
+    return ValueError(f"the state is damaged: {why}; nothing was loaded. Load another copy")

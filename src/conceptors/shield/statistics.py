@@ -1,9 +1,9 @@
-"""What layers change by themselves in training: BatchNorm's statistics, vectors of spectral norms.
+"""Freeze what layers update by themselves in training: BatchNorm and spectral norm.
 
-Shielded weights keep a layer's outputs only as long as its inputs stay the same. BatchNorm in
-training mode breaks that: its running statistics follow the new task. While held, such layers
-behave as in evaluation: BatchNorm normalises with the statistics of the remembered tasks, and the
-power iteration of spectral norms rests.
+Shielded weights preserve a layer's outputs only while its inputs stay the same. BatchNorm in
+training mode changes them, because its running statistics follow the new task. Frozen layers
+behave as in evaluation mode: BatchNorm normalises with the statistics of the remembered tasks, and
+spectral norm does not iterate.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from torch.utils.hooks import RemovableHandle
 
 
 class Statistics:
-    """Holds the statistics of a model's layers, from now on or for a while."""
+    """Freeze and release the statistics of a model's layers."""
 
     def __init__(self, batchnorm: bool) -> None:
-        """`batchnorm`: whether that is held too."""
+        """`batchnorm`: whether to freeze BatchNorm too."""
         self._batchnorm = batchnorm
         self._handles: WeakKeyDictionary[nn.Module, list[RemovableHandle]] = WeakKeyDictionary()
         self._switch = _Switch()
 
-    def hold(self, model: nn.Module) -> None:
-        """Hold every layer of a model, also those that came since."""
+    def freeze(self, model: nn.Module) -> None:
+        """Freeze every layer of a model, including new ones."""
         self._switch.on = True
         for layer in model.modules():
-            if layer not in self._handles and self._changes_itself(layer):
-                hold = _Hold(self._switch)
+            if layer not in self._handles and self._updates_itself(layer):
+                evaluation = _Evaluation(self._switch)
                 self._handles[layer] = [
-                    layer.register_forward_pre_hook(hold.enter, prepend=True),
-                    layer.register_forward_hook(hold.leave, always_call=True),
+                    layer.register_forward_pre_hook(evaluation.enter, prepend=True),
+                    layer.register_forward_hook(evaluation.leave, always_call=True),
                 ]
 
     def release(self) -> None:
-        """Let go of all of them, and of copies of them."""
+        """Release all layers, and copies of them."""
         self._switch.on, self._switch = False, _Switch()
         for handles in self._handles.values():
             for handle in handles:
                 handle.remove()
         self._handles.clear()
 
-    def _changes_itself(self, layer: nn.Module) -> bool:
+    def _updates_itself(self, layer: nn.Module) -> bool:
         if isinstance(layer, nn.modules.batchnorm._NormBase):
             return self._batchnorm and layer.track_running_stats
         older = any(isinstance(hook, SpectralNorm) for hook in layer._forward_pre_hooks.values())
@@ -53,7 +53,7 @@ class Statistics:
 
 
 class _Switch:
-    """Off in copies of a model, which have no shield."""
+    """Whether layers are frozen; off in copies of a model, which have no shield."""
 
     on = False
 
@@ -61,10 +61,10 @@ class _Switch:
         return _Switch, ()
 
 
-class _Hold:
-    """Switches one layer to evaluation for a call.
+class _Evaluation:
+    """Switch one layer to evaluation mode for a call.
 
-    The flag is set past `nn.Module.__setattr__`, which takes longer than the rest.
+    The flag is set without `nn.Module.__setattr__`, which is slow.
     """
 
     def __init__(self, switch: _Switch) -> None:

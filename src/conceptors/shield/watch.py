@@ -1,4 +1,4 @@
-"""Whatever may leave a shield's promises unkept is noticed and said, never passed over."""
+"""Warn about everything that leaves remembered tasks unprotected."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from conceptors.shield.buffers import Buffers
 from conceptors.shield.moved import Baseline, tolerance
 from conceptors.shield.resting import Resting
 from conceptors.shield.room import warn_if_stuck
-from conceptors.shield.step.context import Keeper
+from conceptors.shield.step.context import GuardCallbacks
 
 if TYPE_CHECKING:
     from conceptors.shield.shield import Shield
@@ -28,14 +28,14 @@ _DROPPED = 1e-12  # of a sketch's largest direction: less is rounding
 
 
 class UnprotectedWarning(UserWarning):
-    """Something that was remembered is not protected, or was not."""
+    """A remembered task is not fully protected."""
 
 
-class Watch(Keeper):
-    """What one shield looks out for.
+class Watch(GuardCallbacks):
+    """Observe the weights, buffers and optimizers of one shield's model.
 
     Attributes:
-        alone: a context for work that no other thread may do at the same time.
+        alone: a context for work that only one thread may do at a time.
         resting: layers that were frozen when tasks were remembered.
     """
 
@@ -45,20 +45,20 @@ class Watch(Keeper):
         self.resting = Resting()
         self._baseline = Baseline()
         self._buffers = Buffers(shield.exclude, follows_batchnorm=shield.batchnorm == "follow")
-        self._foreign: dict[str, float] = {}  # what others have moved between guarded steps
-        self._told: set[str] = set()
-        self._missed: set[str] = set()  # layers that were named as never reached
+        self._foreign: dict[str, float] = {}  # how far other code has moved weights between steps
+        self._reported: set[str] = set()  # layers whose weights were reported as moved
+        self._missed: set[str] = set()  # layers that were reported as never reached
         self._original = {id(p) for p in shield.model.parameters()}
-        self._stale: WeakSet[Optimizer] = WeakSet()  # that step what is gone, as was said
+        self._stale: WeakSet[Optimizer] = WeakSet()  # reported: they step removed parameters
         self._strangers: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         _join(self)
 
-    # --- of guards -------------------------------------------------------------------------
+    # --- callbacks of guards ---------------------------------------------------------------
 
-    def held(self) -> Counter[int]:
-        return self._shield._guards.held()
+    def optimizer_counts(self) -> Counter[int]:
+        return self._shield._guards.optimizer_counts()
 
-    def warn(self, shares: Mapping[str, float]) -> None:
+    def report_passing(self, shares: Mapping[str, float]) -> None:
         warn_if_stuck(shares, self._shield._large())
 
     def check_thread(self) -> None:
@@ -68,94 +68,96 @@ class Watch(Keeper):
     def look_again(self, optimizer: Optimizer) -> None:
         if self._shield.n_tasks:
             self._shield.refresh()
-            self._look_for_strays(optimizer)
+            self._warn_of_removed(optimizer)
             self._look_at_buffers()
-            if not self._baseline:  # after a checkpoint was loaded, with the weights or before
+            if not self._baseline:  # after a checkpoint was loaded
                 self.trust()
 
     # --- weights ---------------------------------------------------------------------------
 
     def trust(self) -> None:
-        """Weights are as they should be."""
+        """Trust the current weights and buffers."""
         shield = self._shield
         claimed = shield._remembered.claimed.conceptors
         self._baseline.take(shield._scan.sites, claimed, shield.seed)
         self._buffers.take(shield.model)
-        self._foreign, self._told = {}, set()
+        self._foreign, self._reported = {}, set()
         shield._guards.trust()
 
     def remembered(self, reached: Collection[str]) -> None:
-        """A task was just remembered, whose samples reached these layers."""
-        self._miss(reached)
-        self._look_for_idle(reached)
+        """Check the layers after a task was remembered whose samples reached these layers."""
+        self._warn_of_missed(reached)
+        self._warn_of_unguarded(reached)
         self.resting.settle()
         self.trust()
 
-    def _look_for_strays(self, optimizer: Optimizer) -> None:
-        """Say that an optimizer steps what the model does not have any more."""
-        held = [p for group in optimizer.param_groups for p in group["params"]]
-        own = {id(p) for p in self._shield.model.parameters()}
-        strays = sum(id(p) not in own for p in held)
-        if strays and optimizer not in self._stale:
+    def _warn_of_removed(self, optimizer: Optimizer) -> None:
+        """Warn if an optimizer steps parameters that are not in the model any more."""
+        stepped = [p for group in optimizer.param_groups for p in group["params"]]
+        in_model = {id(p) for p in self._shield.model.parameters()}
+        removed = sum(id(p) not in in_model for p in stepped)
+        if removed and optimizer not in self._stale:
             self._stale.add(optimizer)
-            tell(
-                f"{type(optimizer).__name__} steps {strays} of {len(held)} parameters that the "
-                f"model does not have any more, and nothing is learned there: they were replaced, "
-                f"or loaded with assign=True. Make the optimizer anew, and guard it"
+            warn_unprotected(
+                f"{type(optimizer).__name__} steps {removed} of {len(stepped)} parameters that are "
+                f"not in the model any more, because they were replaced, or loaded with "
+                f"assign=True. The model does not learn from these steps. Create a new optimizer, "
+                f"and guard it"
             )
 
-    def _look_for_idle(self, reached: Collection[str]) -> None:
-        """Say which layers came later, have gradients, and no guarded optimizer."""
+    def _warn_of_unguarded(self, reached: Collection[str]) -> None:
+        """Warn about layers that were added later, have gradients, and no guarded optimizer."""
         guards, sites = self._shield._guards, self._shield._scan.sites
-        known = self._original | set(guards.held()) | guards.trained()
-        found = [
+        known = self._original | set(guards.optimizer_counts()) | guards.trained()
+        unguarded = [
             name
             for name in reached
             if name in sites
             and any(p.grad is not None and id(p) not in known for p in sites[name].active())
         ]
-        self._original |= {id(p) for name in found for p in sites[name].parameters}
-        if found:
-            tell(
-                f"layers that came after the shield have gradients, and no guarded optimizer "
-                f"steps them: {_few(found)}. Make a new optimizer of all parameters when layers "
-                f"are added, and guard it"
+        self._original |= {id(p) for name in unguarded for p in sites[name].parameters}
+        if unguarded:
+            warn_unprotected(
+                f"layers that were added after the shield was created have gradients, but no "
+                f"guarded optimizer steps them: {_few(unguarded)}. They learn unprotected, or not "
+                f"at all. Create a new optimizer of all parameters when layers are added, and "
+                f"guard it"
             )
 
-    def _miss(self, reached: Collection[str]) -> None:
-        """Say which layers have learned the task and got none of its samples.
+    def _warn_of_missed(self, reached: Collection[str]) -> None:
+        """Warn about layers that were trained, but not reached by the samples of the task.
 
-        Weights that a layer shares with one that was reached may have learned there.
+        Weights that are shared with a layer that was reached do not count.
         """
         sites, known = self._shield._scan.sites, {*reached, *self._missed}
         trained = self._shield._guards.trained()
         trained -= {id(p) for name in reached if name in sites for p in sites[name].parameters}
-        found = [
+        missed = [
             name
             for name, site in sites.items()
             if name not in known and any(id(p) in trained for p in site.active())
         ]
-        self._missed |= set(found)
-        if found:
-            tell(
-                f"layers were trained that no sample given to remember has reached, so that "
-                f"nothing of this task is protected there: {_few(found)}. Give remember batches, "
-                f"or a feed(model, batch), that use them; layers that have no part in what the "
-                f"model answers can be left out, exclude={[found[0]]!r}"
+        self._missed |= set(missed)
+        if missed:
+            warn_unprotected(
+                f"layers were trained that no sample passed to remember has reached: "
+                f"{_few(missed)}. Nothing of this task is protected there. Pass remember batches, "
+                f"or a feed(model, batch), that use these layers. Exclude layers that do not "
+                f"affect the model's outputs, exclude={[missed[0]]!r}"
             )
 
     def wake(self, learning: Iterable[str]) -> None:
-        """Say which of these layers were frozen when tasks were remembered that use them."""
-        found = self.resting.woken(learning)
-        if found:
-            tell(
-                f"layers learn now that were frozen when a task that uses them was remembered, so "
-                f"that nothing of it is protected there: {', '.join(found)}. Keep them frozen "
-                f"(requires_grad=False), or let them learn before remember is called"
+        """Warn about layers that learn now and were frozen when a task used them."""
+        woken = self.resting.woken(learning)
+        if woken:
+            warn_unprotected(
+                f"layers learn now that were frozen when a task that uses them was remembered: "
+                f"{', '.join(woken)}. Nothing of that task is protected there. Keep them frozen "
+                f"(requires_grad=False), or unfreeze them before remember is called"
             )
 
     def distrust(self) -> None:
-        """Other weights may be on their way."""
+        """Forget the trusted weights and buffers, because others may be loaded."""
         self._baseline.clear()
         self._buffers.distrust()
 
@@ -163,41 +165,42 @@ class Watch(Keeper):
         self.look(before_step=True)
 
     def look(self, replaced: frozenset[str] = frozenset(), *, before_step: bool = False) -> None:
-        """Warn about blocks that something other than guarded steps moved within claimed space.
+        """Warn about weights that other code than guarded steps moved in protected directions.
 
-        Soft conceptors let guarded steps move weights there. What others did is then known from
-        the notes of the last step, where there are any; it adds up from step to step.
+        With soft conceptors, guarded steps move weights there too. The changes of other code are
+        then measured against the notes of the last step, and added up from step to step.
         """
         shield = self._shield
         self._look_at_buffers()
         drifts, sites = self._baseline.drifts(shield._scan.sites), shield._scan.sites
         since, stepped = shield._guards.moved(), shield._guards.stepped()
-        since = {name: self._foreign.get(name, 0.0) + moved for name, moved in since.items()}
-        if before_step:  # which notes the weights anew
+        since = {name: self._foreign.get(name, 0.0) + drift for name, drift in since.items()}
+        if before_step:  # the step will renew the notes
             self._foreign |= since
-        found = {}
+        moved = {}
         for name, total in drifts.items():
             strict = shield.hard or name in replaced or name not in stepped
             drift = total if strict else since.get(name, 0.0)
             allowed = max(tolerance(sites[name], strict), self._baseline.rounding(name, strict))
-            if drift > allowed and name not in self._told:
-                found[name] = drift
-        self._told |= found.keys()
-        if found:
-            listed = ", ".join(f"{name} ({_share(drift)})" for name, drift in found.items())
-            tell(
-                f"weights have moved within claimed space, where no guarded step goes: {listed}. "
-                f"What was remembered there has changed. Guard every optimizer of the model, make "
-                f"optimizers anew after layers are replaced, load model and shield from the same "
-                f"checkpoint, and restore the best weights before remember, not after it"
+            if drift > allowed and name not in self._reported:
+                moved[name] = drift
+        self._reported |= moved.keys()
+        if moved:
+            listed = ", ".join(f"{name} ({_percent(drift)})" for name, drift in moved.items())
+            warn_unprotected(
+                f"weights have moved in protected directions, where guarded steps do not move "
+                f"them: {listed}. The model's outputs on remembered tasks have changed. Guard "
+                f"every optimizer of the model, create new optimizers after layers are replaced, "
+                f"load model and shield from the same checkpoint, and restore the best weights "
+                f"before you call remember"
             )
 
     def _look_at_buffers(self) -> None:
         names = self._buffers.changed(self._shield.model)
         if names:
-            tell(
-                f"buffers have changed since a task was remembered: {_few(names)}. The network's "
-                f"outputs on remembered data change with them, and conceptors protect only "
+            warn_unprotected(
+                f"buffers have changed since a task was remembered: {_few(names)}. The model's "
+                f"outputs on remembered tasks change with them, because a shield protects only "
                 f"weights. Restore the buffers, collect statistics on a copy of the model, or "
                 f"exclude them by name, exclude={names[:1]}"
             )
@@ -205,14 +208,14 @@ class Watch(Keeper):
     # --- optimizers ------------------------------------------------------------------------
 
     def before_any_step(self, optimizer: Optimizer) -> None:
-        """Say which claimed layers an optimizer steps that no guard holds."""
+        """Warn if an optimizer that is not guarded steps protected layers."""
         shield = self._shield
         version = shield._guards.context.version
         if not shield.n_tasks or self._strangers.get(optimizer) == version:
             return
-        if shield._guards.holds(optimizer):
+        if shield._guards.is_guarded(optimizer):
             return
-        inside = shield._guards.in_step()  # an optimizer within a guarded one
+        inside = shield._guards.in_step()  # the optimizer may be inside a guarded one
         stepped = {
             id(p)
             for group in optimizer.param_groups
@@ -221,10 +224,10 @@ class Watch(Keeper):
         }
         names = list(dict.fromkeys(name for name, p in self._protected() if id(p) in stepped))
         if names:
-            tell(
-                f"{type(optimizer).__name__} steps weights that hold remembered tasks, and no "
-                f"guard holds it: {_few(names)}. Call shield.guard(optimizer) "
-                f"before its first step"
+            warn_unprotected(
+                f"{type(optimizer).__name__} is not guarded, but steps weights of remembered "
+                f"tasks: {_few(names)}. The model will forget these tasks. Call "
+                f"shield.guard(optimizer) before its first step"
             )
         if stepped:
             self._strangers[optimizer] = version
@@ -237,7 +240,7 @@ class Watch(Keeper):
         yield from shield._scan.frozen.items()
 
     def close(self) -> None:
-        """Look out for nothing any more."""
+        """Stop observing."""
         _leave(self)
 
 
@@ -263,32 +266,32 @@ def _before_any_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
 
 
 def check_steps_what_it_trains(optimizer: Optimizer) -> None:
-    """Refuse optimizers that evaluate other weights than they train, as schedule-free ones do."""
+    """Raise ValueError for optimizers that evaluate other weights than they train."""
     if all(callable(getattr(optimizer, name, None)) for name in ("train", "eval")):
         raise ValueError(
             f"{type(optimizer).__name__} evaluates other weights than it trains (it has train() "
-            f"and eval()), and a shield can only protect those that it steps; use an optimizer "
-            f"without such a switch, and average weights in a copy of the model"
+            f"and eval()), and a shield protects only weights that the optimizer steps; use an "
+            f"optimizer without such a switch, and average weights in a copy of the model"
         )
 
 
 def warn_of_dropped(shares: Mapping[str, float]) -> None:
-    """Warn about layers whose sketch, under `hard=True`, had no room for all directions."""
+    """Warn about layers whose sketch is too small for all directions, with `hard=True`."""
     names = [name for name, share in shares.items() if share > _DROPPED]
     if names:
-        tell(
+        warn_unprotected(
             f"hard=True does not protect all directions of these wide layers: {_few(names)}. Their "
-            f"inputs fill the sketch that stands in for a d x d matrix. Make the shield with "
+            f"inputs need more directions than their sketch stores. Create the shield with "
             f"rank=1.0 for exact matrices, or with a larger rank for a larger sketch"
         )
 
 
 def warn_of_lost_tasks(shield: Shield, before: int, remedy: str) -> None:
-    """Warn if a shield that had remembered `before` tasks knows fewer since it was loaded."""
+    """Warn if a shield that had remembered `before` tasks has fewer after it was loaded."""
     if shield.n_tasks < before:
-        tell(
-            f"the shield had remembered {before} tasks, and the checkpoint that was resumed knows "
-            f"{shield.n_tasks} of them: later ones are not protected any more. {remedy}"
+        warn_unprotected(
+            f"the shield had remembered {before} tasks, but the resumed checkpoint contains only "
+            f"{shield.n_tasks} of them. The later tasks are not protected any more. {remedy}"
         )
 
 
@@ -297,12 +300,12 @@ def _few(names: list[str]) -> str:
     return ", ".join(names[:5]) + more
 
 
-def _share(drift: float) -> str:
+def _percent(drift: float) -> str:
     if drift == float("inf"):
         return "of another shape"
     return f"by {drift:.0%}" if drift >= 0.005 else f"by {drift:.0e}"
 
 
-def tell(message: str) -> None:
-    """Warn where the user's code is."""
+def warn_unprotected(message: str) -> None:
+    """Issue an `UnprotectedWarning` at the line of the user's code."""
     warnings.warn(message, UnprotectedWarning, stacklevel=outside())

@@ -1,1 +1,1 @@
-"""Remembering a task: one pass that collects second moments of what enters every layer."""
+"""Compute the second moments of all layers' inputs in one pass over a task's data."""

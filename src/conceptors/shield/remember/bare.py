@@ -1,8 +1,8 @@
-"""What parameters beside layers meet, seen at the functions that take them.
+"""Observe how bare parameters are used, at the functions that receive them.
 
-Multiplied with activations, one number per channel, they are scales, and what they multiply are
-their rows. Anything else makes them constants, which are claimed as a whole: to hold a parameter
-fixed keeps old tasks whatever it is used for.
+A vector that multiplies activations, one number per channel, is a scale, and what it multiplies are
+its rows. Every other use makes a parameter a constant, which is claimed as a whole: a fixed
+parameter preserves old tasks whatever it is used for.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ _READS = {"item", "tolist", "numpy", "__float__", "__int__", "__bool__"}
 _CASTS = {"to", "type_as", "float", "double", "half", "bfloat16"}
 
 
-def reads_numbers(name: str, found: Any) -> bool:
-    """Whether a function that gives no tensor uses the numbers of one all the same."""
-    return name in _READS or (found is None and not name.startswith("."))
+def reads_numbers(name: str, result: Any) -> bool:
+    """Whether a function that returns no tensor reads the numbers of one."""
+    return name in _READS or (result is None and not name.startswith("."))
 
 
 class Listener(Protocol):
-    """Who is told what one parameter meets."""
+    """Receives the uses of one parameter."""
 
     @property
     def listens(self) -> bool:
-        """Whether it wants to know now."""
+        """Whether it records the current batch."""
 
     def scale(self, x: Tensor) -> None:
-        """It was multiplied with x `[..., d]`."""
+        """Record a product with x `[..., d]`."""
 
-    def hold(self) -> None:
-        """It was used in some other way."""
+    def mark_constant(self) -> None:
+        """Record any other use."""
 
 
-class _Held(NamedTuple):
-    """A tensor with the numbers of a parameter, times a factor, plus some number."""
+class _Alias(NamedTuple):
+    """A tensor with the numbers of a parameter, times a factor, plus a number."""
 
     tensor: Tensor
     listener: Listener
@@ -48,51 +48,48 @@ class _Held(NamedTuple):
 
 
 class BareUses:
-    """Follows parameters that stand alone through the functions of a pass."""
+    """Follow bare parameters through the functions of a pass."""
 
     def __init__(self) -> None:
-        self._parameters: dict[int, _Held] = {}
-        self._known: dict[int, _Held] = {}
+        self._parameters: dict[int, _Alias] = {}
+        self._aliases: dict[int, _Alias] = {}
 
     def add(self, parameter: Tensor, listener: Listener, is_vector: bool) -> None:
-        """Tell this listener of the uses of a parameter."""
-        self._parameters[id(parameter)] = _Held(parameter, listener, is_vector)
-        self._known = dict(self._parameters)
-
-    def listens(self) -> bool:
-        """Whether anybody wants to know."""
-        return any(held.listener.listens for held in self._parameters.values())
+        """Report the uses of a parameter to this listener."""
+        self._parameters[id(parameter)] = _Alias(parameter, listener, is_vector)
+        self._aliases = dict(self._parameters)
 
     def end(self) -> None:
-        """A pass is over."""
-        self._known = dict(self._parameters)
+        """End a pass."""
+        self._aliases = dict(self._parameters)
 
-    def see(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], found: Any) -> None:
-        """A function of this name was called."""
-        given = list(_tensors([*args, *kwargs.values()]))
-        held = [self._known[id(t)] for t in given if id(t) in self._known]
-        if not held:
+    def observe(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        """Record a call of the function of this name."""
+        inputs = list(_tensors([*args, *kwargs.values()]))
+        aliases = [self._aliases[id(t)] for t in inputs if id(t) in self._aliases]
+        if not aliases:
             return
-        one, others = held[0], [t for t in given if id(t) not in self._known]
-        if found is one.tensor and not name.endswith("_"):  # a cast to the dtype that it has
+        alias, others = aliases[0], [t for t in inputs if id(t) not in self._aliases]
+        if result is alias.tensor and not name.endswith("_"):  # a cast to its own dtype
             return
-        if len(held) > 1 or not one.is_vector or not isinstance(found, Tensor):
-            for each in held:
-                each.listener.hold()
+        if len(aliases) > 1 or not alias.is_vector or not isinstance(result, Tensor):
+            for used in aliases:
+                used.listener.mark_constant()
             return
-        factor = (
-            None if others else _factor(name, args, kwargs, found.numel() == one.tensor.numel())
-        )
+        is_whole = result.numel() == alias.tensor.numel()
+        factor = None if others else _factor(name, args, kwargs, is_whole)
         if factor is not None:
-            self._known[id(found)] = one._replace(tensor=found, factor=factor * one.factor)
-        elif name in _TIMES and len(others) == 1 and not kwargs and found.is_floating_point():
-            one.listener.scale(_multiplied(others[0], one.tensor, found) * one.factor)
+            self._aliases[id(result)] = alias._replace(tensor=result, factor=factor * alias.factor)
+        elif name in _TIMES and len(others) == 1 and not kwargs and result.is_floating_point():
+            alias.listener.scale(_multiplied(others[0], alias.tensor, result) * alias.factor)
         else:
-            one.listener.hold()
+            alias.listener.mark_constant()
 
 
 def _factor(name: str, args: tuple[Any, ...], kwargs: Any, is_whole: bool) -> float | None:
-    """What a function multiplies a vector with, if it leaves it a vector; else None."""
+    """Return the factor by which a function multiplies a vector; None if it does anything else."""
     numbers = [value for value in args if isinstance(value, (int, float))]
     if not is_whole:
         return None
@@ -106,16 +103,16 @@ def _factor(name: str, args: tuple[Any, ...], kwargs: Any, is_whole: bool) -> fl
 
 
 def _is_trivial(index: Any) -> bool:
-    """Whether an index only adds dimensions, as [:, None] does."""
+    """Whether an index only adds dimensions, such as [:, None]."""
     parts = index if isinstance(index, tuple) else (index,)
     return all(part is None or part is ... or part == slice(None) for part in parts)
 
 
-def _multiplied(x: Tensor, vector: Tensor, found: Tensor) -> Tensor:
-    """What each number of a vector was multiplied with, `[..., d]`."""
-    wide = x.to(found.dtype).expand(found.shape)
+def _multiplied(x: Tensor, vector: Tensor, product: Tensor) -> Tensor:
+    """Return what each number of a vector was multiplied with, `[..., d]`."""
+    expanded = x.to(product.dtype).expand(product.shape)
     axes = [i for i, size in enumerate(vector.shape) if size > 1]
-    return wide.movedim(axes[0] - vector.ndim, -1) if axes else wide[..., None]
+    return expanded.movedim(axes[0] - vector.ndim, -1) if axes else expanded[..., None]
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:

@@ -1,4 +1,4 @@
-"""Sums of what parameters beside layers meet, and who takes it."""
+"""Second moments and recorders of bare parameters."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from conceptors.shield.remember.recorder import Recorder
 
 
 class BareMoments(Moments):
-    """Second moments of what scales multiply, `[g, 1, 1]`; all is claimed of constants."""
+    """Second moments `[g, 1, 1]` of what a scale multiplies; a constant is claimed as a whole."""
 
     is_constant = False
 
-    def hold(self) -> None:
-        """It was used as a constant."""
+    def mark_constant(self) -> None:
+        """Record that the parameter is used as a constant."""
         self.is_constant, self.weight = True, max(self.weight, 1.0)
 
-    def all_reduce(self, group: Any = None) -> None:
+    def all_reduce(self) -> None:
         flag = torch.tensor(float(self.is_constant), device=self.total.device)
-        dist.all_reduce(flag, dist.ReduceOp.MAX, group=group)
-        super().all_reduce(group)
+        dist.all_reduce(flag, dist.ReduceOp.MAX)
+        super().all_reduce()
         self.is_constant = bool(flag)
 
     def correlation(self) -> Tensor:
@@ -41,14 +41,14 @@ class BareMoments(Moments):
 
 
 class BareRecorder(Recorder):
-    """Takes the rows of one parameter from functions that use it, where others hook a layer."""
+    """Record the rows of one bare parameter at the functions that use it."""
 
-    _met = False  # in this batch
+    _used = False  # in this batch
 
     def begin(self, batch: Any) -> bool:
-        self._met = False
-        wanted = self._first is None or self._plan.recorded
-        if self._moments.is_constant or not wanted:
+        self._used = False
+        is_recorded = self._first is None or self._plan.recorded
+        if self._moments.is_constant or not is_recorded:
             self.close()
             return False
         if self._handle is None:
@@ -60,27 +60,27 @@ class BareRecorder(Recorder):
         return self._handle is not None
 
     def scale(self, x: Tensor) -> None:
-        """It was multiplied with x `[..., d]`."""
-        self._met = True
+        """Record a product with x `[..., d]`."""
+        self._used = True
         if self.listens and not self._moments.is_constant:
             self._first = self._plan.batch if self._first is None else self._first
-            self._take(Call((x,), {}, None), False, self._scale())
+            self._add_rows(Call((x,), {}, None), False, self._scale())
 
-    def hold(self) -> None:
-        """It was used in some other way."""
-        self._met = True
+    def mark_constant(self) -> None:
+        """Record any other use."""
+        self._used = True
         if self.listens:
-            self._moments.hold()
+            self._moments.mark_constant()
 
     def _called(self, _layer: nn.Module, _args: Any, _output: Any) -> None:
-        if not self._met:  # maybe in a kernel that tells nobody
-            self.hold()
+        if not self._used:  # it may be used in a kernel that cannot be observed
+            self.mark_constant()
 
     def check(self) -> None:
-        """It need not be used at all, but under FSDP nobody sees whether it is."""
-        used = self._first is not None or self._moments.is_constant
-        if not used and any(is_sharded(p) for p in self._layer.parameters(recurse=False)):
-            self._moments.hold()
+        """Treat an unobserved parameter as constant under FSDP, where uses are hidden."""
+        is_used = self._first is not None or self._moments.is_constant
+        if not is_used and any(is_sharded(p) for p in self._layer.parameters(recurse=False)):
+            self._moments.mark_constant()
 
     @property
     def _moments(self) -> Any:

@@ -1,9 +1,8 @@
-"""Second moments of the rows that enter a site, as the shield collects them in one pass."""
+"""Second moments of a block's rows, exact or as a sketch."""
 
 from __future__ import annotations
 
 from operator import is_
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,29 +15,29 @@ from conceptors.algebra.forms import SpectrumForm
 from conceptors.layers import OwnedRows, Rows, SecondMoment
 from conceptors.moments.frequent_directions import FrequentDirections
 
-_ENOUGH = 4096  # rows that are worth a pass over the d x d total
+_BUFFERED = 4096  # rows that are collected before they are added to the d x d total
 
 
 class Products:
-    """XᵀX of the rows last multiplied, for another site that was given the very same tensors."""
+    """Cache XᵀX of the last rows, for another block that receives the same tensors."""
 
     def __init__(self) -> None:
         self._chunks: list[Tensor] = []
-        self._found: tuple[Tensor, Tensor] | None = None
+        self._result: tuple[Tensor, Tensor] | None = None
 
     def of(self, chunks: list[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """(XᵀX `[g, d, d]`, Σ x `[g, d]`) of the rows of all chunks, which must never change."""
+        """Return XᵀX `[g, d, d]` and Σ x `[g, d]` of the rows of chunks that never change."""
         same = len(chunks) == len(self._chunks) and all(map(is_, chunks, self._chunks))
-        if self._found is None or not same or self._found[1].dtype != dtype:
-            self._chunks, self._found = list(chunks), multiplied(chunks, dtype)
-        return self._found
+        if self._result is None or not same or self._result[1].dtype != dtype:
+            self._chunks, self._result = list(chunks), products_and_sums(chunks, dtype)
+        return self._result
 
 
-def multiplied(chunks: list[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """(XᵀX `[g, d, d]`, Σ x `[g, d]`) of rows in chunks `[g, n, d]`, summed in `dtype`.
+def products_and_sums(chunks: list[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Compute XᵀX `[g, d, d]` and Σ x `[g, d]` of rows in chunks `[g, n, d]`, in `dtype`.
 
-    Numbers of half precision have exact products in float32, also on tensor cores (TF32), and are
-    summed up in that.
+    Products of half-precision numbers are exact in float32, also on tensor cores (TF32), and are
+    summed in float32.
     """
     rows = chunks[0] if len(chunks) == 1 else torch.cat(chunks, 1)
     sums = rows.sum(1, dtype=dtype)
@@ -51,17 +50,17 @@ def multiplied(chunks: list[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor
 
 
 def _gram(rows: Tensor) -> Tensor:
-    """XᵀX; one matrix at a time is faster than a batch of one."""
+    """Compute XᵀX; a single matrix is faster than a batch of one."""
     return (rows[0].mT @ rows[0])[None] if len(rows) == 1 else rows.mT @ rows
 
 
 class Moments:
     """Σ w [x; e] [x; e]ᵀ `[g, d + k, d + k]` of rows `[g, n, d]`, with k bias columns.
 
-    e marks which of the k biases a row goes with (all zero for a layer without bias). Rows are
-    kept until there are as many as columns, and 4096; call `flush` before reading.
+    e marks the bias of a row (all zero for a layer without bias). Rows are buffered until there
+    are at least 4096 and as many as columns; call `flush` before reading.
 
-    With `presence`, the groups are tokens: R is 1 for each one that was met, however seldom.
+    With `presence`, the groups are tokens, and R is 1 for each token that occurred.
     """
 
     def __init__(
@@ -77,9 +76,9 @@ class Moments:
         self._presence = presence
         self.total = torch.zeros(groups, dim, dim, dtype=like.dtype, device=like.device)
         self.weight = 0.0
-        self.coarsest = 0.0  # rounding of the rows themselves
+        self.coarsest = 0.0  # the largest rounding error of the rows
         self._products = products or Products()
-        self._kept: dict[tuple[float, int | None, torch.dtype], list[Tensor]] = {}
+        self._buffered: dict[tuple[float, int | None, torch.dtype], list[Tensor]] = {}
         self._count = 0
 
     def add(self, rows: Rows | SecondMoment, bias_column: int | None) -> None:
@@ -88,31 +87,31 @@ class Moments:
         if isinstance(rows, SecondMoment):
             self.total += rows.total.to(self.total)
             return
-        values, enough = rows.values, max(_ENOUGH, self.dim)
+        values, enough = rows.values, max(_BUFFERED, self.dim)
         if not values.shape[1]:
             return
         self.coarsest = max(self.coarsest, rounding(values))
         if not isinstance(rows, OwnedRows):
             if values.shape[1] >= enough:
                 with exactly():
-                    found = multiplied([values], self.total.dtype)
-                    self._add(*found, values.shape[1], rows.weight, bias_column)
+                    products = products_and_sums([values], self.total.dtype)
+                    self._add(*products, values.shape[1], rows.weight, bias_column)
                 return
             values = values.clone()
         key = (rows.weight, bias_column, values.dtype)
-        self._kept.setdefault(key, []).append(values)
+        self._buffered.setdefault(key, []).append(values)
         self._count += values.shape[1]
         if self._count >= enough:
             self.flush()
 
     def flush(self) -> None:
-        """Multiply the rows kept so far."""
+        """Add the buffered rows to the total."""
         with exactly():
-            for (weight, bias_column, _), chunks in self._kept.items():
+            for (weight, bias_column, _), chunks in self._buffered.items():
                 count = sum(chunk.shape[1] for chunk in chunks)
                 product, sums = self._products.of(chunks, self.total.dtype)
                 self._add(product, sums, count, weight, bias_column)
-        self._kept, self._count = {}, 0
+        self._buffered, self._count = {}, 0
 
     def _add(
         self, product: Tensor, sums: Tensor, count: int, weight: float, bias_column: int | None
@@ -135,37 +134,37 @@ class Moments:
 
     @property
     def dropped(self) -> float:
-        """The share of the largest direction that may be missing in any other: none here."""
+        """The largest error of a direction relative to the largest one: none here."""
         return 0.0
 
     @property
     def groups(self) -> int:
         return self.total.shape[0]
 
-    def all_reduce(self, group: Any = None) -> None:
+    def all_reduce(self) -> None:
         """Sum over all processes."""
         weight = torch.tensor(self.weight, dtype=torch.float64, device=self.total.device)
-        dist.all_reduce(self.total, group=group)
-        dist.all_reduce(weight, group=group)
+        dist.all_reduce(self.total)
+        dist.all_reduce(weight)
         self.weight = float(weight)
 
     def eigenvalues(self) -> Tensor:
-        """Of R, `[g, d]`, descending, never negative, in float64."""
+        """Compute the eigenvalues of R `[g, d]`, descending, at least 0, in float64."""
         return _descending(self.correlation().double())
 
     def correlation(self) -> Tensor:
-        """R `[g, d, d]`, symmetric."""
+        """Compute R `[g, d, d]`."""
         if self._presence:
             return (self.total > 0).to(self.total.dtype)
         matrix: Tensor = (self.total + self.total.mT) / (2 * self.weight)
         return matrix
 
     def energy(self) -> Tensor:
-        """E|x|² `[g]`."""
+        """Compute E|x|² `[g]`."""
         return self.correlation().diagonal(dim1=-2, dim2=-1).sum(-1)
 
     def output_energy(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        """(E|x|², E|W x|²) `[g]` each for W `[g, out, d]`; tokens count as often as met."""
+        """Compute E|x|² and E|W x|² `[g]` for W `[g, out, d]`, with the frequencies of tokens."""
         R = self.total / self.weight
         inputs: Tensor = R.diagonal(dim1=-2, dim2=-1).sum(-1)
         matrix = full(matrix)
@@ -174,17 +173,17 @@ class Moments:
         return inputs, ((matrix @ R.to(matrix)) * matrix).sum((1, 2)).to(inputs)
 
     def conceptor(self, aperture: float | Tensor) -> Conceptor:
-        """The conceptors `[g]` of the rows, in float64."""
+        """Compute the conceptors `[g]` of the rows, in float64."""
         return Conceptor.from_second_moment(self.correlation().double(), aperture)
 
     def projector(self, rounding: float) -> Conceptor:
-        """The projectors `[g]` on all directions of the rows but rounding, in float64."""
+        """Compute the projectors `[g]` on all directions of the rows above rounding, in float64."""
         spectrum = spectra.occupied(self.correlation().double(), rounding)
         return Conceptor.from_form(SpectrumForm(spectrum, torch.float64))
 
 
 class SketchedMoments:
-    """The same for one group, in 2 d · rank numbers instead of d² (see `FrequentDirections`)."""
+    """Second moments of one group in 2 d · rank numbers instead of d² (`FrequentDirections`)."""
 
     def __init__(self, dim: int, rank: int, biases: int, like: Tensor) -> None:
         self.biases, self.groups, self.coarsest = biases, 1, 0.0
@@ -200,7 +199,7 @@ class SketchedMoments:
 
     @property
     def dropped(self) -> float:
-        """The share of the largest direction that may be missing in any other."""
+        """The largest error of a direction relative to the largest one."""
         return self.sketch.error_bound / max(float(self.eigenvalues().max()), 1e-300)
 
     @property
@@ -209,19 +208,19 @@ class SketchedMoments:
 
     def add(self, rows: Rows | SecondMoment, bias_column: int | None) -> None:
         if isinstance(rows, SecondMoment):
-            raise TypeError("a rule for a wide layer must give rows, not moments")
+            raise TypeError("a rule for a wide layer must yield rows, not second moments")
         self.coarsest = max(self.coarsest, rounding(rows.values))
         samples = with_bias(rows.values, self.biases, bias_column)[0]
         if not bool(samples.isfinite().all()):
-            return  # the caller checks for this, and names the layer and the batch
+            return  # FiniteCheck raises an error with the layer and the batch
         weights = torch.full((len(samples),), rows.weight, dtype=torch.float64)
-        self.sketch.update(_real(samples), weights.to(samples.device))
+        self.sketch.update(full(samples), weights.to(samples.device))
 
     def flush(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: no rows are buffered."""
 
-    def all_reduce(self, group: Any = None) -> None:
-        self.sketch.all_reduce(group)
+    def all_reduce(self) -> None:
+        self.sketch.all_reduce()
 
     def eigenvalues(self) -> Tensor:
         rows = self.sketch.rows().double()
@@ -236,17 +235,17 @@ class SketchedMoments:
         return inputs, outputs.to(inputs)[None]
 
     def conceptor(self, aperture: float | Tensor) -> Conceptor:
-        found = self.sketch.conceptor(float(torch.as_tensor(aperture))).to(torch.float64)
-        return found.mapped(lambda tensor, _: tensor[None])
+        conceptor = self.sketch.conceptor(float(torch.as_tensor(aperture))).to(torch.float64)
+        return conceptor.mapped(lambda tensor, _: tensor[None])
 
 
 def rounding(rows: Tensor) -> float:
-    """The mean square of what rounding adds to numbers of this dtype, relative to theirs."""
-    return torch.finfo(rows.dtype).eps ** 2 / 24  # of an error spread over ± eps / 2 · 2^k <= |x|
+    """Return the relative mean square of rounding errors in this dtype."""
+    return torch.finfo(rows.dtype).eps ** 2 / 24  # errors are uniform in ± eps / 2 · 2^k <= |x|
 
 
 def with_bias(rows: Tensor, biases: int, column: int | None) -> Tensor:
-    """Rows `[g, n, d]` with `biases` columns appended, 1 in the one given and 0 in the others."""
+    """Append `biases` columns to rows `[g, n, d]`: 1 in the given column, 0 in the others."""
     if not biases:
         return rows
     marks = rows.new_zeros(*rows.shape[:2], biases)
@@ -256,7 +255,7 @@ def with_bias(rows: Tensor, biases: int, column: int | None) -> Tensor:
 
 
 def _descending(matrix: Tensor) -> Tensor:
-    """Eigenvalues; of many tiny matrices by formula, as libraries take gigabytes for them."""
+    """Compute eigenvalues, of tiny matrices by formula, because libraries need gigabytes there."""
     if matrix.shape[-1] == 1:
         return matrix[..., 0].clamp_min(0)
     if matrix.shape[-1] == 2:
@@ -266,7 +265,3 @@ def _descending(matrix: Tensor) -> Tensor:
         return torch.stack([middle + spread, middle - spread], -1).clamp_min(0)
     values: Tensor = torch.linalg.eigvalsh(matrix).flip(-1).clamp_min(0)
     return values
-
-
-def _real(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

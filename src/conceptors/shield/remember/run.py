@@ -1,4 +1,4 @@
-"""One pass over a task's data: second moments of what enters every site, leaving no trace."""
+"""One pass over a task's data, which computes the second moments of every block's inputs."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from conceptors.layers.dora import WeightReads
 from conceptors.shield.blocks import WeightBlock
 from conceptors.shield.remember.bare_recorder import BareMoments, BareRecorder
 from conceptors.shield.remember.moments import Moments, Products, SketchedMoments
-from conceptors.shield.remember.recorder import Recorder, SamplingPlan, Taker, Watch
-from conceptors.shield.remember.uses import Use, Uses, refuse
+from conceptors.shield.remember.recorder import FiniteCheck, Recorder, SamplingPlan, Taker
+from conceptors.shield.remember.uses import StrayUse, WeightUses, refuse
 
-_CHECK = 64  # batches between waits for the device
+_CHECK = 64  # batches between checks that wait for the device
 
 
 def collect(
@@ -43,36 +43,33 @@ def collect(
     seed: int,
     sketch: Callable[[int], int | None],
     progress: bool,
-    strays: Callable[[Iterable[Use]], None] = refuse,
+    strays: Callable[[Iterable[StrayUse]], None] = refuse,
 ) -> dict[str, Moments | SketchedMoments]:
-    """Moments of all sites that rows reached, over the batches.
+    """Collect the moments of all blocks that rows reach.
 
-    `all_rows` uses every row, else a sample (see `recorder`). `sketch` gives the number of
-    directions to store of a layer with so many inputs (None for all), and `strays` handles weights
-    that are used where no rule covers it.
+    The model runs in evaluation mode without gradients. Training flags, random state and hooks are
+    restored afterwards, also after an exception.
 
-    The model runs in evaluation mode without gradients; training flags, random state and hooks
-    are as before afterwards, also after an exception.
+    Args:
+        all_rows: whether to use every row, or a sample (see `recorder`).
+        sketch: returns how many directions a layer with so many inputs stores; None for all.
+        strays: handles weights that are used where no rule covers them.
 
     Raises:
-        ValueError: no batch, no row reached any site, rows that are not finite, a rule that fails,
-            or weights that are used where no rule covers it.
+        ValueError: there is no batch, no row reaches any block, rows are not finite, a rule fails,
+            or weights are used where no rule covers them.
     """
     check_batches(batches, "remember")
     feed = feed or feed_first
     limit = None if limit is None else checks.whole(limit, "limit", 1)
     products = Products()
     moments = {name: _empty(site, sketch, products) for name, site in sites.items()}
-    plan, draws, watch, uses = (
-        SamplingPlan(all_rows, seed),
-        Draws(seed),
-        Watch(),
-        Uses(sites, WeightReads(model)),
-    )
-    seen = 0
+    plan, draws, finite = SamplingPlan(all_rows, seed), Draws(seed), FiniteCheck()
+    uses = WeightUses(sites, WeightReads(model))
+    count = 0
     reduced = dist.is_available() and dist.is_initialized()
     with _together(model, reduced), undisturbed(model), ExitStack() as hooks:
-        recorders = _recorders(sites, moments, plan, draws, watch, uses)
+        recorders = _recorders(sites, moments, plan, draws, finite, uses)
         for recorder in recorders:
             hooks.callback(recorder.close)
         for index, batch in enumerate(
@@ -81,30 +78,30 @@ def collect(
             if not index:
                 plan.batches = expected(batches, limit, batch)
             plan.begin(index, [recorder.filled() for recorder in recorders])
-            wanted = {recorder.begin(batch) for recorder in recorders}
-            if True in wanted or reduced:  # sharded models need all processes at every pass
+            needs_pass = {recorder.begin(batch) for recorder in recorders}
+            if True in needs_pass or reduced:  # sharded models need all processes at every pass
                 with uses.watching():
                     feed(model, batch)
                 _each(recorders, Recorder.compare, batch)
                 draws.renew()
             else:
                 _each(recorders, Recorder.take, batch)
-            seen += 1
-            if seen % _CHECK == 0:
-                watch.check()
-        watch.check()
+            count += 1
+            if count % _CHECK == 0:
+                finite.check()
+        finite.check()
         for recorder in recorders:
             recorder.check()
         strays(uses.stray)
         for m in moments.values():
             m.flush()
-    if not seen and not reduced:
+    if not count and not reduced:
         raise ValueError(
-            "remember got no batches: the loader is empty (or already used up, if it is an "
-            "iterator); nothing was remembered"
+            "remember got no batches: the loader is empty, or an iterator that was used before; "
+            "nothing was remembered. Pass a DataLoader or a list of batches"
         )
     if reduced:
-        with _reaching_all():
+        with _naming_lost_process():
             for m in moments.values():
                 m.all_reduce()
     moments = {name: m for name, m in moments.items() if m.weight > 0}
@@ -112,20 +109,20 @@ def collect(
     if not moments:
         listed = ", ".join(list(sites)[:5]) + (", ..." if len(sites) > 5 else "")
         raise ValueError(
-            f"no rows reached any of {len(sites)} shielded layers ({listed}) in {seen} batches; "
-            f"check that feed(model, batch) calls the model on samples, and that not all it uses "
-            f"is frozen or excluded; nothing was remembered"
+            f"no rows reached any of {len(sites)} shielded layers ({listed}) in {count} batches; "
+            f"nothing was remembered. Check that feed(model, batch) calls the model on samples, "
+            f"and that some of the layers it uses are neither frozen nor excluded"
         )
     return moments
 
 
 def _check_sums(moments: Mapping[str, Moments | SketchedMoments]) -> None:
-    """ValueError if the squares of a layer's inputs have overflowed."""
+    """Raise ValueError if the squares of a layer's inputs have overflowed."""
     for name, sums in moments.items():
         if not bool(sums.energy().isfinite().all()):
             raise ValueError(
-                f"the inputs of {name!r} are too large: their squares overflow {sums.dtype}. "
-                f"Nothing was remembered. Scale the inputs, for example to unit variance"
+                f"the inputs of layer {name!r} are too large: their squares overflow {sums.dtype}; "
+                f"nothing was remembered. Scale the inputs, for example to unit variance"
             )
 
 
@@ -136,7 +133,7 @@ def _each(recorders: list[Recorder], what: Callable[[Recorder, Any], None], batc
 
 @contextmanager
 def _together(model: nn.Module, reduced: bool) -> Iterator[None]:
-    """What fails on one process fails on all, so that none waits for the others forever."""
+    """Raise an error on all processes if one fails, so no process waits for it forever."""
     if not reduced:
         yield
         return
@@ -146,17 +143,19 @@ def _together(model: nn.Module, reduced: bool) -> Iterator[None]:
     except Exception as error:
         failure = error
     flag = torch.tensor(float(failure is not None), device=next(model.parameters()).device)
-    with _reaching_all(failure):
+    with _naming_lost_process(failure):
         dist.all_reduce(flag, dist.ReduceOp.MAX)
     if failure is not None:
         raise failure
     if bool(flag):
-        raise ValueError("remember failed on another process; nothing was remembered")
+        raise ValueError(
+            "remember failed on another process; nothing was remembered. See the error there"
+        )
 
 
 @contextmanager
-def _reaching_all(before: Exception | None = None) -> Iterator[None]:
-    """Say what it means when others do not answer; `before` is what has failed already."""
+def _naming_lost_process(before: Exception | None = None) -> Iterator[None]:
+    """Explain the error when another process is lost; `before` is an earlier failure."""
     try:
         yield
     except RuntimeError as error:
@@ -178,8 +177,8 @@ def _empty(
         return BareMoments(groups, dim, 0, like)
     rank = sketch(dim) if groups == 1 else None
     if rank is None or rank >= dim:
-        met = site.block.layout == "tokens"
-        return Moments(groups, dim, len(site.biases), like, products, presence=met)
+        is_vocabulary = site.block.layout == "tokens"
+        return Moments(groups, dim, len(site.biases), like, products, presence=is_vocabulary)
     return SketchedMoments(dim, rank, len(site.biases), like)
 
 
@@ -188,10 +187,10 @@ def _recorders(
     moments: Mapping[str, Moments | SketchedMoments],
     plan: SamplingPlan,
     draws: Draws,
-    watch: Watch,
-    uses: Uses,
+    finite: FiniteCheck,
+    uses: WeightUses,
 ) -> list[Recorder]:
-    """One for every layer that feeds a site."""
+    """Create a recorder for every layer of a block."""
     rules: dict[nn.Module, Rule] = {}
     takers: dict[nn.Module, dict[str, list[Taker]]] = {}
     outputs: dict[nn.Module, int] = {}
@@ -200,10 +199,12 @@ def _recorders(
         out = site.matrix(site.parameters).shape[1]
         for source in site.sources:
             if isinstance(source.rule, BareRule):
-                own = {"": [Taker(name, moments[name], None)]}
-                one = BareRecorder(source.layer, source.rule, own, 1, plan, draws, watch, uses)
-                uses.bare.add(site.parameters[0], one, source.rule.is_vector)
-                bare.append(one)
+                taker = Taker(name, moments[name], None)
+                recorder = BareRecorder(
+                    source.layer, source.rule, {"": [taker]}, 1, plan, draws, finite, uses
+                )
+                uses.bare.add(site.parameters[0], recorder, source.rule.is_vector)
+                bare.append(recorder)
                 continue
             rules[source.layer] = source.rule
             blocks = takers.setdefault(source.layer, {})
@@ -211,6 +212,6 @@ def _recorders(
             blocks.setdefault(source.block.name, []).append(taker)
             outputs[source.layer] = min(out, outputs.get(source.layer, out))
     return bare + [
-        Recorder(layer, rule, takers[layer], outputs[layer], plan, draws, watch, uses)
+        Recorder(layer, rule, takers[layer], outputs[layer], plan, draws, finite, uses)
         for layer, rule in rules.items()
     ]

@@ -1,4 +1,4 @@
-"""Equal blocks together in as few kernels as possible, on a GPU recorded and replayed."""
+"""Process equal blocks together in few kernels; on a GPU, record and replay them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from conceptors.shield.step.factored import Directions, Factored
 from conceptors.shield.step.memory import Memory
 from conceptors.shield.step.strategy import Pull, Strategy
 
-_SMALL = 2**20  # numbers up to which a weight does not fill a GPU by itself
+_SMALL = 2**20  # a weight with fewer numbers does not fill a GPU
 
 
-class Stack(Memory):
+class StackedMemory(Memory):
     """Blocks of equal shapes, `[1, out, k]` each, copied together as `[layers, out, k]`."""
 
     is_copy = True
@@ -39,39 +39,39 @@ class Stack(Memory):
 
 
 def together(strategies: Sequence[Strategy]) -> list[Strategy]:
-    """The same work by fewer strategies; the notes of those that were joined are shared."""
-    found: list[Strategy] = []
-    alike: dict[object, list[Factored]] = {}
+    """Merge strategies of equal shapes; merged strategies share their notes."""
+    merged: list[Strategy] = []
+    factored: dict[object, list[Factored]] = {}
     small: dict[object, list[Small]] = {}
     key: object
     for one in strategies:
         if isinstance(one, Factored) and _stackable(one):
             shapes = tuple(block.shape for block in one.weights.blocks)
             key = (shapes, one.gain.shape, one.directions.dtype, one.pull is None)
-            alike.setdefault((key, id(one.pull and one.pull.scale)), []).append(one)
+            factored.setdefault((key, id(one.pull and one.pull.scale)), []).append(one)
         elif isinstance(one, Small):
-            shape, dtype = one.taken.shape[1:], one.weights[0].blocks[0].dtype
+            shape, dtype = one.gain.shape[1:], one.weights[0].blocks[0].dtype
             key = (shape, dtype, one.noted.shape[1:], one.pull is None)
             small.setdefault(key, []).append(one)
         else:
-            found.append(one)
-    found += [m[0] if len(m) == 1 else _stacked(m) for m in alike.values()]
-    return found + [m[0] if len(m) == 1 else _joined(m) for m in small.values()]
+            merged.append(one)
+    merged += [m[0] if len(m) == 1 else _stacked(m) for m in factored.values()]
+    return merged + [m[0] if len(m) == 1 else _joined(m) for m in small.values()]
 
 
 def _stackable(one: Factored) -> bool:
     first = one.weights.blocks[0]
-    copies = one.weights.is_copy or one.gradients.is_copy
-    full = first.dtype in (torch.float32, torch.float64)
-    return len(first) == 1 and full and not copies and first.numel() <= _SMALL
+    is_copy = one.weights.is_copy or one.gradients.is_copy
+    is_full = first.dtype in (torch.float32, torch.float64)
+    return len(first) == 1 and is_full and not is_copy and first.numel() <= _SMALL
 
 
 def _stacked(members: list[Factored]) -> Factored:
     weights, gradients = (
-        Stack([getattr(m, kind) for m in members]) for kind in ("weights", "gradients")
+        StackedMemory([getattr(m, kind) for m in members]) for kind in ("weights", "gradients")
     )
     parts = [m.directions.parts for m in members]
-    vectors = torch.cat([torch.cat(own, 1) for own in parts])  # [layers, d, r] in memory order
+    vectors = torch.cat([torch.cat(split, 1) for split in parts])  # [layers, d, r] in memory order
     widths = [part.shape[1] for part in parts[0]]
     columns = list(torch.arange(sum(widths)).split(widths))
     noted = torch.cat([m.noted for m in members])
@@ -96,17 +96,17 @@ def _joined(members: list[Small]) -> Small:
     joined = Small(
         [memory for m in members for memory in m.weights],
         [memory for m in members for memory in m.gradients],
-        torch.cat([m.taken for m in members]),
+        torch.cat([m.gain for m in members]),
         pull,
         members[0].scale,
     )
-    for member, noted in zip(members, joined.noted.split([len(m.taken) for m in members])):
+    for member, noted in zip(members, joined.noted.split([len(m.gain) for m in members])):
         member.noted = noted
     return joined
 
 
 def in_turn(work: Sequence[Callable[[], None]]) -> Callable[[], None]:
-    """One after the other."""
+    """Return a function that calls these functions in turn."""
 
     def run() -> None:
         for piece in work:
@@ -118,7 +118,7 @@ def in_turn(work: Sequence[Callable[[], None]]) -> Callable[[], None]:
 def recorded(
     work: Sequence[Callable[[], None]], device: torch.device, static: bool
 ) -> Callable[[], None]:
-    """All of the work as one call: on a GPU, if its memory stays where it is, as a replay."""
+    """Return the work as one function; on a GPU, replay it if its memory is static."""
     if static and device.type == "cuda":
         return CudaGraph(*work, device=device)
 

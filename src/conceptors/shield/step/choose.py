@@ -1,20 +1,20 @@
-"""Which way a block's steps are kept in the free space: the table of docs/performance.md.
+"""Choose how a block's steps are projected onto the free space; see docs/performance.md.
 
 | optimizer                                   | gradients | steps          |
 |---------------------------------------------|-----------|----------------|
-| SGD without momentum and weight decay       | times F   | left alone     |
-| SGD with momentum, where nothing is pulled  | left alone | times F       |
-| LBFGS, which looks for steps with gradients | times F   | hard: times F  |
+| SGD without momentum and weight decay       | times F   | unchanged      |
+| SGD with momentum, without a pull           | unchanged | times F        |
+| LBFGS, which searches with gradients        | times F   | hard: times F  |
 | any other                                   | times F^½ | times F^½      |
 
-Steps are left alone only where one group of the optimizer has all of a block, and gradients only
-where nobody looks at them (`between` of `Shield.guard`).
+Steps are unchanged only where one group of the optimizer has a whole block, and gradients only
+without a callback that reads them (`between` of `Shield.guard`).
 
 | block                                           | form     |
 |-------------------------------------------------|----------|
-| one column a group (embeddings)                 | tokens   |
-| two columns a group (norm layers)               | small    |
-| half of all directions claimed or more, and     | dense    |
+| one column per group (embeddings)               | tokens   |
+| two columns per group (norm layers)             | small    |
+| at least half of the directions claimed, and    | dense    |
 | SGD whose gradients are projected; not sharded  |          |
 | any other                                       | factored |
 """
@@ -36,7 +36,7 @@ from conceptors.shield.step.factored import make_factored
 from conceptors.shield.step.free_space import FreeSpace
 from conceptors.shield.step.strategy import Strategy, Way
 
-_STEADY = 0.5  # of the distance a plain step may pull weights back
+_STEADY = 0.5  # the share of the distance that a plain step may pull weights back
 
 
 def choose(
@@ -46,14 +46,14 @@ def choose(
     groups: list[dict[str, Any]],
     looked_at: bool = False,
 ) -> Way:
-    """The way for a block whose parameters are in these groups of an optimizer.
+    """Choose the way for a block whose parameters are in these groups of an optimizer.
 
-    `looked_at`: somebody wants to see projected gradients.
+    `looked_at`: whether a callback reads the projected gradients.
     """
     form: Callable[..., Strategy] = make_factored if free.dim > 2 else make_small
     if free.dim == 1 and len(active) == 1:
         form = make_tokens
-    # G F of a part, or of parts with rates of their own, is no step in the free space
+    # G F of a part, or of parts with separate rates, is no step in the free space
     whole = len(groups) == len(active) and all(group is groups[0] for group in groups)
     linear = whole and type(optimizer) is torch.optim.SGD and not groups[0]["weight_decay"]
     if type(optimizer) is torch.optim.LBFGS:
@@ -75,5 +75,5 @@ def choose(
 
 
 def rate(group: dict[str, Any]) -> float:
-    """The largest learning rate that is in sight: schedulers begin with small ones."""
+    """Return the largest learning rate of a schedule, which may start with a small one."""
     return max(float(group.get(name) or 0.0) for name in ("lr", "initial_lr", "max_lr"))

@@ -1,4 +1,4 @@
-"""What the guards of a shield's optimizers are told: rebuilt when anything of it changes."""
+"""The context of the guards of a model, which is rebuilt when anything in it changes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from conceptors.shield.step.free_space import FreeSpace, restrict
 
 @dataclass(frozen=True)
 class Claim:
-    """What a shield holds of one layer.
+    """The claimed space of one layer.
 
     Attributes:
-        conceptor: A, `[g]` of them.
-        rank: how many directions are kept at most, None for all.
+        conceptor: A, a batch of g conceptors.
+        rank: the largest number of claimed directions; None for all.
         least: singular values up to this count as free.
-        stiffness: c `[g]` of a layer that is pulled back, see `FreeSpace.pull`.
-        room: what is left to steps at least, see `Auto`.
+        stiffness: c `[g]` of a layer with a pull, see `FreeSpace.pull`.
+        room: the share of the space that always stays free, see `Auto`.
     """
 
     conceptor: Conceptor
@@ -34,7 +34,7 @@ class Claim:
     room: float = 0.0
 
     def free(self, columns: Tensor | None, like: Tensor) -> FreeSpace:
-        """The free space of some columns (None for all), on the device of a weight."""
+        """Compute the free space of these columns (None for all), on the device of a weight."""
         part = self.conceptor if columns is None else restrict(self.conceptor, columns)
         return FreeSpace(
             part.to(like.device), like.dtype, self.rank, self.least, self.stiffness, self.room
@@ -43,7 +43,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Protected:
-    """What of a model is protected, and how it was when the task began."""
+    """The protected parts of a model, and their state at the beginning of the task."""
 
     sites: Mapping[str, WeightBlock] = field(default_factory=dict)
     claims: Mapping[str, Claim] = field(default_factory=dict)
@@ -54,46 +54,46 @@ class Protected:
     _spaces: dict[object, tuple[FreeSpace, list[nn.Parameter]]] = field(default_factory=dict)
 
     def free(self, name: str, active: list[nn.Parameter]) -> FreeSpace | None:
-        """The free space of a site's active parameters; None if all is free.
+        """Return the free space of a block's active parameters; None if all is free.
 
-        Made once for all optimizers.
+        It is computed once for all optimizers.
         """
         claim = self.claims.get(name)
         if claim is None:
             return None
         first = active[0]
         key = (name, first.dtype, first.device, *(id(p) for p in active))
-        if key not in self._spaces:  # with the parameters, so that their ids stay theirs
-            found = claim.free(self.sites[name].columns(active), first)
-            self._spaces[key] = (found, active)
+        if key not in self._spaces:  # stores the parameters too, so their ids stay valid
+            space = claim.free(self.sites[name].columns(active), first)
+            self._spaces[key] = (space, active)
         return self._spaces[key][0]
 
 
-class Keeper:
-    """Whom guards ask and tell; this one knows nothing."""
+class GuardCallbacks:
+    """Callbacks from guards to the shield. The default implementation does nothing."""
 
-    def held(self) -> Counter[int]:
-        """Ids of parameters, and by how many optimizers they are stepped."""
+    def optimizer_counts(self) -> Counter[int]:
+        """Count the guarded optimizers of each parameter, by id."""
         return Counter()
 
-    def warn(self, shares: Mapping[str, float]) -> None:
-        """What passes of a task's steps, layer by layer."""
+    def report_passing(self, shares: Mapping[str, float]) -> None:
+        """Receive the share of the gradients that is applied, by layer."""
 
     def look_before_step(self) -> None:
-        """Something else than a guarded step has changed weights."""
+        """Check the weights, which other code than a guarded step has changed."""
 
     def look_again(self, optimizer: Optimizer) -> None:
-        """A good time to see whether layers were added or replaced."""
+        """Check whether layers were added or replaced."""
 
     def check_thread(self) -> None:
-        """Whether the shield is free for a step."""
+        """Raise RuntimeError if another thread is using the shield."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """What is protected, and how steps are to be made; `version` counts the changes."""
+    """What is protected, and how steps are projected; `version` counts the changes."""
 
     version: int = -1
     protected: Protected = field(default_factory=Protected)
     increment_decay: float = 0.0
-    keeper: Keeper = field(default_factory=Keeper)
+    callbacks: GuardCallbacks = field(default_factory=GuardCallbacks)

@@ -1,4 +1,4 @@
-"""Blocks of one or two columns a group, number by number: embeddings and norm layers."""
+"""Project blocks of one or two columns per group element by element: embeddings, norm layers."""
 
 from __future__ import annotations
 
@@ -14,102 +14,103 @@ from conceptors.shield.step.strategy import Pull, Way, claimed
 
 
 class Tokens:
-    """One column a group: every token's vector `[out]` has one number F^½ of its own.
+    """The strategy of a block with one column per group: F^½ is one number per token.
 
-    Only tokens that were met are looked at.
+    Only tokens that occurred in remembered tasks are read and written.
     """
 
     def __init__(
-        self, weights: Memory, gradients: Memory, met: Tensor, gain: Tensor, pull: Pull | None
+        self, weights: Memory, gradients: Memory, tokens: Tensor, gain: Tensor, pull: Pull | None
     ) -> None:
         self.weights, self.gradients = weights, gradients
-        self.met, self.gain, self.pull = met, gain, pull  # [tokens], [tokens, 1, 1]
-        self.noted = weights.load()[0][met]  # also where a plan resumes, and nothing is noted anew
+        self.tokens, self.gain, self.pull = tokens, gain, pull  # [n], [n, 1, 1]
+        self.noted = weights.load()[0][tokens]  # a resumed plan does not call `note`
 
     def note(self) -> None:
-        self.noted.copy_(self.weights.load()[0][self.met])
+        self.noted.copy_(self.weights.load()[0][self.tokens])
 
     def project(self) -> None:
         (block,) = self.gradients.load()
-        found = full(block[self.met]) * (1 - self.gain)
+        projected = full(block[self.tokens]) * (1 - self.gain)
         if self.pull is not None:
-            found += self.pull.of(full(self.noted))
-        block.index_copy_(0, self.met, found.to(block.dtype))
+            projected += self.pull.of(full(self.noted))
+        block.index_copy_(0, self.tokens, projected.to(block.dtype))
         self.gradients.store()
 
     def correct(self) -> None:
         (block,) = self.weights.load()
-        now = full(block[self.met])
+        now = full(block[self.tokens])
         self.noted.copy_(now.lerp(full(self.noted), self.gain))
-        block.index_copy_(0, self.met, self.noted)
+        block.index_copy_(0, self.tokens, self.noted)
         self.weights.store()
 
     def passing(self, once: bool) -> Tensor:
         (block,) = self.gradients.load()
-        whole = full(block).square().sum()
-        taken = (full(block[self.met]).square() * claimed(self.gain, once)).sum()
-        return torch.stack([whole - taken, whole])
+        total = full(block).square().sum()
+        removed = (full(block[self.tokens]).square() * claimed(self.gain, once)).sum()
+        return torch.stack([total - removed, total])
 
     def moved(self, once: bool) -> Tensor:
         noted, values = full(self.noted), claimed(self.gain, once)
-        added = full(self.weights.load()[0][self.met]) - noted
+        added = full(self.weights.load()[0][self.tokens]) - noted
         return torch.stack([(x.square() * values).sum() for x in (added, noted)])
 
 
 class Small:
-    """Few columns a group, each group with a matrix of its own: ΔW F^½ = ΔW - ΔW M.
+    """The strategy of blocks with few columns, with one matrix per group: ΔW F^½ = ΔW - ΔW M.
 
-    Many such layers of one shape of group are done together, see `batched`.
+    Layers with equal shapes of groups are processed together, see `batched`.
     """
 
     def __init__(
         self,
         weights: Sequence[Memory],
         gradients: Sequence[Memory],
-        taken: Tensor,
+        gain: Tensor,
         pull: tuple[Tensor, Tensor] | None,
         scale: Tensor,
     ) -> None:
         self.weights, self.gradients = weights, gradients
-        self.taken, self.pull, self.scale = taken, pull, scale  # [g, d, d], (the same, W_before)
+        self.gain, self.pull, self.scale = gain, pull, scale  # [g, d, d], (the same, W_before)
         self.noted = self._now(weights)
 
     def note(self) -> None:
         self.noted.copy_(self._now(self.weights))
 
     def project(self) -> None:
-        found = self._now(self.gradients)
-        change = -_small_product(found, self.taken)
+        gradients = self._now(self.gradients)
+        change = -_small_product(gradients, self.gain)
         if self.pull is not None:
             weight, origin = self.pull
             change += _small_product(self.noted - origin, weight) * self.scale
-        self._put(self.gradients, found + change)
+        self._put(self.gradients, gradients + change)
 
     def correct(self) -> None:
         now = self._now(self.weights)
-        now -= _small_product(now - self.noted, self.taken)
+        now -= _small_product(now - self.noted, self.gain)
         self._put(self.weights, now)
         self.noted.copy_(self._now(self.weights))
 
     def passing(self, once: bool) -> Tensor:
-        found = self._now(self.gradients)
-        left = found - _small_product(found, self.taken)
-        return torch.stack([((found if once else left) * left).sum(), found.square().sum()])
+        gradients = self._now(self.gradients)
+        projected = gradients - _small_product(gradients, self.gain)
+        applied = ((gradients if once else projected) * projected).sum()
+        return torch.stack([applied, gradients.square().sum()])
 
     def moved(self, once: bool) -> Tensor:
         added = self._now(self.weights) - self.noted
-        return torch.stack([(_small_product(x, self.taken) * x).sum() for x in (added, self.noted)])
+        return torch.stack([(_small_product(x, self.gain) * x).sum() for x in (added, self.noted)])
 
     @staticmethod
     def _now(memories: Sequence[Memory]) -> Tensor:
-        found = torch.cat([side_by_side(memory.load()) for memory in memories])
-        return full(found.clone() if len(memories) == 1 else found)
+        matrix = torch.cat([side_by_side(memory.load()) for memory in memories])
+        return full(matrix.clone() if len(memories) == 1 else matrix)
 
     @staticmethod
-    def _put(memories: Sequence[Memory], found: Tensor) -> None:
+    def _put(memories: Sequence[Memory], matrix: Tensor) -> None:
         blocks = [block for memory in memories for block in memory.blocks]
         parts = []
-        for part, memory in zip(found.split([len(m.blocks[0]) for m in memories]), memories):
+        for part, memory in zip(matrix.split([len(m.blocks[0]) for m in memories]), memories):
             parts += part.split([block.shape[-1] for block in memory.blocks], -1)
         torch._foreach_copy_(blocks, parts)
         for memory in memories:
@@ -117,7 +118,7 @@ class Small:
 
 
 def _small_product(left: Tensor, right: Tensor) -> Tensor:
-    """left `[g, out, d]` times right `[g, d, d]` for small d: a few sums beat many products."""
+    """Compute left `[g, out, d]` @ right `[g, d, d]`; for small d, a few sums are faster."""
     columns = [left[..., i, None] * right[:, None, i] for i in range(left.shape[-1])]
     return torch.stack(columns).sum(0) if len(columns) > 1 else columns[0]
 
@@ -130,14 +131,14 @@ def make_tokens(
     scale: Tensor,
     way: Way,
 ) -> Tokens:
-    """The strategy for an embedding."""
+    """Create the strategy for an embedding."""
     values = free.values[:, 0] if free.rank else free.values.new_zeros(len(free.values))
-    met = (values > 0).nonzero().flatten()
-    gain = free.gain(way.once)[met]
+    tokens = (values > 0).nonzero().flatten()
+    gain = free.gain(way.once)[tokens]
     pull, weight = None, free.pull(way.once, way.stiffest)
     if weight is not None and anchor is not None:
-        pull = Pull(weight[met], full(anchor[met]), scale)
-    return Tokens(weights, gradients, met, gain, pull)
+        pull = Pull(weight[tokens], full(anchor[tokens]), scale)
+    return Tokens(weights, gradients, tokens, gain, pull)
 
 
 def make_small(
@@ -148,11 +149,11 @@ def make_small(
     scale: Tensor,
     way: Way,
 ) -> Small:
-    """The strategy for a norm layer."""
+    """Create the strategy for a norm layer."""
     order = torch.cat(weights.columns).to(free.vectors.device)
     vectors = free.vectors[:, order]
     pull, weight = None, free.pull(way.once, way.stiffest)
     if weight is not None and anchor is not None:
         pull = ((vectors * weight) @ vectors.mT, full(anchor).clone())
-    taken = (vectors * free.gain(way.once)) @ vectors.mT
-    return Small([weights], [gradients], taken, pull, scale)
+    gain = (vectors * free.gain(way.once)) @ vectors.mT
+    return Small([weights], [gradients], gain, pull, scale)

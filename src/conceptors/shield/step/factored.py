@@ -1,8 +1,8 @@
-"""Blocks of matrices against A = U diag(s) Uᵀ: thin products with U and Uᵀ.
+"""Project with A = U diag(s) Uᵀ by thin products with U and Uᵀ.
 
-Of the weights W only W U `[g, out, r]` is noted. The note follows the corrections from step to
-step, so that it is made once a task, and what rounding leaves in claimed space is seen, and taken
-off, at the next step instead of adding up.
+The note of the weights W is only W U `[g, out, r]`. It is computed once per task and follows the
+corrections from step to step. Rounding errors in claimed space are therefore removed at the next
+step, and do not add up.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from conceptors.shield.step.numbers import sharp_product, split_bf16, split_tf32
 from conceptors.shield.step.strategy import Pull, Way, claimed
 
 _TILE = 16
-_WIDE, _LARGE = 96, 1e8  # splitting numbers in two pays from this rank and this many operations
+_WIDE, _LARGE = 96, 1e8  # splitting numbers pays from this rank and number of operations
 
 
 class Directions:
-    """U, cut into the columns that blocks `[g, out, k]` have, in the order of their memory."""
+    """U, split by the columns of blocks `[g, out, k]`, in memory order."""
 
     def __init__(
         self, vectors: Tensor, columns: Sequence[Tensor], like: Tensor, rough: bool = False
     ) -> None:
-        """`rough`: gradients need not be projected exactly, as steps are, again and again."""
+        """`rough`: gradients may be projected roughly, because steps are projected too."""
         self.rough = rough
         self.parts = [_rows(vectors, at) for at in columns]  # [g, k, r]
         self.dtype = like.dtype
@@ -43,29 +43,29 @@ class Directions:
                 self._halves = split_tf32(self.parts[0])
 
     def along(self, blocks: Sequence[Tensor], rough: bool = False) -> Tensor:
-        """[W | b ...] U `[g, out, r]`, to float32's precision at least; if `rough`, to TF32's."""
+        """Compute [W | b ...] U `[g, out, r]` to float32's precision; if `rough`, to TF32's."""
         first, part = blocks[0], self.parts[0]
-        found: Tensor
+        product: Tensor
         if rough and first.is_cuda and first.dtype == torch.float32:
             with tensor_cores():
-                found = _product(first, part)
+                product = _product(first, part)
         elif self._thirds is not None and first.dtype == torch.bfloat16:
             wide: Any = torch.mm
             thrice = wide(first[0], self._thirds, out_dtype=torch.float32)
-            found = thrice.unflatten(-1, (3, -1)).sum(-2)[None]
+            product = thrice.unflatten(-1, (3, -1)).sum(-2)[None]
         elif self._halves is not None:
-            found = sharp_product(first, self._halves)
+            product = sharp_product(first, self._halves)
         else:
-            found = _product(full(first), part)
-        for block, more in zip(blocks[1:], self.parts[1:]):
-            found = _add_product(found, full(block), more)
-        return found
+            product = _product(full(first), part)
+        for block, other in zip(blocks[1:], self.parts[1:]):
+            product = _add_product(product, full(block), other)
+        return product
 
     def add(self, blocks: Sequence[Tensor], amount: Tensor) -> None:
         """Add amount Uᵀ to the blocks, in place.
 
-        On a GPU, where steps are projected, factors are rounded to TF32: what that leaves is seen
-        at the next step.
+        On a GPU, factors are rounded to TF32 if steps are projected: the next step removes the
+        rounding errors.
         """
         with tensor_cores() if amount.is_cuda and self.rough else nullcontext():
             for block, part in zip(blocks, self.parts):
@@ -76,7 +76,7 @@ class Directions:
 
 
 class Factored:
-    """Weights and gradients as blocks, and what is noted of the weights: W U."""
+    """The factored strategy of one block, with the note W U of its weights."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Factored:
         self.noted.copy_(self.directions.along(self.weights.load()))
 
     def resume(self, noted: Tensor) -> bool:
-        """Resume an earlier note, which knows of earlier rounding, if it fits the weights."""
+        """Restore a saved note, which contains earlier rounding, if it matches the weights."""
         if noted.shape != self.noted.shape:
             return False
         if not noted.numel():  # this process has no rows of a sharded weight
@@ -124,9 +124,9 @@ class Factored:
 
     def passing(self, once: bool) -> Tensor:
         blocks = self.gradients.load()
-        whole = torch.stack([full(block).square().sum() for block in blocks]).sum()
-        taken = (self.directions.along(blocks).square_() * claimed(self.gain, once)).sum()
-        return torch.stack([whole - taken, whole])
+        total = torch.stack([full(block).square().sum() for block in blocks]).sum()
+        removed = (self.directions.along(blocks).square_() * claimed(self.gain, once)).sum()
+        return torch.stack([total - removed, total])
 
     def moved(self, once: bool) -> Tensor:
         added = self.directions.along(self.weights.load()) - self.noted
@@ -142,16 +142,16 @@ def make_factored(
     scale: Tensor,
     way: Way,
 ) -> Factored:
-    """The strategy for one block.
+    """Create the strategy for one block.
 
     Args:
-        anchor: W_before `[g, out, d]`, its columns in the order of the weights' memory.
-        scale: of the pull.
-        way: what is to be done.
+        anchor: W_before `[g, out, d]`, with its columns in the weights' memory order.
+        scale: the factor of a gradient scaler.
+        way: how steps are projected.
     """
     first = weights.blocks[0]
-    missing = -free.rank % _TILE if first.is_cuda else 0  # odd sizes are slow there
-    vectors = functional.pad(free.vectors, (0, missing)) if missing else free.vectors
+    padding = -free.rank % _TILE if first.is_cuda else 0  # odd sizes are slow on a GPU
+    vectors = functional.pad(free.vectors, (0, padding)) if padding else free.vectors
     directions = Directions(vectors, weights.columns, first, rough=way.corrects)
     noted = torch.zeros(
         *first.shape[:2], vectors.shape[-1], dtype=vectors.dtype, device=vectors.device
@@ -159,19 +159,19 @@ def make_factored(
     pull, weight = None, free.pull(way.once, way.stiffest)
     if weight is not None and anchor is not None:
         origin = directions.along(anchor.split([block.shape[-1] for block in weights.blocks], -1))
-        pull = Pull(functional.pad(weight, (0, missing)), origin, scale)
-    gain = functional.pad(free.gain(way.once), (0, missing))
+        pull = Pull(functional.pad(weight, (0, padding)), origin, scale)
+    gain = functional.pad(free.gain(way.once), (0, padding))
     return Factored(directions, weights, gradients, gain, pull, noted)
 
 
-def pays_to_split(block: Tensor, rank: int, layers: int = 1) -> bool:
-    """Whether three products on tensor cores, and splitting numbers, beat one of float32."""
-    work = 2.0 * layers * block.numel() * rank
+def pays_to_split(block: Tensor, rank: int) -> bool:
+    """Whether splitting numbers for three products on tensor cores beats a float32 product."""
+    work = 2.0 * block.numel() * rank
     return block.is_cuda and block.dtype != torch.float64 and rank >= _WIDE and work >= _LARGE
 
 
 def _rows(vectors: Tensor, at: Tensor) -> Tensor:
-    """Some rows of U, in its own memory if they follow each other."""
+    """Select rows of U; consecutive rows without an index."""
     first, count = int(at[0]), len(at)
     if torch.equal(at, torch.arange(first, first + count)):
         return vectors[:, first : first + count].contiguous()
@@ -179,7 +179,7 @@ def _rows(vectors: Tensor, at: Tensor) -> Tensor:
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
-    """One matrix at a time is faster than a batch of one."""
+    """Compute left @ right; a single matrix is faster than a batch of one."""
     return (left[0] @ right[0])[None] if len(left) == 1 else left @ right
 
 

@@ -1,10 +1,10 @@
 """The free space of one weight block, F = I - A, as a step needs it.
 
-A step runs in the coordinates V of W = W_before + V F^½: the optimizer is given G F^½, and what it
-adds to the weights is multiplied by F^½. Whatever an optimizer does with its gradients, soft
-conceptors are applied once in all, and plain SGD gives W - η G F, which is Algorithm 2.
+A step runs in the coordinates V of W = W_before + V F^½: the optimizer receives G F^½, and its step
+is multiplied by F^½. Whatever an optimizer does with its gradients, a soft conceptor is applied
+once in total, and plain SGD computes W - η G F, which is Algorithm 2.
 
-With A = U diag(s) Uᵀ, and r directions that claim anything, M F^½ = M - M U diag(1 - √(1 - s)) Uᵀ.
+With A = U diag(s) Uᵀ and r claimed directions, M F^½ = M - M U diag(1 - √(1 - s)) Uᵀ.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class FreeSpace:
         dim: d.
         vectors: U `[g, d, r]`.
         values: s `[g, r]`, in [0, 1].
-        stiffness: c `[g]` of a layer that is pulled back, see `pull`.
+        stiffness: c `[g]` of a layer with a pull, see `pull`.
 
-    With `room`, s is made smaller until its mean over d is at most 1 - room, all odds alike.
+    With `room`, all odds are scaled down until the mean of s over d is at most 1 - room.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class FreeSpace:
         """Directions beyond the `rank` strongest, or with values up to `least`, count as free."""
         self.dim = claimed.dim
         dtype = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-        least = max(least, torch.finfo(dtype).eps)  # what is smaller vanishes in rounding
+        least = max(least, torch.finfo(dtype).eps)  # smaller values vanish in rounding
         if rank is not None and rank < claimed.dim:
             claimed = claimed.top_k(rank)
-        if claimed.spectrum[2]:  # all other directions are claimed: name them
+        if claimed.spectrum[2]:  # all other directions are claimed: list them
             complete = spectra.complete(claimed.form.spectrum())
             claimed = Conceptor.from_form(SpectrumForm(complete, claimed.dtype))
         vectors, values, _ = claimed.spectrum
@@ -57,7 +57,7 @@ class FreeSpace:
             values, order = values.topk(needed, -1)
             vectors = vectors.take_along_dim(order.unsqueeze(-2), -1)
         values = torch.where(values > least, values, 0.0)
-        self._slack = values.new_ones(len(values)).to(dtype)  # what odds are multiplied by `[g]`
+        self._slack = values.new_ones(len(values)).to(dtype)  # the factor of the odds `[g]`
         if room and values.numel():
             by = slack(values, self.dim, room).unsqueeze(-1)
             values = torch.where(by < 1, by * values / (1 - values + by * values), values)
@@ -66,12 +66,12 @@ class FreeSpace:
         self.stiffness = None if stiffness is None else stiffness.to(values.device, dtype)
 
     def claimed(self) -> Tensor:
-        """A `[g, d, d]`."""
+        """Compute A `[g, d, d]`."""
         return self.matrix(self.gain(once=True))
 
     @property
     def is_thin(self) -> bool:
-        """Whether products with U are less work than with A."""
+        """Whether products with U cost less than products with A."""
         return 2 * self.rank < self.dim
 
     @property
@@ -88,16 +88,16 @@ class FreeSpace:
         return bool(((self.values == 0) | (self.values == 1)).all())
 
     def gain(self, once: bool = False) -> Tensor:
-        """`[g, 1, r]`: what F^½ (with `once` F) takes off along each direction."""
+        """Return what F^½ (with `once`, F) removes along each direction, `[g, 1, r]`."""
         values = self.values.unsqueeze(-2)
         return values if once else 1 - (1 - values).sqrt()
 
     def pull(self, once: bool = False, stiffest: float = math.inf) -> Tensor | None:
-        """`[g, 1, r]`: times (W - W_before) U, the pull that G F^½ (or G F) is given along U.
+        """Return `[g, 1, r]`; times (W - W_before) U, it is the pull that is added along U.
 
         The pull is the gradient of c/2 tr ΔW Q ΔWᵀ, times F^½: c q √(1 - s) with odds
-        q = s / (1 - s). Nothing moves along hard directions, so nothing is pulled there.
-        `stiffest` bounds c. Room is made for steps only: the pull is that of A as it was claimed.
+        q = s / (1 - s). Weights do not move along hard directions, so these have no pull.
+        `stiffest` bounds c. `room` changes only steps; the pull is that of A as claimed.
         """
         c = self.bounded_stiffness(stiffest)
         if c is None:
@@ -107,36 +107,36 @@ class FreeSpace:
         return weight if once else torch.where(free > 0, weight / free.sqrt(), 0.0)
 
     def bounded_stiffness(self, stiffest: float = math.inf) -> Tensor | None:
-        """c `[g]` as `pull` has it, None where nothing is pulled."""
+        """Return c `[g]` of the pull; None without a pull."""
         if self.stiffness is None:
             return None
-        return (self.stiffness / self._slack).clamp(max=stiffest)  # of what was made smaller
+        return (self.stiffness / self._slack).clamp(max=stiffest)  # relative to the scaled odds
 
     def matrix(self, scale: Tensor) -> Tensor:
-        """U diag(scale) Uᵀ `[g, d, d]` for a scale `[g, 1, r]`."""
-        found: Tensor = (self.vectors * scale) @ self.vectors.mT
-        return found
+        """Compute U diag(scale) Uᵀ `[g, d, d]` for a scale `[g, 1, r]`."""
+        matrix: Tensor = (self.vectors * scale) @ self.vectors.mT
+        return matrix
 
 
 def restrict(claimed: Conceptor, columns: Tensor) -> Conceptor:
-    """The conceptor for changes of some columns only, the others being fixed.
+    """Return the conceptor for changes of these columns, with the other columns fixed.
 
-    With odds Q of all columns it is the conceptor of the submatrix of Q; directions of infinite
-    odds are claimed with their components in those columns.
+    It is the conceptor of the submatrix of the odds Q. Directions of infinite odds are claimed
+    with their components in these columns.
     """
     spectrum = claimed.form.spectrum()
     batch = claimed.batch_shape
     items = []
-    if spectrum.rest:  # everything outside is claimed: see it as all directions
+    if spectrum.rest:  # everything else is claimed: list all directions
         spectrum = spectra.complete(spectrum)
     for item in spectra.items_of(spectrum, batch):
         rows = item.vectors[columns.to(item.vectors.device)]  # [k, r]
         hard = torch.isinf(item.odds)
         soft_part = spectra.from_odds_matrix((rows * torch.where(hard, 0.0, item.odds)) @ rows.mT)
         left, sines, _ = spectra.svd(rows[:, hard], full_matrices=False)
-        kept = left[:, sines > spectra.tolerance(len(columns), rows.dtype)]
-        ones = torch.full((kept.shape[1],), torch.inf, dtype=rows.dtype, device=rows.device)
-        hard_part = spectra.Spectrum(kept, ones)
-        items.append(logic.disjoin(soft_part, hard_part) if kept.shape[1] else soft_part)
+        vectors = left[:, sines > spectra.tolerance(len(columns), rows.dtype)]
+        odds = torch.full((vectors.shape[1],), torch.inf, dtype=rows.dtype, device=rows.device)
+        hard_part = spectra.Spectrum(vectors, odds)
+        items.append(logic.disjoin(soft_part, hard_part) if vectors.shape[1] else soft_part)
     joined = spectra.stack(items, batch) if batch else items[0]
     return Conceptor.from_form(SpectrumForm(joined, claimed.dtype))

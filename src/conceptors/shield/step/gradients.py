@@ -1,6 +1,6 @@
-"""Gradients as the optimizer is given them: the shield's own copies, projected.
+"""Replace gradients by projected copies during a step.
 
-The user's gradients wait aside while the optimizer works and are back after the step.
+The user's gradients are stored during the step, and restored after it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from conceptors.shield.blocks import is_sharded, shard_like
 
 
 class Gradients:
-    """Copies of the gradients of some parameters, in memory that stays where it is.
+    """Copies of the gradients of some parameters, in memory that does not move.
 
     Attributes:
-        copies: a parameter and its copy, by the parameter's id; of its own shape (if it is
-            sharded, of its local part or all of it).
-        idle: ids of those that are only looked at.
-        given: parameters whose gradients the optimizer is given in our form: of all in a row, or
-            of none if none of them has any.
+        copies: a parameter and the copy of its gradient, by the parameter's id. For a sharded
+            parameter, the copy has the shape of its local part or of the whole.
+        given: lists of parameters whose gradients are replaced by the copies: all of a list, or
+            none if no parameter of the list has a gradient.
     """
 
     def __init__(
@@ -32,17 +31,18 @@ class Gradients:
         idle: Collection[int] = (),
     ) -> None:
         self.copies, self.given, self._idle = copies, given, idle
-        self._aside: list[tuple[nn.Parameter, Tensor | None, Tensor]] = []  # the user's, and ours
-        self._versions: list[int] = []  # of ours, as the optimizer was given them
+        self._aside: list[tuple[nn.Parameter, Tensor | None, Tensor]] = []  # user's, copy
+        self._versions: list[int] = []  # of the copies, when the optimizer received them
 
     def of(self, parameter: nn.Parameter) -> Tensor:
+        """Return the copy of a parameter's gradient."""
         return self.copies[id(parameter)][1]
 
     def take(self, *, all_of_them: bool = False) -> None:
-        """Copy the gradients, all or those that are projected; none counts as zero."""
+        """Copy the gradients, all or only those that are projected; None counts as zero."""
         copies, gradients = [], []
-        for number, (parameter, copy) in self.copies.items():
-            if number in self._idle and not all_of_them:
+        for key, (parameter, copy) in self.copies.items():
+            if key in self._idle and not all_of_them:
                 continue
             gradient = parameter.grad
             if gradient is None:
@@ -56,37 +56,37 @@ class Gradients:
             torch._foreach_copy_(copies, gradients)
 
     def give(self) -> None:
-        """Put our copies in place of the user's gradients, where there are any."""
-        for row in self.given:
-            if all(parameter.grad is None for parameter in row):
+        """Replace the user's gradients by the copies."""
+        for parameters in self.given:
+            if all(parameter.grad is None for parameter in parameters):
                 continue
-            for parameter in row:
+            for parameter in parameters:
                 gradient = parameter.grad
                 like = parameter.data if gradient is None else gradient
-                ours = _like(self.of(parameter), like)
-                self._aside.append((parameter, gradient, ours))
-                parameter.grad = ours
+                copy = _like(self.of(parameter), like)
+                self._aside.append((parameter, gradient, copy))
+                parameter.grad = copy
         self.settle()
 
     def settle(self) -> None:
-        """What changes our copies from now on is the optimizer, or comes after a failed step."""
-        self._versions = [ours._version for _, _, ours in self._aside]
+        """Record the versions of the copies; later changes come from the optimizer or the user."""
+        self._versions = [copy._version for _, _, copy in self._aside]
 
     def give_back(self, *, late: bool = False) -> None:
-        """The user's gradients again, unless they have put others in place since.
+        """Restore the user's gradients, unless the user has replaced them.
 
-        `late`: in case a step failed half-way. What the user has made of our copies since then,
-        as by `zero_grad(set_to_none=False)` and a backward pass, is theirs.
+        `late`: whether a step may have failed. If the user has changed the copies since then, as
+        with `zero_grad(set_to_none=False)` and a backward pass, they are the user's gradients.
         """
-        for (parameter, gradient, ours), version in zip(self._aside, self._versions):
-            if parameter.grad is ours:
-                changed = late and ours._version != version
-                parameter.grad = ours.clone() if changed else gradient
+        for (parameter, gradient, copy), version in zip(self._aside, self._versions):
+            if parameter.grad is copy:
+                is_changed = late and copy._version != version
+                parameter.grad = copy.clone() if is_changed else gradient
         self._aside = []
 
 
 def _plain(gradient: Any, shape: torch.Size) -> Tensor:
-    """A gradient as a tensor of this process: its local part, or all of it."""
+    """Return a gradient as a plain tensor: its local part, or the whole."""
     if not is_sharded(gradient):
         return gradient  # type: ignore[no-any-return]
     local: Tensor = gradient.to_local()
@@ -94,7 +94,7 @@ def _plain(gradient: Any, shape: torch.Size) -> Tensor:
 
 
 def _like(copy: Tensor, gradient: Any) -> Tensor:
-    """A copy in the form that a gradient has."""
+    """Convert a copy to the layout of a gradient."""
     if gradient.layout == torch.sparse_coo:
         places = gradient.coalesce().indices()
         return torch.sparse_coo_tensor(places, copy[places[0]], copy.shape, check_invariants=False)

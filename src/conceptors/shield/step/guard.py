@@ -1,9 +1,10 @@
-"""Keeping an optimizer's steps in the free space, through its own step hooks.
+"""Keep an optimizer's steps in the free space, through its step hooks.
 
-Before a step the optimizer is given projected gradients, after it the step is projected, and the
-user's gradients are put back. See `free_space` for the mathematics, `choose` for what is done
-where. Nothing is done to an optimizer's momentum and second moments when a task ends: steps are
-projected whatever they hold. Only LBFGS starts anew, as its history is of another free space.
+Before a step, the optimizer receives projected gradients. After it, the step is projected, and the
+user's gradients are restored. See `free_space` for the mathematics, and `choose` for the projection
+of each block. An optimizer's momentum and second moments are unchanged when a task ends, because
+steps are projected anyway. Only the history of LBFGS is cleared, because it belongs to another free
+space.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class Guard:
     """The hooks of one optimizer.
 
     Attributes:
-        between: called when the optimizer is about to see projected gradients, as `.grad`.
-        stepped: names of the blocks that were stepped since a task was remembered.
+        between: called when `.grad` contains the projected gradients, before the step.
+        stepped: names of the blocks that were stepped since the last `remember`.
         trained: parameters that had gradients since then.
     """
 
@@ -41,9 +42,9 @@ class Guard:
         between: Hook | None = None,
         gone: Callable[[Guard], None] = lambda guard: None,
     ) -> None:
-        """`gone` is called when the optimizer is no more."""
-        ours = weakref.ref(self)
-        self._optimizer = weakref.ref(optimizer, lambda _: _call(gone, ours()))
+        """`gone` is called when the optimizer is deleted."""
+        this = weakref.ref(self)
+        self._optimizer = weakref.ref(optimizer, lambda _: _call(gone, this()))
         self._context = context
         self.between = between
         self.plan = StepPlan()
@@ -55,21 +56,21 @@ class Guard:
         ]
 
     def remove(self) -> None:
-        """Take the hooks off the optimizer."""
+        """Remove the hooks from the optimizer."""
         for handle in self._handles:
             handle.remove()
         self.plan.close()
 
-    def holds(self, optimizer: Optimizer) -> bool:
+    def guards(self, optimizer: Optimizer) -> bool:
         return self._optimizer() is optimizer
 
     def parameters(self) -> list[nn.Parameter]:
-        """All that the optimizer changes."""
+        """Return the parameters of the optimizer."""
         optimizer = self._optimizer()
         return [] if optimizer is None else [p for g in optimizer.param_groups for p in g["params"]]
 
     def prepare(self) -> StepPlan:
-        """Be ready before the first forward pass of a task, not at its first step."""
+        """Rebuild the plan if it is outdated, before the first forward pass of a task."""
         optimizer, context = self._optimizer(), self._context()
         if optimizer is None:
             self.plan.close()
@@ -79,7 +80,7 @@ class Guard:
         if self.plan.key != key or self.plan.is_outrun(optimizer):
             before, self.plan = self.plan, self._make(optimizer)
             before.close()
-            if before.is_of(context.version):  # weights are elsewhere in memory
+            if before.is_of(context.version):  # weights have moved in memory
                 self.plan.adopt(before)
             if isinstance(optimizer, torch.optim.LBFGS) and not context.protected.resumed:
                 optimizer.state.clear()
@@ -95,7 +96,7 @@ class Guard:
 
     @torch.no_grad()
     def settle(self) -> None:
-        """Project a step that was interrupted before that."""
+        """Project a step that was interrupted before its projection."""
         self.plan.gradients.give_back(late=True)
         optimizer = self._optimizer()
         if optimizer is not None and self.plan.in_step:
@@ -105,37 +106,37 @@ class Guard:
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         self.settle()
-        keeper = self._context().keeper
-        keeper.check_thread()
+        callbacks = self._context().callbacks
+        callbacks.check_thread()
         if self.plan.passing.is_next_due() or self.plan.key != self._key(optimizer):
-            keeper.look_again(optimizer)  # layers may have come, gone, or been frozen
+            callbacks.look_again(optimizer)  # layers may have been added, removed, or frozen
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         plan = self.prepare()
-        if closure is None:  # else gradients are of a step before
-            self._see()
+        if closure is None:  # else gradients are those of the previous step
+            self._record_trained()
         if not plan and self.between is None:
-            plan.passing.is_due()  # counted, so that not every step looks at the whole model
+            plan.passing.is_due()  # counts the step: not every step scans the model
             return None
         if plan.work.versions is None or not plan.is_known():
-            keeper.look_before_step()  # others may have changed weights since the last step or task
-        decay = plan.rest.decay
+            callbacks.look_before_step()  # other code may have changed weights
+        decay = plan.extras.decay
         decays = bool(decay) and not _skips(optimizer)
-        plan.rest.frozen.measure()
+        plan.extras.frozen.measure()
         if decays:
             decay.apply(decay.whole, optimizer)
         plan.note()
         if decays:
             decay.apply(decay.apart, optimizer)
-        plan.rest.frozen.keep()
+        plan.extras.frozen.save()
         if closure is None:
             self._project(optimizer)
             return None
 
         def shielded() -> Any:
-            """The user's closure, then its gradients projected."""
+            """Call the user's closure, and project its gradients."""
             plan.gradients.give_back()
             loss = closure()
-            self._see()
+            self._record_trained()
             self._project(optimizer)
             return loss
 
@@ -143,18 +144,18 @@ class Guard:
             return (args[0], shielded, *args[2:]), kwargs
         return args, {**kwargs, "closure": shielded}
 
-    def _see(self) -> None:
-        """What has gradients is learning."""
+    def _record_trained(self) -> None:
+        """Record the parameters that have gradients."""
         if self.trained.is_due():
-            self.trained.see(self.parameters())
+            self.trained.add(self.parameters())
 
     @torch.no_grad()
     def _project(self, optimizer: Optimizer) -> None:
         self.plan.project(getattr(optimizer, "grad_scale", None))
         if self.plan.passing.steps == 1:
             self.stepped |= {block.name for block in self.plan.blocks}
-        if self.plan.passing.is_sure():
-            self._context().keeper.warn(self.plan.passing.shares())
+        if self.plan.passing.is_reliable_now():
+            self._context().callbacks.report_passing(self.plan.passing.shares())
         if self.between is not None:
             try:
                 self.between()
@@ -165,13 +166,13 @@ class Guard:
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self.plan.gradients.give_back()
         if not self.plan or _skips(optimizer):
-            self.plan.rest.frozen.kept = None
+            self.plan.extras.frozen.saved = None
         else:
             self._finish(optimizer)
 
     def _finish(self, optimizer: Optimizer) -> None:
-        """Project the step that was made."""
-        if self.plan.key != self._key(optimizer):  # SAM puts copies in place of the weights
+        """Project a step of the optimizer."""
+        if self.plan.key != self._key(optimizer):  # SAM replaces weights by copies
             before, self.plan = self.plan, self._make(optimizer)
             before.close()
             self.plan.adopt(before)
@@ -184,7 +185,7 @@ def _call(what: Callable[[Any], None], guard: Any) -> None:
 
 
 def _key(optimizer: Optimizer) -> object:
-    """What a plan depends on, beside the shield: where parameters are, and how they are stepped."""
+    """Return what a plan depends on besides the shield: parameters' memory, and their groups."""
     return [
         (
             bool(group.get("weight_decay", 0)),
@@ -197,6 +198,6 @@ def _key(optimizer: Optimizer) -> object:
 
 
 def _skips(optimizer: Optimizer) -> bool:
-    """Whether a gradient scaler has told a fused optimizer to do nothing in this step."""
-    found = getattr(optimizer, "found_inf", None)
-    return found is not None and bool(found)
+    """Whether a gradient scaler makes a fused optimizer skip this step."""
+    found_inf = getattr(optimizer, "found_inf", None)
+    return found_inf is not None and bool(found_inf)

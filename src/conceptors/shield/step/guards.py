@@ -1,4 +1,4 @@
-"""The guards of all optimizers of one model, and what they are told."""
+"""The guards of all optimizers of one model."""
 
 from __future__ import annotations
 
@@ -13,85 +13,85 @@ from conceptors.shield.step.trained import Trained
 
 
 class Guards(list[Guard]):
-    """Guards that share one context, which is made anew when anything of it changes."""
+    """Guards that share one context, which is rebuilt when anything in it changes."""
 
     def __init__(self, make: Callable[[int], Context]) -> None:
-        """`make` gives the context of now, with a version number."""
+        """`make` creates the current context, with a version number."""
         super().__init__()
         self._make = make
         self.context = Context()
-        self._past: set[str] = set()  # what guards that are gone have stepped
-        self._taught: set[int] = set()  # what they have trained
+        self._past_stepped: set[str] = set()  # blocks that removed guards have stepped
+        self._past_trained: set[int] = set()  # parameters that they have trained
 
     def add(self, optimizer: Optimizer, between: Callable[[], None] | None) -> None:
-        """Guard an optimizer; one that is guarded already may get another `between`."""
-        known = next((guard for guard in self if guard.holds(optimizer)), None)
-        if known is not None:
-            known.between = between or known.between
-            known.prepare()
+        """Guard an optimizer, or replace `between` of an optimizer that is guarded already."""
+        existing = next((guard for guard in self if guard.guards(optimizer)), None)
+        if existing is not None:
+            existing.between = between or existing.between
+            existing.prepare()
             return
         self.append(Guard(optimizer, lambda: self.context, between, self._drop))
-        self.renew()  # what is held together may be more now
+        self.renew()  # parameters of one block may have one more optimizer now
 
     def renew(self) -> None:
-        """Tell all guards, and have them ready before the next forward pass."""
+        """Rebuild the context, and prepare all guards before the next forward pass."""
         self.settle()
         self.context = self._make(self.context.version + 1)
         for guard in list(self):
             guard.prepare()
 
-    def held(self) -> Counter[int]:
-        """Ids of parameters, and by how many optimizers they are stepped."""
+    def optimizer_counts(self) -> Counter[int]:
+        """Count the guarded optimizers of each parameter, by id."""
         return Counter(id(p) for guard in self for p in guard.parameters())
 
     def settle(self) -> None:
-        """Have no step half made; see `Guard.settle`."""
+        """Finish interrupted steps; see `Guard.settle`."""
         for guard in list(self):
             guard.settle()
 
     def abandon(self) -> None:
-        """Leave weights as they are now, also where a step was interrupted."""
+        """Abandon interrupted steps, and leave the weights as they are."""
         for guard in list(self):
-            guard.plan.rest.frozen.kept = None
+            guard.plan.extras.frozen.saved = None
 
     def moved(self) -> dict[str, float]:
-        """How far something else has moved blocks since they were last stepped."""
-        found: dict[str, float] = {}
+        """Compute how far other code has moved blocks since their last step."""
+        drifts: dict[str, float] = {}
         for guard in list(self):
-            found |= guard.plan.moved()
-        return found
+            drifts |= guard.plan.moved()
+        return drifts
 
     def stepped(self) -> set[str]:
-        """Names of blocks that were stepped since weights were trusted."""
-        return self._past | {name for guard in self for name in guard.stepped}
+        """Return the names of blocks that were stepped since the weights were trusted."""
+        return self._past_stepped | {name for guard in self for name in guard.stepped}
 
     def trained(self) -> set[int]:
-        """Ids of parameters that had gradients since then."""
-        return self._taught.union(*(guard.trained.ids for guard in self))
+        """Return the ids of parameters that had gradients since the weights were trusted."""
+        return self._past_trained.union(*(guard.trained.ids for guard in self))
 
     def trust(self) -> None:
-        """Count steps anew."""
-        self._past, self._taught = set(), set()
+        """Restart the records of stepped blocks and trained parameters."""
+        self._past_stepped, self._past_trained = set(), set()
         for guard in list(self):
             guard.stepped, guard.trained = set(), Trained()
 
-    def holds(self, optimizer: Optimizer) -> bool:
+    def is_guarded(self, optimizer: Optimizer) -> bool:
         """Whether an optimizer is guarded."""
-        return any(guard.holds(optimizer) for guard in self)
+        return any(guard.guards(optimizer) for guard in self)
 
     def in_step(self) -> set[int]:
-        """Ids of parameters that a guarded optimizer is stepping right now."""
+        """Return the ids of parameters that a guarded optimizer is stepping now."""
         return {id(p) for guard in self if guard.plan.in_step for p in guard.parameters()}
 
     def _drop(self, guard: Guard) -> None:
-        """Its optimizer is gone."""
-        self._past |= guard.stepped
-        self._taught |= guard.trained.ids
+        """Remove a guard whose optimizer was deleted."""
+        self._past_stepped |= guard.stepped
+        self._past_trained |= guard.trained.ids
         guard.plan.close()
         self[:] = [other for other in self if other is not guard]
 
     def detach(self) -> None:
-        """Take all hooks off."""
+        """Remove all hooks."""
         self.settle()
         for guard in list(self):
             guard.remove()

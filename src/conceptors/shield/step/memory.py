@@ -1,4 +1,4 @@
-"""Parameters and gradients of a site as matrices `[g, out, k]`, in place wherever memory allows."""
+"""View parameters and gradients of a block as matrices `[g, out, k]`, in place if possible."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Put = Callable[[nn.Parameter, Tensor], object]
 
 
 class Memory:
-    """Tensors of the shapes of some parameters, side by side as blocks `[g, out, k]`.
+    """Tensors of the shapes of some parameters, as matrices `[g, out, k]`.
 
     Attributes:
-        blocks: one for each parameter, or a single copy of all.
-        columns: which columns of the site each block has, in the order of its memory.
+        blocks: one matrix per parameter, or a single copy of all.
+        columns: the columns of each matrix in the whole block, in memory order.
     """
 
     is_copy = False
@@ -27,15 +27,15 @@ class Memory:
         self.blocks, self.columns = blocks, columns
 
     def load(self) -> list[Tensor]:
-        """The blocks, with the numbers of now."""
+        """Return the matrices with their current values."""
         return self.blocks
 
     def store(self) -> None:
-        """Put copies back where they came from."""
+        """Write copies back to their tensors."""
 
 
 class Copied(Memory):
-    """Tensors that have no such view in place: `load` copies them together, `store` back."""
+    """Tensors without such views: `load` copies them into one matrix, `store` writes them back."""
 
     is_copy = True
 
@@ -49,14 +49,14 @@ class Copied(Memory):
         return self.blocks
 
     def store(self) -> None:
-        taken = 0
+        start = 0
         for parameter in self._active:
-            whole = self._get(parameter)
-            (view,) = self._site.views({id(parameter): whole}, [parameter])
+            tensor = self._get(parameter)
+            (view,) = self._site.views({id(parameter): tensor}, [parameter])
             size = view.shape[2:].numel()
-            view.copy_(self.blocks[0][..., taken : taken + size].reshape(view.shape))
-            taken += size
-            self._put(parameter, whole)
+            view.copy_(self.blocks[0][..., start : start + size].reshape(view.shape))
+            start += size
+            self._put(parameter, tensor)
 
     def _now(self) -> Tensor:
         return self._site.matrix(self._active, {id(p): self._get(p) for p in self._active})
@@ -68,42 +68,38 @@ def memory_of(
     get: Get,
     put: Put = lambda parameter, tensor: None,
 ) -> Memory:
-    """Memory of some parameters of a site.
+    """View these parameters of a block as matrices, or copy them.
 
-    `get` gives a parameter's tensor; `put` takes one that `get` had to make.
+    `get` returns a parameter's tensor; `put` stores a tensor that `get` had to create.
     """
-    made = any(is_sharded(p.data) for p in active) and not site.block.rows_first
+    is_created = any(is_sharded(p.data) for p in active) and not site.block.rows_first
     views = site.views({id(p): get(p) for p in active}, active)
-    found = [in_place(view) for view in views]
-    if made or None in found:
+    matrices = [in_place(view) for view in views]
+    if is_created or None in matrices:
         return Copied(site, active, get, put)
     blocks, columns, start = [], [], 0
-    for block, own in filter(None, found):
+    for block, order in filter(None, matrices):
         blocks.append(block)
-        columns.append(own + start)
+        columns.append(order + start)
         start += block.shape[-1]
     return Memory(blocks, columns)
 
 
 def both(site: WeightBlock, active: list[nn.Parameter], gradient: Get) -> tuple[Memory, Memory]:
-    """Weights and gradients of a site, with their columns in one order."""
+    """View the weights and gradients of a block with their columns in the same order."""
     weights = memory_of(site, active, site.read, site.write)
     gradients = memory_of(site, active, gradient)
-    alike = len(weights.columns) == len(gradients.columns)
-    if not alike or any(map(differ, weights.columns, gradients.columns)):
+    is_paired = len(weights.columns) == len(gradients.columns)
+    if not is_paired or not all(map(torch.equal, weights.columns, gradients.columns)):
         weights = Copied(site, active, site.read, site.write)
         gradients = Copied(site, active, gradient, lambda parameter, tensor: None)
     return weights, gradients
 
 
-def differ(one: Tensor, other: Tensor) -> bool:
-    return not torch.equal(one, other)
-
-
 def in_place(view: Tensor) -> tuple[Tensor, Tensor] | None:
-    """A view `[g, out, ...]` as matrices `[g, out, k]` of the same memory, in memory order.
+    """View `[g, out, ...]` as a matrix `[g, out, k]` of the same memory, in memory order.
 
-    Also tells which column of the block each of the k is; None if no such view exists.
+    Also returns the column of the block of each of the k; None if there is no such view.
     """
     inner = view.shape[2:]
     order = sorted(range(len(inner)), key=lambda axis: -view.stride(2 + axis))
@@ -117,5 +113,5 @@ def in_place(view: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 def side_by_side(blocks: Sequence[Tensor]) -> Tensor:
-    """[W | b ...] `[g, out, d]`."""
+    """Concatenate matrices to [W | b ...] `[g, out, d]`."""
     return blocks[0] if len(blocks) == 1 else torch.cat(list(blocks), -1)

@@ -1,4 +1,4 @@
-"""Numbers as sums of shorter ones, which tensor cores multiply exactly."""
+"""Split numbers into sums of shorter ones, which tensor cores multiply exactly."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ _LOW_BITS = ~((1 << 13) - 1)  # TF32 stores the first 10 of 23 bits of the manti
 
 
 def rounded(x: Tensor) -> Tensor:
-    """x cut to numbers that TF32 represents exactly; the rest, x - rounded(x), has 13 bits."""
+    """Round x to numbers that TF32 represents exactly; x - rounded(x) has 13 bits."""
     return (x.view(torch.int32) & _LOW_BITS).view(torch.float32)
 
 
 def split_tf32(x: Tensor) -> Tensor:
-    """[high | low] with x = high + low, numbers that TF32 represents."""
+    """Return [high | low] with x = high + low, two numbers that TF32 represents."""
     high = rounded(x)
     return torch.cat([high, x - high], -1)
 
 
 def sharp_product(x: Tensor, factor: Tensor) -> Tensor:
-    """x @ (high + low) for a factor [high | low], to about float32's precision.
+    """Compute x @ (high + low) for a factor [high | low], to about float32's precision.
 
-    Three products of TF32 numbers: high high, high low and low high. Half precision is high alone.
+    Adds three products of TF32 numbers: high high, high low and low high. Half precision has no
+    low part.
     """
     rank = factor.shape[-1] // 2
     high = rounded(x) if x.dtype == torch.float32 else x.float()
@@ -40,7 +41,7 @@ def sharp_product(x: Tensor, factor: Tensor) -> Tensor:
 
 
 def split_bf16(x: Tensor) -> Tensor:
-    """[high | middle | low] in bfloat16, with 24 bits together."""
+    """Return [high | middle | low] in bfloat16, which have 24 bits together."""
     high = x.bfloat16()
     middle = (x - high.float()).bfloat16()
     low = (x - high.float() - middle.float()).bfloat16()

@@ -1,20 +1,19 @@
-"""How much of what a task wants to change may be changed: <G, G F> / <G, G>, layer by layer."""
+"""The share of the gradients that is applied, <G, G F> / <G, G>, by layer."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-_KEPT = 0.5  # of earlier looks
-_SURE = 128  # steps before anything is said about them
-_OFTEN = 1024  # steps between looks at most; before, they double
+_DECAY = 0.5  # weight of earlier measurements
+_RELIABLE = 128  # steps after which a warning may be issued
+_INTERVAL = 1024  # the most steps between measurements, which double until then
 
 
 class Passing:
     """Running means of <G, G F> and <G, G>, which do not wait for the device.
 
-    Their ratio is that of the decrease of the loss by a small SGD step with the shield to one
-    without.
+    Their ratio compares the decrease of the loss by a small SGD step with and without the shield.
     """
 
     def __init__(self) -> None:
@@ -22,31 +21,31 @@ class Passing:
         self._means: dict[str, Tensor] = {}  # [2]
 
     def is_due(self) -> bool:
-        """Whether to look at this step; counts it."""
+        """Count a step, and return whether to measure it."""
         due = self.is_next_due()
         self.steps += 1
         return due
 
     def is_next_due(self) -> bool:
-        """The same of the step to come."""
+        """Whether to measure the next step."""
         step = self.steps + 1
-        return (step & (step - 1) == 0 or step % _OFTEN == 0) and not is_capturing()
+        return (step & (step - 1) == 0 or step % _INTERVAL == 0) and not is_capturing()
 
-    def is_sure(self) -> bool:
-        """Whether enough was seen for a word about it; true once."""
-        return self.steps == _SURE
+    def is_reliable_now(self) -> bool:
+        """Whether the shares have just become reliable; true for one step."""
+        return self.steps == _RELIABLE
 
-    def see(self, name: str, found: Tensor) -> None:
-        """`Strategy.passing` of a layer's gradients."""
-        before = self._means.get(name)
-        self._means[name] = found if before is None else found.lerp(before.to(found), _KEPT)
+    def add(self, name: str, products: Tensor) -> None:
+        """Add `Strategy.passing` of a layer's gradients."""
+        mean = self._means.get(name)
+        self._means[name] = products if mean is None else products.lerp(mean.to(products), _DECAY)
 
     def shares(self) -> dict[str, float]:
-        """What passes of each layer that was seen, in [0, 1]."""
-        found = {name: mean.tolist() for name, mean in self._means.items()}
-        return {n: min(1.0, max(0.0, left / whole)) for n, (left, whole) in found.items() if whole}
+        """Return the share of each measured layer, in [0, 1]."""
+        means = {name: mean.tolist() for name, mean in self._means.items()}
+        return {n: min(1.0, max(0.0, free / total)) for n, (free, total) in means.items() if total}
 
 
 def is_capturing() -> bool:
-    """Whether a step is being recorded for replay: nothing may wait for the device."""
+    """Whether a CUDA graph is being captured, when nothing may wait for the device."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

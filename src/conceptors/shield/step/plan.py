@@ -1,4 +1,4 @@
-"""All that has to be done around the steps of one optimizer, until something changes."""
+"""The plan of one optimizer: all work around its steps, until the context changes."""
 
 from __future__ import annotations
 
@@ -17,96 +17,96 @@ from conceptors.shield.shards import gather_rows, versions
 from conceptors.shield.step.batched import in_turn, recorded, together
 from conceptors.shield.step.choose import choose, rate
 from conceptors.shield.step.context import Context
+from conceptors.shield.step.extras import Extras, make_extras
 from conceptors.shield.step.factored import Factored
 from conceptors.shield.step.free_space import FreeSpace
 from conceptors.shield.step.gradients import Gradients
 from conceptors.shield.step.memory import Memory, both
 from conceptors.shield.step.passing import Passing
-from conceptors.shield.step.rest import Rest, make_rest
 from conceptors.shield.step.strategy import Strategy, Way
 
 
 @dataclass
 class SteppedBlock:
-    """A site, or one parameter of it, as an optimizer steps it."""
+    """A block, or one of its parameters, as one optimizer steps it."""
 
     name: str
     active: list[nn.Parameter]
     way: Way
     strategy: Strategy
-    snapshot_survives_step: bool = True  # its note may follow the steps, its memory is its own
-    cut_by_rows: bool = False  # sharded: this process has some rows of it, and of its note
-    gathered: bool = False  # sharded in another way: all processes read it, together
+    snapshot_survives_step: bool = True  # no other block shares its memory
+    cut_by_rows: bool = False  # sharded: this process has some of its rows
+    gathered: bool = False  # sharded in another way: all processes read it together
 
     @property
     def is_stepped(self) -> bool:
-        """Whether it has gradients to project."""
+        """Whether any of its parameters has a gradient."""
         return any(p.grad is not None for p in self.active)
 
     @property
     def is_followed(self) -> bool:
-        """Whether its note follows from step to step."""
+        """Whether its note is updated from step to step."""
         return self.snapshot_survives_step and self.way.corrects
 
 
 @dataclass
 class Work:
-    """What is called around a step, for several blocks at once where they are alike."""
+    """The functions that are called around a step, with equal blocks merged."""
 
-    followed: list[Strategy] = field(default_factory=list)  # noted when weights have changed
-    gathered: list[Strategy] = field(default_factory=list)  # the same, by all processes together
-    noted: list[Strategy] = field(default_factory=list)  # before every step
+    followed: list[Strategy] = field(default_factory=list)  # note when weights have changed
+    gathered: list[Strategy] = field(default_factory=list)  # note together on all processes
+    noted: list[Strategy] = field(default_factory=list)  # note before every step
     project: Callable[[], None] = lambda: None
     correct: Callable[[], None] = lambda: None
-    scales: list[Tensor] = field(default_factory=list)  # of the pulls, one per device
+    scales: list[Tensor] = field(default_factory=list)  # of the pulls, one tensor per device
     versions: list[tuple[int, int]] | None = None  # of all parameters after the last step
 
 
 @dataclass
 class StepPlan:
-    """The blocks of one optimizer, and what is done with them."""
+    """The blocks of one optimizer, and the work around its steps."""
 
     key: object = None  # of the context and the optimizer
     blocks: list[SteppedBlock] = field(default_factory=list)
     gradients: Gradients = field(default_factory=lambda: Gradients({}, []))
     work: Work = field(default_factory=Work)
-    rest: Rest = field(default_factory=Rest)
+    extras: Extras = field(default_factory=Extras)
     passing: Passing = field(default_factory=Passing)
 
     def __bool__(self) -> bool:
-        return bool(self.blocks or self.rest)
+        return bool(self.blocks or self.extras)
 
     def is_outrun(self, optimizer: Optimizer) -> bool:
-        """Whether learning rates are too large by now for pulls as stiff as they were made."""
-        if self.rest.fastest == math.inf:
+        """Whether learning rates have become too large for the stiffness of the pulls."""
+        if self.extras.fastest == math.inf:
             return False
         groups = [g for g in optimizer.param_groups if not isinstance(g["lr"], Tensor)]
-        return max(map(rate, groups), default=0.0) > self.rest.fastest
+        return max(map(rate, groups), default=0.0) > self.extras.fastest
 
     @property
     def in_step(self) -> bool:
-        """Whether a step has begun and is not corrected yet; also after Ctrl-C."""
-        return self.rest.frozen.kept is not None
+        """Whether a step has begun and is not corrected yet, also after Ctrl-C."""
+        return self.extras.frozen.saved is not None
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """All whose gradients are looked at."""
+        """Yield the parameters of all blocks."""
         return (p for block in self.blocks for p in block.active)
 
     def is_known(self) -> bool:
-        """Whether weights are as the last step left them, as far as their version counters tell."""
+        """Whether the weights are unchanged since the last step, by their version counters."""
         return self.work.versions == self._versions()
 
     def _versions(self) -> list[tuple[int, int]]:
         return [versions(p) for p in self.parameters()]
 
     def note(self) -> None:
-        """Know the weights before a step."""
+        """Note the weights before a step, as far as they have changed."""
         work, now, before = self.work, self._versions(), self.work.versions or []
         stale = list(work.noted)
         if now != before:
             stale += work.followed
-        # not for a change of one process's part: the others would not come to gather
-        if [whole for whole, _ in now] != [whole for whole, _ in before]:
+        # not after a change of one process's part only: the others would not gather
+        if [joint for joint, _ in now] != [joint for joint, _ in before]:
             stale += work.gathered
         if stale:
             with exactly():
@@ -115,7 +115,7 @@ class StepPlan:
 
     @exactly()
     def moved(self) -> dict[str, float]:
-        """How far blocks were moved since the last step, relative to what is claimed of them."""
+        """Compute how far blocks have moved since the last step, relative to their claimed part."""
         if self.work.versions is None:
             return {}
         sizes = {
@@ -123,12 +123,12 @@ class StepPlan:
             for b in self.blocks
             if b.is_followed and not b.gathered
         }
-        found = {name: size.tolist() for name, size in sizes.items()}
-        return {n: math.sqrt(max(0.0, d) / max(w, 1e-30)) for n, (d, w) in found.items()}
+        numbers = {name: size.tolist() for name, size in sizes.items()}
+        return {n: math.sqrt(max(0.0, d) / max(w, 1e-30)) for n, (d, w) in numbers.items()}
 
     @exactly()
     def adopt(self, other: StepPlan) -> None:
-        """Take over what another plan for the same parameters has noted, and seen."""
+        """Adopt the notes and measurements of another plan for the same parameters."""
         is_noted = other.in_step or other.work.versions is not None
         noted = {
             (b.name, *map(id, b.active)): b.strategy.noted
@@ -141,36 +141,36 @@ class StepPlan:
                 block.strategy.noted.copy_(before)
             else:
                 block.strategy.note()
-        self.passing, self.rest.frozen.kept = other.passing, other.rest.frozen.kept
-        self.rest.frozen.ratios = other.rest.frozen.ratios
-        self.work.versions = []  # the weights are not known
+        self.passing, self.extras.frozen.saved = other.passing, other.extras.frozen.saved
+        self.extras.frozen.ratios = other.extras.frozen.ratios
+        self.work.versions = []  # the weights are unknown
 
     def is_of(self, version: int) -> bool:
-        """Whether it was made for this version of the context."""
+        """Whether this plan is for this version of the context."""
         return isinstance(self.key, tuple) and self.key[0] == version
 
     def project(self, scale: Tensor | None) -> None:
-        """Give the optimizer projected gradients; `scale` is of a gradient scaler."""
-        for held in self.work.scales:
-            held.fill_(1.0) if scale is None else held.copy_(scale)
+        """Replace the gradients by projected ones; `scale` is that of a gradient scaler."""
+        for factor in self.work.scales:
+            factor.fill_(1.0) if scale is None else factor.copy_(scale)
         due = self.passing.is_due()
         self.gradients.take(all_of_them=due)
         if due:
             with exactly():
                 for block in self.blocks:
                     if block.is_stepped:
-                        self.passing.see(block.name, block.strategy.passing(block.way.once))
+                        self.passing.add(block.name, block.strategy.passing(block.way.once))
         self.work.project()
         self.gradients.give()
 
     def correct(self) -> None:
-        """Project the step that was made."""
+        """Project the step of the optimizer."""
         self.work.correct()
         self.work.versions = self._versions()
-        self.rest.frozen.put_back()
+        self.extras.frozen.restore()
 
     def notes(self) -> dict[str, Tensor]:
-        """What a run in the middle of a task needs to resume bit for bit: see `Factored.resume`."""
+        """Return the notes that a run needs to resume bit for bit; see `Factored.resume`."""
         if self.work.versions is None:
             return {}
         return {
@@ -182,42 +182,44 @@ class StepPlan:
         }
 
     def close(self) -> None:
-        """Take ours off the user's gradients."""
+        """Restore the user's gradients."""
         self.gradients.give_back(late=True)
 
 
-class Part(NamedTuple):
-    """Parameters of a site that are projected together, in a free space of their own."""
+class PlannedPart(NamedTuple):
+    """Parameters of a block that are projected together, with their own free space."""
 
     name: str
     site: WeightBlock
-    own: list[nn.Parameter]
+    parameters: list[nn.Parameter]
     free: FreeSpace
     way: Way
-    crossed: bool  # another site has some of the same numbers
+    crossed: bool  # another block shares some of its memory
 
 
 def make_plan(
     optimizer: Optimizer, context: Context, key: object, looked_at: bool = False
 ) -> StepPlan:
-    """What an optimizer's steps need, as things are now; for `looked_at` see `choose`."""
+    """Create the plan of an optimizer; for `looked_at` see `choose`."""
     stepped = {id(p): g for g in optimizer.param_groups for p in g["params"]}
     resumed = context.protected.resumed
     parts = list(_parts(optimizer, stepped, context, looked_at))
-    plan = StepPlan(key, gradients=_gradients(parts, stepped), rest=make_rest(optimizer, context))
+    plan = StepPlan(
+        key, gradients=_gradients(parts, stepped), extras=make_extras(optimizer, context)
+    )
     scales: dict[torch.device, Tensor] = {}
     for part in parts:
-        device = part.own[0].device
+        device = part.parameters[0].device
         scale = scales.setdefault(device, torch.ones((), device=device))
-        weights, gradients = both(part.site, part.own, plan.gradients.of)
+        weights, gradients = both(part.site, part.parameters, plan.gradients.of)
         anchor = _anchor(part, weights, context.protected.anchors)
         strategy = part.way.make(part.free, weights, gradients, anchor, scale, part.way)
-        sharded = any(is_sharded(p.data) for p in part.own)
+        sharded = any(is_sharded(p.data) for p in part.parameters)
         by_rows = part.site.block.rows_first
         plan.blocks.append(
             SteppedBlock(
                 part.name,
-                part.own,
+                part.parameters,
                 part.way,
                 strategy,
                 snapshot_survives_step=not (part.crossed or context.increment_decay),
@@ -229,14 +231,14 @@ def make_plan(
     plan.work = _arrange(plan.blocks)
     plan.work.scales = list(scales.values())
     if any(part.free.stiffness is not None and part.way.stiffest < math.inf for part in parts):
-        plan.rest.fastest = 2 * max(map(rate, optimizer.param_groups))
-    if is_resumed:  # else the first step notes all weights
+        plan.extras.fastest = 2 * max(map(rate, optimizer.param_groups))
+    if is_resumed:  # otherwise the first step notes all weights
         plan.work.versions = plan._versions()
     return plan
 
 
 def _resume(block: SteppedBlock, resumed: Mapping[str, Tensor]) -> bool:
-    """Whether the weights of a block are known, from a checkpoint's note or without one."""
+    """Restore a block's note from a checkpoint; return whether its weights are known now."""
     if not (block.is_followed and isinstance(block.strategy, Factored)):
         return not isinstance(block.strategy, Factored) or block.name in resumed
     return block.name in resumed and block.strategy.resume(resumed[block.name])
@@ -244,42 +246,43 @@ def _resume(block: SteppedBlock, resumed: Mapping[str, Tensor]) -> bool:
 
 def _parts(
     optimizer: Optimizer, stepped: Mapping[int, Any], context: Context, looked_at: bool
-) -> Iterator[Part]:
-    """What an optimizer changes of what is claimed; `stepped` are its groups by parameter."""
-    protected, held = context.protected, context.keeper.held()
+) -> Iterator[PlannedPart]:
+    """Yield the claimed parts that an optimizer steps; `stepped` maps parameters to groups."""
+    protected, guarded = context.protected, context.callbacks.optimizer_counts()
     for name, site in protected.sites.items():
-        active = [p for p in site.active() if id(p) in held]
+        active = [p for p in site.active() if id(p) in guarded]
         crossed = any(site.crosses(other) for other in protected.sites.values())
-        # only projections of single parameters commute with those of the other site
-        for own in [[p] for p in active] if crossed else [active]:
-            groups = [stepped[id(p)] for p in own if id(p) in stepped]
-            free = protected.free(name, own) if groups else None
+        # only projections of single parameters commute with those of the other block
+        for parameters in [[p] for p in active] if crossed else [active]:
+            groups = [stepped[id(p)] for p in parameters if id(p) in stepped]
+            free = protected.free(name, parameters) if groups else None
             if free is not None and not free.is_all:
-                way = choose(own, free, optimizer, groups, looked_at)
-                yield Part(name, site, own, free, way, crossed)
+                way = choose(parameters, free, optimizer, groups, looked_at)
+                yield PlannedPart(name, site, parameters, free, way, crossed)
 
 
-def _gradients(parts: list[Part], stepped: Mapping[int, Any]) -> Gradients:
-    """Copies of the gradients that are projected."""
+def _gradients(parts: list[PlannedPart], stepped: Mapping[int, Any]) -> Gradients:
+    """Create copies of the gradients that are projected."""
     copies: dict[int, tuple[nn.Parameter, Tensor]] = {}
     given: dict[tuple[int, ...], list[nn.Parameter]] = {}
     for part in parts:
-        copies |= {id(p): (p, torch.empty_like(part.site.read(p))) for p in part.own}
-        some = [p for p in part.own if id(p) in stepped and part.way.projects]
-        # a step that is left alone is in the free space only as a whole
-        for row in [some] if part.way.once and some else [[p] for p in some]:
-            given[tuple(id(p) for p in row)] = row
-    used = {id(p) for part in parts if part.way.projects for p in part.own}
+        copies |= {id(p): (p, torch.empty_like(part.site.read(p))) for p in part.parameters}
+        projected = [p for p in part.parameters if id(p) in stepped and part.way.projects]
+        # a step that is not projected is in the free space only as a whole
+        for group in [projected] if part.way.once and projected else [[p] for p in projected]:
+            given[tuple(id(p) for p in group)] = group
+    used = {id(p) for part in parts if part.way.projects for p in part.parameters}
     return Gradients(copies, list(given.values()), copies.keys() - used)
 
 
-def _anchor(part: Part, weights: Memory, anchors: Mapping[int, Tensor]) -> Tensor | None:
-    """W_before `[g, out, d]` of what is pulled back, its columns in the order of the weights'."""
-    if part.free.stiffness is None or any(id(p) not in anchors for p in part.own):
+def _anchor(part: PlannedPart, weights: Memory, anchors: Mapping[int, Tensor]) -> Tensor | None:
+    """Return W_before `[g, out, d]` of a part with a pull, in the weights' memory order."""
+    parameters = part.parameters
+    if part.free.stiffness is None or any(id(p) not in anchors for p in parameters):
         return None
-    before = {id(p): part.site.plain(anchors[id(p)].to(p.device, p.dtype)) for p in part.own}
-    order = torch.cat(weights.columns).to(part.own[0].device)
-    return part.site.matrix(part.own, before)[..., order]
+    before = {id(p): part.site.plain(anchors[id(p)].to(p.device, p.dtype)) for p in parameters}
+    order = torch.cat(weights.columns).to(parameters[0].device)
+    return part.site.matrix(parameters, before)[..., order]
 
 
 def _as_one(work: list[Callable[[], None]]) -> list[Callable[[], None]]:
@@ -287,29 +290,28 @@ def _as_one(work: list[Callable[[], None]]) -> list[Callable[[], None]]:
 
 
 def _arrange(blocks: list[SteppedBlock]) -> Work:
-    """Alike blocks together, and on a GPU recorded."""
+    """Merge equal blocks, and on a GPU record their work."""
     work = Work()
     projects: dict[torch.device, list[Callable[[], None]]] = {}
     corrects: dict[torch.device, list[Callable[[], None]]] = {}
     static = not any(is_sharded(p.data) for b in blocks for p in b.active)
-    alike: dict[tuple[torch.device, bool, bool, bool, bool], list[Strategy]] = {}
+    groups: dict[tuple[torch.device, bool, bool, bool, bool], list[Strategy]] = {}
     for b in blocks:
-        does = (b.way.corrects, b.way.projects)
-        kind = (b.active[0].device, b.snapshot_survives_step, b.gathered, *does)
-        alike.setdefault(kind, []).append(b.strategy)
-    for (device, lasting, gathered, steps, projects_too), own in alike.items():
-        merged = together(own) if device.type == "cuda" and lasting and static else own
-        if steps:
+        kind = (b.active[0].device, b.snapshot_survives_step, b.gathered)
+        groups.setdefault((*kind, b.way.corrects, b.way.projects), []).append(b.strategy)
+    for (device, lasting, gathered, corrects_steps, projects_too), group in groups.items():
+        merged = together(group) if device.type == "cuda" and lasting and static else group
+        if corrects_steps:
             follow = work.gathered if gathered else work.followed
             (follow if lasting else work.noted).extend(merged)
-        # without corrections a note serves the pull alone, which is of the weights of now
+        # without corrections, the note serves only the pull of the current weights
         project = [
-            s.project if steps or s.pull is None else in_turn([s.note, s.project])
+            s.project if corrects_steps or s.pull is None else in_turn([s.note, s.project])
             for s in merged
             if projects_too
         ]
-        correct = [s.correct for s in merged] if steps else []
-        # pieces are recorded side by side, but what crosses shares memory: one after the other
+        correct = [s.correct for s in merged] if corrects_steps else []
+        # pieces are recorded in parallel, but crossing blocks share memory and run in turn
         projects.setdefault(device, []).extend(project if lasting else _as_one(project))
         corrects.setdefault(device, []).extend(correct if lasting else _as_one(correct))
     work.project = in_turn([recorded(p, d, static) for d, p in projects.items() if p])

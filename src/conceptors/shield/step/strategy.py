@@ -1,4 +1,4 @@
-"""What every way of keeping a block's steps in the free space has to do."""
+"""The interface of strategies, which keep a block's steps in the free space."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ from torch import Tensor
 
 
 class Strategy(Protocol):
-    """One block around a step: `note`, `project` (or `project` after each closure), `correct`.
+    """The work of one block around a step: `note`, `project` (after each closure), `correct`.
 
-    Nothing but fixed memory is read and written, so that a GPU can replay a recording.
+    It reads and writes only fixed memory, so a GPU can replay a recording.
     """
 
     noted: Tensor
 
     @property
     def pull(self) -> object:
-        """What draws the weights back, None if nothing does."""
+        """The pull of the weights; None without one."""
 
     def note(self) -> None:
-        """Keep what must be known of the weights before a step."""
+        """Note what `correct` needs to know about the weights before a step."""
 
     def project(self) -> None:
-        """Put G F^½, and the pull, in place of the block's own copy of the gradients G."""
+        """Replace the block's copy of the gradients G by G F^½ plus the pull."""
 
     def correct(self) -> None:
-        """Put W_before + ΔW F^½ in place of W_before + ΔW, and note it for the next step."""
+        """Replace W_before + ΔW by W_before + ΔW F^½, and note it for the next step."""
 
     def passing(self, once: bool) -> Tensor:
-        """`[2]`: <G, G F> and <G, G> of the gradients before they are projected."""
+        """Compute <G, G F> and <G, G> `[2]` of the gradients before their projection."""
 
     def moved(self, once: bool) -> Tensor:
-        """`[2]`: <D, D A> of what was added to W since it was noted, and <W, W A>."""
+        """Compute <D, D A> and <W, W A> `[2]` for the change D of W since it was noted."""
 
 
 class Way(NamedTuple):
-    """How a block is treated.
+    """How the steps of a block are projected.
 
     Attributes:
-        make: makes the strategy.
-        once: gradients or steps are multiplied by F, not both by F^½.
-        projects: gradients are.
-        corrects: steps are.
-        stiffest: a layer is pulled back no stiffer than this, or plain steps would overshoot.
-        about: in words.
+        make: creates the strategy.
+        once: whether gradients or steps are multiplied by F, instead of both by F^½.
+        projects: whether gradients are projected.
+        corrects: whether steps are projected.
+        stiffest: the largest stiffness of a pull, so plain steps do not overshoot.
+        about: a description for `Shield.explain`.
     """
 
     make: Callable[..., Strategy]
@@ -58,12 +58,12 @@ class Way(NamedTuple):
 
 
 class Pull(NamedTuple):
-    """A spring that draws weights back to W_before along claimed directions.
+    """A spring that pulls weights towards W_before along claimed directions.
 
     Attributes:
-        weight: how strongly, direction by direction: `FreeSpace.pull`.
-        origin: what `note` keeps of W_before.
-        scale: `[]`, of a gradient scaler, by which the gradients are too large.
+        weight: the strength by direction, see `FreeSpace.pull`.
+        origin: the note of W_before.
+        scale: the factor `[]` of a gradient scaler.
     """
 
     weight: Tensor
@@ -71,10 +71,10 @@ class Pull(NamedTuple):
     scale: Tensor
 
     def of(self, noted: Tensor) -> Tensor:
-        """The pull for weights as noted now."""
+        """Compute the pull of the noted weights."""
         return (noted - self.origin) * (self.weight * self.scale)
 
 
 def claimed(gain: Tensor, once: bool) -> Tensor:
-    """s, from what F^½ (or with `once` F) takes off."""
+    """Compute s from what F^½ (with `once`, F) removes."""
     return gain if once else gain * (2 - gain)  # 1 - (1 - gain)²
