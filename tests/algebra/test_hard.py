@@ -107,7 +107,9 @@ def test_or_survives_a_factorisation_that_does_not_converge(
     def unreliable(matrix: Tensor, full_matrices: bool = True) -> Any:
         if not failures:
             failures.append(matrix)
-            raise torch._C._LinAlgError("the algorithm failed to converge")
+            raise torch.linalg.LinAlgError(  # type: ignore[attr-defined]
+                "the algorithm failed to converge"
+            )
         return svd(matrix, full_matrices=full_matrices)
 
     monkeypatch.setattr(torch.linalg, "svd", unreliable)

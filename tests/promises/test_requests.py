@@ -39,7 +39,7 @@ def test_misspelt_patterns_are_refused(options: dict[str, Any], words: str) -> N
 @pytest.mark.parametrize(
     ("batches", "words"),
     [
-        ({"x": data(1)}, r"got one mapping of \['x'\]: pass a DataLoader or \[batch\]; .*feed="),
+        ({"x": data(1)}, r"got one mapping of \['x'\]; pass a DataLoader or \[batch\]; .*feed="),
         (
             (data(1), torch.zeros(20)),
             r"one tuple of tensors of shapes \[\[20, 12\], \[20\]\].*feed=",

@@ -29,7 +29,7 @@ def save(conceptor: Conceptor, path: str | Path) -> None:
     tensors = {"vectors": parts.vectors, "odds": parts.odds}
     if conceptor._aperture is not None:
         tensors["aperture"] = conceptor._aperture
-    header = {"format": FORMAT, "version": str(VERSION), "rest": json.dumps(parts.rest)}
+    header = {"format": FORMAT, "version": str(VERSION), "rest": json.dumps(conceptor.spectrum[2])}
     storage.write(tensors, header, path)
 
 
