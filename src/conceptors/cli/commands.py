@@ -41,13 +41,13 @@ def act(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    experiment, folder = _experiment(options), Path(options.out)
+    experiment, engine, folder = _experiment(options), _engine(options), Path(options.out)
     experiment.check()
     if not options.quiet:
         print(_data_source(SCENARIOS[experiment.scenario].data), file=sys.stderr)
     line, failures, diverged = ProgressLine(options.quiet), {}, []
     try:
-        results = run(experiment, folder, progress=line.show, engine=_engine(options))
+        results = run(experiment, folder, progress=line.show, engine=engine)
     except UnfinishedError as error:
         results, failures, diverged = error.results, error.failures, error.diverged
     line.end()

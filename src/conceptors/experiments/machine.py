@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +27,7 @@ def find_device(name: str) -> torch.device:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError):
         available = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
-        close = ["cuda"] if name == "gpu" else get_close_matches(name, available, 1, 0.5)
-        hint = f"did you mean {close[0]!r}? " if close else ""
+        hint = "did you mean 'cuda'? " if name == "gpu" else ""
         raise ValueError(
             f"device {name!r} cannot be used; {hint}this machine has: {', '.join(available)}"
         ) from None

@@ -138,13 +138,7 @@ def _check_journal(path: Path) -> None:
 
 
 def parse_range(text: str, types: Mapping[str, type]) -> tuple[str, Callable[[Any], Any]]:
-    """`rate=0.01:1:log`, `aperture=1:30`, `labels=all,true` as a way to ask optuna for a value.
-
-    `types` are the types of the method's settings.
-
-    Raises:
-        ExperimentError: not of that form, or no such setting.
-    """
+    """`rate=0.01:1:log`, `aperture=1:30`, `labels=all,true` as a way to ask optuna for a value."""
     name, _, values = text.partition("=")
     if not name or not values:
         raise ExperimentError(f"--vary takes NAME=LOW:HIGH[:log] or NAME=a,b,c, got {text!r}")
@@ -154,14 +148,17 @@ def parse_range(text: str, types: Mapping[str, type]) -> tuple[str, Callable[[An
         choices = values.split(",")
         return name, lambda trial: trial.suggest_categorical(name, choices)
     low, high, *scale = values.split(":")
-    kind = types[name]
-    if kind not in (int, float):
-        raise ExperimentError(f"--vary {text}: {name} is no number; use {name}=a,b,c")
+    kind, is_log = types[name], scale == ["log"]
     try:
         bounds = kind(low), kind(high)
+        if kind not in (int, float) or scale not in ([], ["log"]) or (is_log and bounds[0] <= 0):
+            raise ValueError
     except ValueError:
-        raise ExperimentError(f"--vary {text}: bounds must be of type {kind.__name__}") from None
-    if scale not in ([], ["log"]) or not bounds[0] < bounds[1] or (scale and bounds[0] <= 0):
-        raise ExperimentError(f"--vary {text}: needs LOW < HIGH, and LOW > 0 with :log")
+        raise ExperimentError(
+            f"--vary {text}: {name} is of type {kind.__name__}; a range needs two numbers, and "
+            f"LOW > 0 with :log; choices are {name}=a,b,c"
+        ) from None
+    if not bounds[0] < bounds[1]:
+        raise ExperimentError(f"--vary {text}: needs LOW < HIGH")
     suggest = "suggest_int" if kind is int else "suggest_float"
-    return name, lambda trial: getattr(trial, suggest)(name, *bounds, log=bool(scale))
+    return name, lambda trial: getattr(trial, suggest)(name, *bounds, log=is_log)

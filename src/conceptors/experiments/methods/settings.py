@@ -39,47 +39,27 @@ class Settings(OwnSettings):
 
     hidden: str = setting("800", "neurons of the hidden layers, such as 800 or 100,100")
     activation: str = setting("relu", "activation of the hidden neurons", ACTIVATIONS)
-    loss: str = setting(
-        "bce", "bce and mse use sigmoid outputs, softmax cross-entropy", ("bce", "mse", "softmax")
-    )
-    init: str = setting(
-        "uniform",
-        "initial weights: ± scale / √fan-in, or truncated normal with sd scale",
-        ("uniform", "truncated"),
-    )
-    scale: float = setting(1.7, "size of the initial weights, see init")
+    loss: str = setting("bce", "bce and mse use sigmoid outputs", ("bce", "mse", "softmax"))
+    init: str = setting("uniform", "distribution of the initial weights", ("uniform", "truncated"))
+    scale: float = setting(1.7, "initial weights: uniform ± scale / √fan-in, or sd of a normal")
     smooth: float = setting(0.0, "images: blur the first layer's initial weights by so many pixels")
-    local: float = setting(
-        0.0, "images: multiply these weights by a window with this sd in pixels; 0 for none"
-    )
+    local: float = setting(0.0, "images: window on these weights, with this sd in pixels")
     epochs: float = setting(10.0, "passes over a task's share of the data")
     steps: int = setting(0, "steps per task, instead of epochs; 0 to use epochs")
     batch: int = setting(64, "samples per step")
     rate: float = setting(0.1, "learning rate")
     later_rate: float = setting(0.0, "learning rate from the second task on; 0 for the same")
-    average: float = setting(
-        0.0, "a task ends with a running mean of its weights with this decay per step; 0 for none"
-    )
-    gradient: str = setting(
-        "mean",
-        "mean or sum over the batch; unit scales the sum to length 1 for each neuron",
-        ("mean", "sum", "unit"),
-    )
+    average: float = setting(0.0, "decay per step of a running mean of the weights; 0 for none")
+    gradient: str = setting("mean", "unit: length 1 for each neuron", ("mean", "sum", "unit"))
     stop_above: float = setting(0.0, "validation accuracy in percent that ends a task; 0 for none")
     stop_above_later: float = setting(0.0, "the same from the second task on, if lower")
     dropout: float = setting(0.0, "AlexNet's dropout; its first two layers use 0.4 of it")
     norms: str = setting(
-        "batch",
-        "AlexNet's norms use each batch, in tests too, or the first task, fixed at its end",
-        ("batch", "first"),
+        "batch", "statistics: of each batch, or the first task", ("batch", "first")
     )
     mirror: bool = setting(False, "mirror colour images at random in training")
     shift: int = setting(0, "shift colour images at random by up to so many pixels in training")
-    precision: str = setting(
-        "auto",
-        "precision on a GPU; auto is tf32 for AlexNet and exact otherwise",
-        ("auto", "exact", "tf32"),
-    )
+    precision: str = setting("auto", "on a GPU; auto: tf32 for AlexNet", ("auto", "exact", "tf32"))
     check_every: int = setting(1000, "steps between checks on validation samples")
     validation: int = setting(1000, "samples per check")
 
