@@ -38,7 +38,11 @@ APERTURES: dict[str, Call] = {
     "FrequentDirections": FrequentDirections(3, 2).update(normal(0, 9, 3)).conceptor,
     "validation": lambda a: aperture_by_validation(normal(0, 9, 3), score, [1.0, a]),
 }
-NUMBERS = {**APERTURES, "gamma": DENSE.adapt, "quota": lambda x: aperture_for_quota(EYE, x)}
+NUMBERS: dict[str, Call] = {
+    **APERTURES,
+    "gamma": DENSE.adapt,
+    "quota": lambda x: aperture_for_quota(EYE, x),
+}
 TENSORS: dict[str, Call] = {
     "from_states": lambda x: Conceptor.from_states(x, 1.0),
     "from_correlation": lambda x: Conceptor.from_correlation(x, 1.0),

@@ -60,8 +60,10 @@ def test_temporary_files_of_killed_writers_are_swept(tmp_path: Path) -> None:
     write_atomically(path, b"new")
     assert len(os.listdir(tmp_path)) == 5  # the file of a living writer stays
     end(process)
+    path.unlink()
+    path.symlink_to(victim)  # a link is replaced, not followed
     write_atomically(path, b"new")
-    assert path.read_bytes() == b"new"
+    assert (path.read_bytes(), path.is_symlink()) == (b"new", False)
     assert victim.read_text() == "mine"
     assert other.exists()
 

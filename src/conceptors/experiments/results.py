@@ -210,7 +210,8 @@ def _values(value: Any, path: list[str], where: str) -> Iterator[tuple[str, Any]
         yield where, value
         return
     name, rest = path[0], path[1:]
-    kind, words = (list, "a list") if name == "[]" else (dict, "an object")
+    kind: type[Any] = list if name == "[]" else dict
+    words = "a list" if name == "[]" else "an object"
     if not isinstance(value, kind):
         raise ValueError(f"{where or 'the file'} must be {words}, got {_cut(repr(value))}")
     if name == "[]":

@@ -96,7 +96,12 @@ def _start(events: Any, threads: int, imports: tuple[str, ...]) -> None:
         import_methods(file)
     parent = multiprocessing.parent_process()
     if parent is not None:
-        threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: Any) -> None:
+    parent.join()
+    os._exit(1)
 
 
 def _perform(job: Job) -> Any:

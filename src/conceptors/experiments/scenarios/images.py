@@ -81,9 +81,11 @@ def by_class(
     """Split training, validation and test samples into tasks of equally many classes."""
     tasks = []
     for group, name in zip(order.chunk(count), names):
-        splits = [Split(x, y, torch.isin(y, group).nonzero()[:, 0]) for x, y in parts]
+        train, validation, test = (
+            Split(x, y, torch.isin(y, group).nonzero()[:, 0]) for x, y in parts
+        )
         is_in = torch.zeros(len(order), dtype=torch.bool).index_fill_(0, group, True)
-        tasks.append(Task(name, *splits, is_in))
+        tasks.append(Task(name, train, validation, test, is_in))
     return tasks
 
 
@@ -156,8 +158,8 @@ def _permuted(arrays: Arrays, seed: int, options: Options) -> list[Task]:
     tasks = []
     for k in range(options["tasks"]):
         orders = permutation(seed, k)[None]
-        splits = [Split(x, y, torch.arange(len(x)), orders) for x, y in parts]
-        tasks.append(Task(f"permutation {k}" if k else "original", *splits))
+        train, validation, test = (Split(x, y, torch.arange(len(x)), orders) for x, y in parts)
+        tasks.append(Task(f"permutation {k}" if k else "original", train, validation, test))
     return tasks
 
 
@@ -168,8 +170,8 @@ def _rotated(arrays: Arrays, seed: int, options: Options) -> list[Task]:
         angle = 180.0 * k / max(1, options["tasks"] - 1)
         train_x, test_x = (_turned(x, angle).flatten(1) for x in (arrays.train_x, arrays.test_x))
         parts = _all_classes(train_x, test_x, arrays)
-        splits = [Split(x, y, torch.arange(len(x))) for x, y in parts]
-        tasks.append(Task(f"turned {angle:.0f}°", *splits))
+        train, validation, test = (Split(x, y, torch.arange(len(x))) for x, y in parts)
+        tasks.append(Task(f"turned {angle:.0f}°", train, validation, test))
     return tasks
 
 

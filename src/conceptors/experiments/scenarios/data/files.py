@@ -45,7 +45,9 @@ class DataFile(NamedTuple):
 
 _ENTRIES = json.loads(Path(__file__).with_name("catalogue.json").read_text(encoding="utf-8"))
 CATALOGUE: dict[str, dict[str, DataFile]] = {
-    name: {file: DataFile(*facts, entry["mirrors"]) for file, facts in entry["files"].items()}
+    name: {
+        file: DataFile._make([*facts, entry["mirrors"]]) for file, facts in entry["files"].items()
+    }
     for name, entry in _ENTRIES.items()
 }
 
