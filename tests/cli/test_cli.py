@@ -21,34 +21,23 @@ from conceptors.experiments.scenarios import SCENARIOS
 from conceptors.experiments.scenarios.data import DataUnavailableError
 from experiments.runs import read
 
-PAPER = ["run", "disjoint-mnist", "--preset", "paper"]
 Capture = pytest.CaptureFixture[str]
 
-# --- help and lists ----------------------------------------------------------------------
 
-
-@pytest.mark.parametrize(
-    "command", [[], ["run"], ["tune"], ["report"], ["explore"], ["list"], ["data"]]
-)
-def test_help(command: list[str], capsys: Capture) -> None:
+@pytest.mark.parametrize("command", ["run", "tune", "report", "explore", "list", "data"])
+def test_help(command: str, capsys: Capture) -> None:
     with pytest.raises(SystemExit) as end:
-        main([*command, "--help"])
+        main([command, "--help"])
     assert end.value.code == 0
     assert "usage: conceptors" in capsys.readouterr().out
 
 
-def test_without_a_command_help_is_shown(capsys: Capture) -> None:
+def test_as_a_module_without_a_command(capsys: Capture) -> None:
+    command = [sys.executable, "-m", "conceptors", "--version"]
+    process = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert process.stdout == f"conceptors {__version__}\n"
     assert main([]) == 2
     assert "examples:" in capsys.readouterr().out
-
-
-def test_as_a_module() -> None:
-    command = [sys.executable, "-m", "conceptors", "--version"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout == f"conceptors {__version__}\n"
-
-
-def test_help_does_not_load_torch() -> None:
     code = "import sys, conceptors.cli.words as w; w.parser(); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -82,31 +71,23 @@ def test_data(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) 
     assert asked == ["mnist", "cifar100"]
 
 
-# --- run, report and explore -------------------------------------------------------------
-
-
 def test_run_and_report(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "with a space"
-    options = [
-        "--method",
-        "sgd",
-        "--method",
-        "cab",
-        "--method",
-        "ewc",
-        "--seeds",
-        "2",
-        "--first-seed",
-        "5",
-    ]
-    options += ["--tasks", "5", "--class-order", "seed", "--limit", "300"]
+    options = ["--method", "sgd", "--method", "cab", "--method", "ewc", "--seeds", "2"]
+    options += ["--first-seed", "5", "--tasks", "5", "--class-order", "seed", "--limit", "300"]
     words = [*RUN, *options, "--set", "ewc.strength=2", "--out", str(folder)]
     assert main(words) == 0
     said = capsys.readouterr()
     assert re.search(r"^sgd +\d+\.\d\d ± \d+\.\d\d +2 ", said.out, re.MULTILINE)
     assert f"conceptors report '{folder}'" in said.out
-    assert "settings are defaults, untuned; there is --preset paper and best" in said.out
-    assert re.search(r"^ewc seed 6 task 1/5: this task .*, about \d+ s left$", said.err, re.M)
+    assert re.search(
+        r"^Earlier tasks lost [\d.]+ points in plain training .* with cab", said.out, re.M
+    )
+    assert "These are default settings. Other settings: --preset paper or best" in said.out
+    assert f"data: MNIST from a download, stored in {tmp_path / 'cache' / 'mnist'}" in said.err
+    assert re.search(
+        r"^ewc, seed 6, task 1 of 5: .* on this task, about \d+ s left$", said.err, re.M
+    )
     assert "step " not in said.err  # only on a terminal, or after a long silence
     results = read(folder)
     assert results["command"].startswith("conceptors run disjoint-mnist --device cpu")
@@ -125,7 +106,7 @@ def test_run_and_report(tmp_path: Path, capsys: Capture, monkeypatch: pytest.Mon
 
     monkeypatch.setattr("conceptors.report.seen.load", offline)
     assert main(["report", str(folder)]) == 0  # without these images only
-    assert "without the projected images: no mnist here" in capsys.readouterr().err
+    assert "the page has no projected images: no mnist here" in capsys.readouterr().err
 
 
 def test_progress(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,21 +115,15 @@ def test_progress(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPat
         patience.setattr("conceptors.cli.progress._SILENCE", 0.0)
         assert main([*words, str(tmp_path / "file")]) == 0
     said = capsys.readouterr().err
-    assert re.search(r"^sgd seed 0 task 1/2: step \d+/\d+, validation .*$", said, re.MULTILINE)
+    assert re.search(r"^sgd, seed 0, task 1 of 2: step \d+ of \d+, .* on validation", said, re.M)
     assert "\r" not in said
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     assert main([*words, str(tmp_path / "terminal")]) == 0
     said = capsys.readouterr().err
-    assert "\r\x1b[Ksgd seed 0 task 1/2: step 8/8" in said
-    assert said.endswith("%\n\r\x1b[K")
+    assert "\r\x1b[Ksgd, seed 0, task 1 of 2: step 8 of 8" in said
+    assert said.endswith("so far\n\r\x1b[K")
     assert main([*words, str(tmp_path / "quiet"), "--quiet"]) == 0
     assert capsys.readouterr().err == ""
-
-
-def test_the_table_shows_published_values(tmp_path: Path, capsys: Capture) -> None:
-    words = ["--method", "ewc", "--out", str(tmp_path), "--quiet", "--preset", "paper"]
-    assert main([*RUN, *words]) == 0
-    assert "52.72 ± 1.36 (Lee et al. 2017, cited)" in capsys.readouterr().out
 
 
 def test_explore(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,17 +132,14 @@ def test_explore(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatc
     file, page = tmp_path / "my.safetensors", tmp_path / "page.html"
     words = ["explore", "--shield", str(file), "--out", str(page)]
     assert main(words) == 2
-    assert "my.safetensors'; shield.save(FILE) makes one" in capsys.readouterr().err
+    assert "my.safetensors'; shield.save(FILE) writes one" in capsys.readouterr().err
     shield = Shield(nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 2)))
     shield.remember(torch.randn(30, 5))
     shield.save(file)
     assert main([*words, "--open"]) == 0
     assert opened == [page.as_uri()]
-    assert "no browser was found here" in capsys.readouterr().err
+    assert "this machine has no browser" in capsys.readouterr().err
     assert "1 task is remembered in 2 layers" in page.read_text("utf-8")
-
-
-# --- requests that must be changed -------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -178,40 +150,25 @@ def test_explore(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatc
         ([*RUN, "--method", "sgd", "--preset", "papr"], "did you mean 'paper'"),
         ([*RUN, "--method", "sgd", "--set", "rate"], "--set takes NAME=VALUE"),
         ([*RUN, "--method", "sgd", "--set", "rat=3"], "did you mean 'rate'"),
-        ([*RUN, "--method", "sgd", "--set", "joitn.rate=3"], "did you mean 'joint'"),
-        ([*RUN, "--method", "cab", "--set", "cab.apertur=3"], "did you mean 'aperture'"),
-        (
-            [*PAPER, "--method", "sgd", "--method", "cab", "--set", "epochs=1"],
-            "epochs has no effect on method 'sgd' because steps is 10000. Results would not "
-            "reflect the value that you asked for. Leave epochs out, or add --set steps=0.",
-        ),
-        ([*RUN, "--method", "cab", "--set", "cab.epochs=1"], "because steps is 8."),
-        (["tune", *PAPER[1:], "--method", "cab", "--vary", "epochs=1,2"], "because steps is 10000"),
         ([*RUN, "--method", "sgd", "--tasks", "3"], "cannot be shared evenly by 3"),
         ([*RUN, "--method", "sgd", "--layers", "last"], "has no option 'layers'"),
         ([*RUN, "--method", "sgd", "--device", "gpu"], "did you mean 'cuda'?"),
         ([*RUN, "--method", "sgd", "--import", "no.py"], "there is no file 'no.py'"),
-        ([*RUN, "--method", "sgd", "--address", "a:1"], "--address goes with --engine ray"),
+        ([*RUN, "--method", "sgd", "--address", "a:1"], "--address needs --engine ray"),
     ],
 )
 def test_a_bad_request_ends_with_2(
     words: list[str], message: str, tmp_path: Path, capsys: Capture
 ) -> None:
     assert main([*words, "--out", str(tmp_path / "out")]) == 2
-    said = capsys.readouterr().err
+    *announced, said = capsys.readouterr().err.splitlines()
     assert message in said
-    assert said.count("\n") == 1
+    assert len(announced) <= 1  # where the data comes from
     assert not (tmp_path / "out" / "results.json").exists()
 
 
 @pytest.mark.parametrize(
-    "words",
-    [
-        ["walk"],
-        [*RUN, "--method", "sgd"],
-        [*RUN, "--method", "sgd", "--out", "x", "--seeds", "0"],
-        [*RUN, "--method", "sgd", "--out", "x", "--heads", "--single-head"],
-    ],
+    "words", [["walk"], [*RUN, "--method", "sgd"], [*RUN, "--heads", "--single-head"]]
 )
 def test_bad_words_end_with_2(words: list[str], capsys: Capture) -> None:
     with pytest.raises(SystemExit) as end:
@@ -241,7 +198,7 @@ def test_a_report_of_nothing_names_what_there_is(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["report", "nosuch"]) == 2
-    assert "make one with: conceptors run" in capsys.readouterr().err
+    assert "create it with: conceptors run" in capsys.readouterr().err
     (tmp_path / "such").mkdir()
     (tmp_path / "such" / "results.json").touch()
     assert main(["report", "nosuch"]) == 2
@@ -279,9 +236,9 @@ sys.exit(main(["run", "disjoint-mnist", "--method", "sgd", "--out", "never"]))
 
 def test_an_interruption_says_how_to_resume() -> None:
     command = [sys.executable, "-c", INTERRUPTED]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 130
-    assert done.stderr == "\nstopped; finished seeds are kept, the same command resumes\n"
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == 130
+    assert process.stderr == "\nstopped; finished seeds are kept, and the same command resumes\n"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes end otherwise there")

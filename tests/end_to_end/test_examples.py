@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor, nn
 from torch import distributed as dist
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -22,7 +26,7 @@ def run(name: str, *launcher: str) -> str:
     environment = {**os.environ, "PYTHONWARNINGS": "error", "PYTHONIOENCODING": "utf-8"}
     if launcher:
         environment |= {"PYTHONWARNINGS": "default", "OMP_NUM_THREADS": "1"}
-    found = subprocess.run(
+    process = subprocess.run(
         [sys.executable, *launcher, str(EXAMPLES / name)],
         capture_output=True,
         encoding="utf-8",
@@ -30,16 +34,16 @@ def run(name: str, *launcher: str) -> str:
         env=environment,
         check=False,
     )
-    assert found.returncode == 0, found.stdout + found.stderr
-    return found.stdout
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout
 
 
 def numbers(text: str, start: str) -> list[float]:
     """The numbers on the line that starts so, the last if there are several."""
     lines = [line for line in text.splitlines() if line.startswith(start)]
     assert lines, f"no line starts with {start!r} in:\n{text}"
-    found = re.findall(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]\d+)?", lines[-1].removeprefix(start))
-    return [float(number) for number in found]
+    matches = re.findall(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]\d+)?", lines[-1].removeprefix(start))
+    return [float(number) for number in matches]
 
 
 def test_your_own_loop() -> None:
@@ -102,3 +106,30 @@ def test_torchrun_ddp(processes: int) -> None:
     accuracy = re.search(r"digits 0-4 ([\d.]+) %, digits 5-9 ([\d.]+) %", text)
     assert accuracy
     assert min(float(value) for value in accuracy.groups()) > 85
+
+
+class BagOfWords(nn.Module):
+    """Sentences to the mean of fixed random vectors of their words `[n, width]`."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.words = nn.EmbeddingBag(5000, width)
+
+    def forward(self, sentences: list[str]) -> Tensor:
+        words = [[zlib.crc32(word.encode()) % 5000 for word in s.split()] for s in sentences]
+        starts = torch.tensor([0, *(len(row) for row in words[:-1])]).cumsum(0)
+        vectors: Tensor = self.words(torch.tensor([w for row in words for w in row]), starts)
+        return vectors
+
+
+def test_intents_are_learned_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    example = runpy.run_path(str(EXAMPLES / "sentence_intents.py"))
+    assert {len(texts) for texts in example["SENTENCES"].values()} == {8}
+    example["main"](BagOfWords(200), 200, 500, ["where is my parcel", "play some jazz"])
+    text = capsys.readouterr().out
+    accuracies = [float(value) for value in re.findall(r"([\d.]+) % right", text)]
+    assert len(accuracies) == 6
+    assert min(accuracies) > 60  # guessing: 17
+    assert "'where is my parcel': track_order" in text
+    assert "'play some jazz': play_music" in text

@@ -1,18 +1,14 @@
 """Networks that learn real tasks one after another, with and without a shield.
 
-With the data folder that CONCEPTORS_DATA names: MNIST, then Fashion-MNIST, in the same ten
-outputs. Without: scikit-learn's digits, then the same digits turned by 90 degrees. The settings
-were chosen on training images that are not used here; the test images are only looked at once.
+The tasks are scikit-learn's digits, then the same digits turned by 90 degrees, in the same ten
+outputs.
 """
 
 from __future__ import annotations
 
 import copy
-import gzip
-import os
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -45,54 +41,14 @@ class Result(NamedTuple):
     second: float  # the second task, when it was learned
 
 
-# --- data -------------------------------------------------------------------------------------
-
-
-def read_idx(path: Path) -> Tensor:
-    """The array of an idx file: two zero bytes, type, dimensions, sizes, values."""
-    raw = gzip.decompress(path.read_bytes())
-    shape = np.frombuffer(raw, ">i4", count=raw[3], offset=4)
-    values = np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3])
-    return torch.from_numpy(values.reshape(shape).copy())
-
-
-def images(folder: Path, part: str, count: int) -> tuple[Tensor, Tensor]:
-    """The first images at half their size, `[count, 1, 14, 14]`, and their classes."""
-    x = read_idx(folder / f"{part}-images-idx3-ubyte.gz")[:count, None].float() / 255
-    y = read_idx(folder / f"{part}-labels-idx1-ubyte.gz")[:count].long()
-    return functional.avg_pool2d(x, 2), y
-
-
-def data_folder() -> Path | None:
-    folder = Path(os.environ.get("CONCEPTORS_DATA", ""))
-    return folder if (folder / "mnist").is_dir() and (folder / "fashion-mnist").is_dir() else None
-
-
 @cache
 def two_tasks() -> tuple[Task, Task]:
-    folder = data_folder()
-    if folder is None:
-        task = digits()
-        turned = Task(task.x.rot90(1, (2, 3)), task.y, task.x_test.rot90(1, (2, 3)), task.y_test)
-        return task, turned
-    first, second = (
-        Task(*images(folder / name, "train", 2000), *images(folder / name, "t10k", 2000))
-        for name in ("mnist", "fashion-mnist")
-    )
-    return first, second
-
-
-def digits() -> Task:
-    """scikit-learn's digits, `[n, 1, 8, 8]`: 1300 to learn from, 497 to test."""
-    from sklearn.datasets import load_digits
-
-    x, y = load_digits(return_X_y=True)
+    """Digits `[n, 1, 8, 8]`, 1300 to learn from and 497 to test, then the same turned."""
+    x, y = pytest.importorskip("sklearn.datasets").load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(x))
     x, y = torch.tensor(x[order] / 16).float().reshape(-1, 1, 8, 8), torch.tensor(y[order])
-    return Task(x[:1300], y[:1300], x[1300:], y[1300:])
-
-
-# --- the user's own loop ----------------------------------------------------------------------
+    tasks = [Task(z[:1300], y[:1300], z[1300:], y[1300:]) for z in (x, x.rot90(1, (2, 3)))]
+    return tasks[0], tasks[1]
 
 
 def learn(
@@ -132,18 +88,18 @@ def run(
     model = build(first.x.shape[-1])
     learn(model, AdamW(model.parameters(), lr=rates[0]), first.x, first.y, epochs=epochs)
     learned = accuracy(model, first.x_test, first.y_test)
-    found = []
-    for protect in (True, False):
-        own = copy.deepcopy(model)
-        optimizer: Optimizer = AdamW(own.parameters(), lr=rates[0])
-        if protect:
+    results = []
+    for is_shielded in (True, False):
+        network = copy.deepcopy(model)
+        optimizer: Optimizer = AdamW(network.parameters(), lr=rates[0])
+        if is_shielded:
             # the body is meant to be nearly full, for all further learning to be in the head
-            shield = Shield(own, aperture).remember(first.x)
-            optimizer = shield.guard(AdamW(own.parameters(), lr=rates[1]))  # in little space
-        learn(own, optimizer, second.x, second.y, epochs=epochs)
-        kept, new = (accuracy(own, task.x_test, task.y_test) for task in (first, second))
-        found.append(Result(learned, kept, new))
-    return found[0], found[1]
+            shield = Shield(network, aperture).remember(first.x)
+            optimizer = shield.guard(AdamW(network.parameters(), lr=rates[1]))
+        learn(network, optimizer, second.x, second.y, epochs=epochs)
+        kept, new = (accuracy(network, task.x_test, task.y_test) for task in (first, second))
+        results.append(Result(learned, kept, new))
+    return results[0], results[1]
 
 
 def check(shielded: Result, plain: Result) -> None:
@@ -153,9 +109,6 @@ def check(shielded: Result, plain: Result) -> None:
     assert shielded.kept > shielded.learned - 6
     assert shielded.second > 65
     assert shielded.second > plain.second - 15
-
-
-# --- a CNN and a Transformer with AdamW -------------------------------------------------------
 
 
 def cnn(side: int) -> nn.Module:
@@ -194,16 +147,13 @@ class Transformer(nn.Module):
         count = self.position.num_embeddings
         tokens = self.embed(x.flatten(1).unflatten(1, (count, -1)))  # [n, side / 2, width]
         tokens = tokens + self.position(torch.arange(count))
-        found: Tensor = self.head(self.encoder(tokens).flatten(1))
-        return found
+        out: Tensor = self.head(self.encoder(tokens).flatten(1))
+        return out
 
 
 def test_a_transformer_keeps_its_first_task() -> None:
     aperture = {"head": 3.0, "*": 100.0}
     check(*run(Transformer, aperture, rates=(3e-3, 1e-2), epochs=6))
-
-
-# --- the paper's setting in miniature --------------------------------------------------------
 
 
 def half_squares(output: Tensor, y: Tensor) -> Tensor:
@@ -226,13 +176,13 @@ def permuted(kind: str, seed: int = 0) -> list[list[float]]:
         shield = Shield(model, aperture=3.0, hard=kind == "hard", increment_decay=0.001)
         optimizer = shield.guard(optimizer)
     orders = [torch.arange(dim), torch.randperm(dim), torch.randperm(dim)]
-    found = []
+    rows = []
     for order in orders:
         learn(model, optimizer, x[:, order], task.y, epochs=epochs, loss=half_squares, batch=50)
         if kind != "plain":
             shield.remember(x[:, order])
-        found.append([accuracy(model, x_test[:, other], task.y_test) for other in orders])
-    return found
+        rows.append([accuracy(model, x_test[:, other], task.y_test) for other in orders])
+    return rows
 
 
 # its apertures are fixed, and with sigmoid units all inputs of the second layer are alike

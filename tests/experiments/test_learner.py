@@ -11,33 +11,27 @@ from torch import nn
 
 from conceptors.experiments.methods import METHODS, Settings, parse_settings
 from conceptors.experiments.methods.lesson import RunningMean, to_unit_length, varied
-from conceptors.experiments.networks import MLP, AlexNet, build_network
+from conceptors.experiments.networks import MLP, build_network
 from conceptors.experiments.presets import preset, presets
 from conceptors.experiments.scenarios import build
 from experiments.learners import learner, narrow
 from experiments.tasks import blobs
 from helpers import normal
 
-# --- settings and presets ----------------------------------------------------------------
-
 
 @pytest.mark.parametrize(
     ("method", "settings", "message"),
     [
         ("sgd", {"rat": 1}, "unknown setting 'rat'; did you mean 'rate'"),
-        ("sgd", {"rate": "fast"}, "rate='fast' is not a float"),
+        ("sgd", {"rate": "fast"}, "rate='fast' is not of type float"),
         ("sgd", {"rate": "nan"}, "rate must be a finite number"),
-        ("sgd", {"steps": "1.5"}, "steps='1.5' is not a int"),
-        ("sgd", {"steps": 1.5}, "steps=1.5 is not a int"),
-        ("sgd", {"steps": -3}, "steps must be a finite number >= 0"),
+        ("sgd", {"steps": 1.5}, "steps=1.5 is not of type int"),
         ("sgd", {"batch": 0}, "batch must be at least 1"),
         ("sgd", {"hidden": "8,x"}, "hidden='8,x' is not like"),
-        ("sgd", {"hidden": "0"}, "hidden must be at least 1"),
         ("sgd", {"average": 1.0}, "average must be below 1, got 1"),
-        ("sgd", {"smooth": 1.0}, "smooth does not apply to the inputs of small"),
         ("sgd", {"mirror": True}, "mirror does not apply to the inputs of small"),
         ("sgd", {"activation": "swish"}, "activation must be one of"),
-        ("cab", {"hard": "maybe"}, "hard='maybe' is not a bool"),
+        ("cab", {"hard": "maybe"}, "hard='maybe' is not of type bool"),
     ],
 )
 def test_bad_settings_are_refused(method: str, settings: dict[str, Any], message: str) -> None:
@@ -55,13 +49,10 @@ def test_presets_name_settings_that_exist() -> None:
 @pytest.mark.parametrize(
     ("scenario", "options", "hidden", "name"),
     [
-        ("disjoint-mnist", {}, None, "disjoint-mnist-2"),
         ("disjoint-mnist", {"tasks": 2}, "800, 800", "disjoint-mnist-2-deep"),
         ("disjoint-mnist", {"tasks": 5}, "17", "disjoint-mnist-5"),
         ("disjoint-mnist", {"tasks": 1}, None, "disjoint-mnist-2"),
-        ("permuted-mnist", {}, "100,100", "permuted-mnist-10-deep"),
         ("permuted-mnist", {"tasks": 100}, None, "permuted-mnist-100"),
-        ("split-cifar100", {}, None, "split-cifar100-heads"),
         ("split-cifar100", {"heads": False}, None, "split-cifar100-single"),
     ],
 )
@@ -72,15 +63,8 @@ def test_best_is_the_closest_benchmark(
     assert preset(name, scenario) is presets("best")[name]
 
 
-# --- networks ----------------------------------------------------------------------------
-
-
 def test_initial_weights() -> None:
-    plain, again, other = (MLP([50, 400, 3], "relu", "uniform", 1.7, s) for s in (0, 0, 1))
-    first: Any = plain.layers[0]
-    another: Any = other.layers[0]
-    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), again.parameters()))
-    assert not torch.equal(first.weight, another.weight)
+    first: Any = MLP([50, 400, 3], "relu", "uniform", 1.7, 0).layers[0]
     assert 1.6 < float(first.weight.detach().abs().max()) * math.sqrt(50) <= 1.7
     assert not first.bias.any()
     cut: Any = MLP([50, 400, 3], "sigmoid", "truncated", 0.1, 0).layers[0].requires_grad_(False)
@@ -88,44 +72,32 @@ def test_initial_weights() -> None:
     assert float(cut.weight.std()) == pytest.approx(0.088, abs=0.002)
 
 
-@pytest.mark.parametrize("setting", ["smooth", "local"])
-def test_first_layers_of_images(setting: str) -> None:
+def test_first_layers_of_images() -> None:
     scenario = build("rotated-mnist", 0, arrays=blobs(), tasks=1)
 
     def first(**settings: Any) -> torch.Tensor:
         network: Any = build_network(scenario, parse_settings(Settings, settings))
-        weight: torch.Tensor = network.layers[0].weight.detach()
+        weight: torch.Tensor = network.layers[0].weight.detach().view(-1, 28, 28)
         return weight
 
-    plain, changed = first(), first(**{setting: 2.0})
-    assert float(changed.square().mean()) == pytest.approx(float(plain.square().mean()), rel=0.15)
-
-    def roughness(weight: torch.Tensor) -> float:
-        return float(weight.view(-1, 28, 28).diff(dim=2).square().mean())
-
-    if setting == "smooth":
-        assert roughness(changed) < 0.2 * roughness(plain)
-    else:
-        largest = changed.abs().sort(1, descending=True).values.square()
-        assert float(largest[:, :100].sum() / largest.sum()) > 0.9
+    plain, smooth, local = first(), first(smooth=2.0), first(local=2.0)
+    for changed in (smooth, local):
+        size = float(plain.square().mean())
+        assert float(changed.square().mean()) == pytest.approx(size, rel=0.15)
+    assert smooth.diff(dim=2).square().mean() < 0.2 * plain.diff(dim=2).square().mean()
+    largest = local.flatten(1).square().sort(1, descending=True).values
+    assert float(largest[:, :100].sum() / largest.sum()) > 0.9
 
 
 def test_fixed_norms_use_the_statistics_of_the_first_task() -> None:
     colour = narrow("sgd", norms="first")
     colour.learn(0)
-    model: AlexNet = colour.model
     x, _ = colour.scenario.tasks[0].train.take(torch.arange(len(colour.scenario.tasks[0].train)))
-    inputs = model.conv1(x).detach()
-    norm: Any = model.norms[0]
+    inputs, norm = colour.model.conv1(x).detach(), colour.model.norms[0]
     torch.testing.assert_close(norm.running_mean, inputs.mean((0, 2, 3)), rtol=1e-3, atol=1e-4)
-    model.eval()
-    torch.testing.assert_close(model(x[:5])[:2], model(x[:2]), rtol=1e-4, atol=1e-5)
     before = norm.running_mean.clone()
     colour.learn(1)
     assert torch.equal(norm.running_mean, before)
-
-
-# --- training ----------------------------------------------------------------------------
 
 
 def test_a_step_is_gradient_descent_on_the_mean_loss() -> None:
@@ -136,33 +108,18 @@ def test_a_step_is_gradient_descent_on_the_mean_loss() -> None:
     one.learn(0)
     for old, gradient, new in zip(before, gradients, one.model.parameters()):
         torch.testing.assert_close(new.detach(), old - 0.5 * gradient)
-
-
-@pytest.mark.parametrize("limit", [None, 3])
-def test_accuracy_and_loss_by_hand(limit: int | None) -> None:
-    taught = learner("sgd", n=50)
-    taught.learn(0)
-    split = taught.scenario.tasks[0].test
-    x, y = split.take(torch.arange(limit or len(split)))
-    outputs = taught.model(x).detach()
-    accuracy, loss = taught.evaluate(split, 0, limit)
-    assert accuracy == pytest.approx(100 * float((outputs.argmax(1) == y).float().mean()))
-    assert loss == pytest.approx(float(taught.loss(outputs, y, 0).mean()), rel=1e-5)
+    x, y = one.scenario.tasks[0].test.take(torch.arange(3))
+    correct = 100 * float((one.model(x).argmax(1) == y).float().mean())
+    assert one.accuracy(one.scenario.tasks[0].test, 0, 3) == pytest.approx(correct)
 
 
 def test_a_task_ends_above_its_threshold() -> None:
-    early = learner("sgd", steps=40, check_every=2, stop_above=1.0, stop_above_later=0.5)
-    assert early.learn(0)["step"][-1] < 40
-    assert (early._threshold(0), early._threshold(1)) == (1.0, 0.5)
-    assert learner("sgd", steps=4, check_every=2).learn(0)["step"] == [2, 4]
-
-
-def test_divergence_is_noted_and_ends_the_task() -> None:
+    settings: dict[str, Any] = {"steps": 40, "check_every": 2, "rate": 0.01}
+    early = learner("sgd", **settings, stop_above=99.9, stop_above_later=1.0)
+    assert [early.learn(number)["step"][-1] for number in range(2)] == [40, 2]
     hot = learner("sgd", rate=1e30, steps=1000, check_every=2)
     history = hot.learn(0)
-    assert hot.diverged == "task 1 of 2"
-    assert len(history["step"]) < 10
-    assert None in history["loss"] or max(history["loss"]) > 1e9
+    assert (hot.diverged, len(history["step"]) < 10) == ("task 1 of 2", True)
 
 
 @pytest.mark.parametrize("keep", [0.5, 0.9])
@@ -194,5 +151,4 @@ def test_images_are_mirrored_and_shifted() -> None:
     assert seen == {tuple(plain.flatten().tolist()), tuple(mirrored.flatten().tolist())}
     shifted = {tuple(image.flatten().tolist()) for image in varied(x, False, 1)}
     assert len(shifted) == 9
-    down = torch.cat([torch.zeros(1, 4), plain[:2]])
-    assert tuple(down.flatten().tolist()) in shifted
+    assert tuple(torch.cat([torch.zeros(1, 4), plain[:2]]).flatten().tolist()) in shifted

@@ -20,19 +20,15 @@ WRONG = [b"other", gzip.compress(b"other"), ALPHA[:-9], ALPHA[:10] + b"\xff" * 6
 
 
 @pytest.mark.parametrize("content", WRONG)
-@pytest.mark.parametrize("archive", [False, True])
 def test_wrong_downloads_are_refused(
-    content: bytes,
-    archive: bool,
-    mirror: dict[str, bytes],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    content: bytes, mirror: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    offer(monkeypatch, *CATALOGUE["toy"]["beta.bin"].mirrors, archive=archive)
-    mirror["all.tar.gz" if archive else "alpha.bin.gz"] = content
-    with pytest.raises(DataUnavailableError, match=r"does not match the known hash: expected \w+ "):
-        fetch("toy", progress=False)
-    assert not any((tmp_path / "cache" / "toy").iterdir())
+    for archive in (False, True):
+        offer(monkeypatch, *CATALOGUE["toy"]["beta.bin"].mirrors, archive=archive)
+        mirror["all.tar.gz" if archive else "alpha.bin.gz"] = content
+        with pytest.raises(DataUnavailableError, match=r"does not match the known hash: expected"):
+            fetch("toy", progress=False)
+        assert not any((tmp_path / "cache" / "toy").iterdir())
 
 
 @pytest.mark.parametrize("content", [*WRONG, gzip.compress(bytes(8 << 20))])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -37,15 +36,21 @@ def network() -> Any:
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
 
 
-def write_shield(path: Path) -> None:
+def write(path: Path, kind: str) -> None:
+    if kind == "conceptor":
+        Conceptor.from_states(torch.randn(20, 5, dtype=torch.float64), 2.0).save(path)
+        return
     shield = Shield(network(), keep_tasks=True)
     for _ in range(2):
         shield.remember((torch.randn(20, 2) @ torch.randn(2, 6)).double())
     shield.save(path)
 
 
-def use_shield(path: Path) -> None:
-    """Load a file, and use what it held."""
+def use(path: Path, kind: str) -> None:
+    """Load a file, and use its content."""
+    if kind == "conceptor":
+        Conceptor.load(path).adapt(2.0).matrix()
+        return
     shield = Shield(network(), keep_tasks=True)
     try:
         shield.load(path)
@@ -57,18 +62,6 @@ def use_shield(path: Path) -> None:
     shield.explain()
 
 
-def write_conceptor(path: Path) -> None:
-    Conceptor.from_states(torch.randn(20, 5, dtype=torch.float64), 2.0).save(path)
-
-
-def use_conceptor(path: Path) -> None:
-    Conceptor.load(path).adapt(2.0).matrix()
-
-
-KINDS: dict[str, tuple[Callable[[Path], None], Callable[[Path], None]]] = {
-    "conceptor": (write_conceptor, use_conceptor),
-    "shield": (write_shield, use_shield),
-}
 WRONG: dict[str, Callable[[Tensor], Tensor]] = {
     "NaN": lambda t: t * math.nan,
     "negative": lambda t: -t - 1,
@@ -84,25 +77,24 @@ WRONG: dict[str, Callable[[Tensor], Tensor]] = {
 WORDS = ["", "null", "-1", "1.5", "[]", "NaN", "1e400", "1" + "0" * 5000, "[" * 100_000, "9" * 9]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["conceptor", "shield"])
 def test_wrong_content_is_refused_or_usable(kind: str, tmp_path: Path) -> None:
-    write, use = KINDS[kind]
     path = tmp_path / "good.safetensors"
-    write(path)
+    write(path, kind)
     tensors, header = parts(path)
 
     def attempt(what: str, tensors: dict[str, Tensor], header: dict[str, str]) -> None:
         sign(path, tensors, header)
         message = ""
         try:
-            use(path)
+            use(path, kind)
         except ValueError as error:
             message = str(error)
         is_named = str(path) in message or "training diverged" in message
         assert not message or (is_named and len(message) < 1500), f"{what}: {message}"
 
     sign(path, tensors, header)
-    use(path)  # a forgery that changes nothing is read
+    use(path, kind)  # a forgery that changes nothing is read
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name, tensor in tensors.items():
@@ -114,13 +106,3 @@ def test_wrong_content_is_refused_or_usable(kind: str, tmp_path: Path) -> None:
                 attempt(f"{name} = {word[:20]}", tensors, {**header, name: word})
         for name in ("", "/", "claimed//0", "task99999999999/0/odds", "task²/0/odds", "other/0"):
             attempt(name, {**tensors, name: torch.ones(2)}, header)
-
-
-def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
-    victim, path = tmp_path / "victim", tmp_path / "c.safetensors"
-    victim.write_text("mine")
-    path.symlink_to(victim)
-    write_conceptor(path)
-    assert victim.read_text() == "mine"
-    assert not os.path.islink(path)
-    use_conceptor(path)

@@ -46,34 +46,26 @@ def end(process: subprocess.Popen[str]) -> None:
 
 def test_temporary_files_of_killed_writers_are_swept(tmp_path: Path) -> None:
     path = tmp_path / "results[1].json"  # a name that is also a pattern
-    other = tmp_path / ".results1.json.x.part"
+    other, victim = tmp_path / ".results1.json.x.part", tmp_path / "victim"
+    victim.write_text("mine")
     other.write_text("someone else's")
+    (tmp_path / ".results[1].json.x.part").symlink_to(victim)
     for _ in range(2):
         process = begin(path)
         process.send_signal(signal.SIGKILL)
         end(process)
-    assert len(os.listdir(tmp_path)) == 2  # the second removed what the first had left
-    write_atomically(path, b"new")
-    assert sorted(os.listdir(tmp_path)) == [other.name, path.name]
-
-
-def test_files_of_living_writers_stay(tmp_path: Path) -> None:
-    path = tmp_path / "results.json"
+    files = os.listdir(tmp_path)
+    assert len(files) == 4  # the second removed what the first had left
     process = begin(path)
-    try:
-        write_atomically(path, b"new")
-        assert len(os.listdir(tmp_path)) == 2
-        assert path.read_bytes() == b"new"
-    finally:
-        end(process)
-
-
-def test_links_to_sweep_lead_nowhere(tmp_path: Path) -> None:
-    victim = tmp_path / "victim"
-    victim.write_text("mine")
-    (tmp_path / ".page.html.x.part").symlink_to(victim)
-    write_atomically(tmp_path / "page.html", b"page")
+    write_atomically(path, b"new")
+    assert len(os.listdir(tmp_path)) == 5  # the file of a living writer stays
+    end(process)
+    path.unlink()
+    path.symlink_to(victim)  # a link is replaced, not followed
+    write_atomically(path, b"new")
+    assert (path.read_bytes(), path.is_symlink()) == (b"new", False)
     assert victim.read_text() == "mine"
+    assert other.exists()
 
 
 def test_pages_written_at_once_do_not_clash(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The command line: run experiments, report, explore, tune, list, fetch data."""
+"""The command line: run, report, explore, tune, list and data."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _CUT_SHORT = 141  # what a shell shows for a program that a closed pipe has ende
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; 0 if all went well, 2 for a request that must be changed, 130 for Ctrl-C.
+    """Run a command; return 0 if all went well, 2 for a request that must be changed.
 
-    141 if whoever reads the output has left, as `head` does.
+    130 after Ctrl-C, 141 if the reader of the output is gone, as `head` is.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -28,13 +28,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 2
         return _CUT_SHORT
     except KeyboardInterrupt:
-        hint = "; finished seeds are kept, the same command resumes"
+        hint = "; finished seeds are kept, and the same command resumes"
         print(f"\nstopped{hint if given[:1] in (['run'], ['tune']) else ''}", file=sys.stderr)
         return 130
 
 
 def _nobody_reads() -> bool:
-    """Whether an output has lost its reader; the rest of that output is then thrown away."""
+    """Whether an output has lost its reader; the rest of it is then discarded."""
     is_lost = False
     for stream in (sys.stdout, sys.stderr):
         events = select.poll()

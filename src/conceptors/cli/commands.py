@@ -1,4 +1,4 @@
-"""What every command does."""
+"""The commands."""
 
 from __future__ import annotations
 
@@ -28,23 +28,26 @@ from conceptors.experiments.scenarios.data import (
 
 
 def act(options: argparse.Namespace) -> int:
-    """Do what was asked for; 0 if all went well, 2 for a request that must be changed."""
+    """Run a command; return 0 if all went well, 2 for a request that must be changed."""
     try:
         for file in getattr(options, "imports", []):
             import_methods(file)
         return _ACTIONS[options.command](options)
     except BrokenPipeError:
-        raise  # no fault of the request: the reader of the output is gone
+        raise  # the reader of the output is gone; nothing is wrong with the request
     except (DataUnavailableError, ValueError, ImportError, OSError) as error:
         print(f"conceptors: {error}", file=sys.stderr)
         return 2
 
 
 def _run(options: argparse.Namespace) -> int:
-    experiment, folder = _experiment(options), Path(options.out)
+    experiment, engine, folder = _experiment(options), _engine(options), Path(options.out)
+    experiment.check()
+    if not options.quiet:
+        print(_data_source(SCENARIOS[experiment.scenario].data), file=sys.stderr)
     line, failures, diverged = ProgressLine(options.quiet), {}, []
     try:
-        results = run(experiment, folder, progress=line.show, engine=_engine(options))
+        results = run(experiment, folder, progress=line.show, engine=engine)
     except UnfinishedError as error:
         results, failures, diverged = error.results, error.failures, error.diverged
     line.end()
@@ -53,15 +56,25 @@ def _run(options: argparse.Namespace) -> int:
         print(f"\nresults: {folder / 'results.json'}")
         print(f"page:    conceptors report {shlex.quote(str(folder))}")
         if experiment.preset is None and (names := presets_of(experiment.scenario)):
-            print(f"settings are defaults, untuned; there is --preset {' and '.join(names)}")
-    for name, why in failures.items():
-        print(f"failed: {name}\n{why.rstrip()}", file=sys.stderr)
+            print(f"These are default settings. Other settings: --preset {' or '.join(names)}")
+    for name, traceback in failures.items():
+        print(f"failed: {name}\n{traceback.rstrip()}", file=sys.stderr)
     if failures:
-        print("the rest is done, and the same command tries them again", file=sys.stderr)
+        print("All other seeds are done. The same command tries these again.", file=sys.stderr)
     if diverged:
-        hint = "set a lower rate, with another --out if other seeds are to be the same"
-        print(f"failed: {'; '.join(diverged)}; {hint}", file=sys.stderr)
+        print(
+            f"failed: {'; '.join(diverged)}. The table leaves them out. Set a lower rate, and "
+            f"another --out if other seeds of the method have finished.",
+            file=sys.stderr,
+        )
     return 1 if failures or diverged else 0
+
+
+def _data_source(name: str) -> str:
+    """Where a data set comes from, in one line."""
+    folders = dict.fromkeys(str(path.parent) for path in where(name).values() if path)
+    source = ", ".join(folders) or f"a download, stored in {cache_folder() / name}"
+    return f"data: {name.upper()} from {source}"
 
 
 def _tune(options: argparse.Namespace) -> int:
@@ -73,7 +86,6 @@ def _tune(options: argparse.Namespace) -> int:
         Path(options.out),
         spaces=options.vary,
         trials=options.trials,
-        minutes=options.minutes,
         progress=line.show,
         engine=_engine(options),
     )
@@ -101,17 +113,17 @@ def _report(options: argparse.Namespace) -> int:
         try:
             images = pictures(results, folder / "figures")
         except DataUnavailableError as error:
-            print(f"without the projected images: {error}", file=sys.stderr)
+            print(f"the page has no projected images: {error}", file=sys.stderr)
         print(f"page: {report.write_page(results, folder / 'index.html', images)}")
         print(f"{len(figures)} figures in {folder / 'figures'}")
     return 0
 
 
 def _other_results(folder: Path) -> str:
-    """Folders with results nearby, nearest name first."""
+    """The end of a message: folders with results nearby, nearest name first."""
     files = [*folder.parent.glob("*/results.json"), *Path().glob("*/*/results.json")]
     if not files:
-        return "; make one with: conceptors run SCENARIO --method METHOD --out DIR"
+        return "; create it with: conceptors run SCENARIO --method METHOD --out DIR"
     return nearest(str(folder), {str(file.parent) for file in files})
 
 
@@ -120,13 +132,13 @@ def _explore(options: argparse.Namespace) -> int:
 
     if options.shield is not None and not Path(options.shield).is_file():
         raise ValueError(
-            f"there is no file {str(options.shield)!r}; shield.save(FILE) makes one, after a task "
+            f"there is no file {str(options.shield)!r}; shield.save(FILE) writes one, after a task "
             f"is remembered"
         )
     page = write_explorer(options.out, options.shield)
     print(f"page: {page}")
     if options.open and not webbrowser.open(page.resolve().as_uri()):
-        print("no browser was found here; open the page in one", file=sys.stderr)
+        print("this machine has no browser; open the page in one", file=sys.stderr)
     return 0
 
 
@@ -135,7 +147,7 @@ def _list(options: argparse.Namespace) -> int:
         if options.method not in METHODS:
             raise ValueError(
                 f"unknown method {options.method!r}{nearest(options.method, METHODS)} "
-                f"(load your own with --import FILE.py)"
+                f"(--import FILE.py loads your own)"
             )
         method = METHODS[options.method]
         print(f"{options.method}: {method.about}\n\nsettings (--set {options.method}.NAME=VALUE)")
@@ -149,7 +161,7 @@ def _list(options: argparse.Namespace) -> int:
         print(f"  {name:<18} {method.about}")
     print("\npresets")
     print(f"  {'paper':<18} for {', '.join(presets('paper'))}")
-    print(f"  {'best':<18} tuned settings; or one of {', '.join(presets('best'))}")
+    print(f"  {'best':<18} tuned settings, or by name: {', '.join(presets('best'))}")
     print("\nsettings of a method: conceptors list --method NAME")
     return 0
 
@@ -160,17 +172,17 @@ def _data(options: argparse.Namespace) -> int:
     print(f"cache: {cache_folder()}")
     for name in CATALOGUE:
         files = where(name)
-        here = [path for path in files.values() if path is not None]
-        state = "here" if len(here) == len(files) else f"{len(here)} of {len(files)} files here"
-        folders = ", ".join(dict.fromkeys(str(path.parent) for path in here))
+        paths = [path for path in files.values() if path is not None]
+        state = "here" if len(paths) == len(files) else f"{len(paths)} of {len(files)} files here"
+        folders = ", ".join(dict.fromkeys(str(path.parent) for path in paths))
         print(f"  {name:<14} {state}{': ' + folders if folders else ''}")
     if not options.name:
-        print("fetch with: conceptors data NAME")
+        print("download: conceptors data NAME")
     return 0
 
 
 def _table(results: Results) -> str:
-    """The summary as text; `published` are values from papers."""
+    """The summary as text, and what its columns mean; `published` are values from papers."""
     head = f"{'method':<18}{'accuracy':>16}{'seeds':>7}{'forgetting':>12}{'seconds':>9}"
     lines = [head + ("  published" if results.reference else ""), "-" * len(head)]
     for name, row in results.summary.items():
@@ -181,16 +193,22 @@ def _table(results: Results) -> str:
             spread = f" ± {known['std']:.2f}" if known.get("std") is not None else ""
             line += f"  {known['mean']:.2f}{spread} ({known['source']})"
         lines.append(line)
+    lines.append("\naccuracy: percent correct on all tasks, after the last one")
+    lines.append("forgetting: percentage points that earlier tasks lost since they were learned")
+    lost = {name: f"{row['forgetting'] or 0:.1f}" for name, row in results.summary.items()}
+    if plain := lost.pop("sgd", ""):
+        others = "".join(f", {points} with {name}" for name, points in lost.items())
+        lines.append(f"\nEarlier tasks lost {plain} points in plain training (sgd){others}.")
     return "\n".join(lines)
 
 
 def _engine(options: argparse.Namespace) -> Engine:
-    """The engine that is asked for; ExperimentError for options that do not go with it."""
-    words = {"address": "ray", "cpus_per_run": "ray", "gpus_per_run": "ray", "jobs": "local"}
-    for word, engine in words.items():
-        if getattr(options, word) is not None and options.engine != engine:
-            name = word.replace("_", "-")
-            raise ExperimentError(f"--{name} goes with --engine {engine}, not {options.engine}")
+    """The engine that is asked for; ExperimentError for options of another engine."""
+    engines = {"address": "ray", "cpus_per_run": "ray", "gpus_per_run": "ray", "jobs": "local"}
+    for name, engine in engines.items():
+        if getattr(options, name) is not None and options.engine != engine:
+            flag = name.replace("_", "-")
+            raise ExperimentError(f"--{flag} needs --engine {engine}, got {options.engine}")
     imports = [str(Path(file).expanduser().resolve()) for file in options.imports]
     if options.engine == "local":
         return Local(options.jobs or 1, imports)

@@ -1,4 +1,4 @@
-"""Progress of a run on standard error."""
+"""Progress of a run, on standard error."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import time
 
 from conceptors.experiments.events import Event
 
-_SILENCE = 20.0  # seconds after which a file or pipe gets a line for a check, too
+_SILENCE = 20.0  # seconds after which a file or pipe gets a line for a check
 
 
 class ProgressLine:
-    """A line for every finished task; on a terminal also one that changes with every check."""
+    """A line for every finished task; on a terminal also a line that changes with every check."""
 
     def __init__(self, quiet: bool) -> None:
         self._quiet, self._live = quiet, sys.stderr.isatty()
@@ -23,21 +23,22 @@ class ProgressLine:
         if self._quiet or (is_check and not self._live and now - self._shown < _SILENCE):
             return
         self._shown = now
-        text = f"{event}{time_left(event.share, now - self._started)}"
+        word = "at most" if event.may_end_early else "about"
+        text = f"{event}{time_left(event.share, now - self._started, word)}"
         self.end()
-        changes = is_check and self._live
-        if changes:
+        is_changing = is_check and self._live
+        if is_changing:
             text = text[: shutil.get_terminal_size().columns - 1]
-        print(text, end="" if changes else "\n", file=sys.stderr, flush=True)
+        print(text, end="" if is_changing else "\n", file=sys.stderr, flush=True)
 
     def end(self) -> None:
-        """Take the changing line away."""
+        """Clear the changing line."""
         if self._live and not self._quiet:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def time_left(share: float, seconds: float) -> str:
-    """About how long the rest takes, from the share of the work done in so many seconds.
+def time_left(share: float, seconds: float, word: str = "about") -> str:
+    """Estimate the remaining time from the share of the work that was done in some seconds.
 
     >>> time_left(0.25, 60.0)
     ', about 3 min left'
@@ -47,7 +48,7 @@ def time_left(share: float, seconds: float) -> str:
     if not 0 < share < 1:
         return ""
     left = seconds * (1 - share) / share
-    for limit, unit, word in ((90, 1, "s"), (5400, 60, "min")):
+    for limit, unit, name in ((90, 1, "s"), (5400, 60, "min")):
         if left < limit:
-            return f", about {max(1, round(left / unit))} {word} left"
-    return f", about {left / 3600:.1f} h left"
+            return f", {word} {max(1, round(left / unit))} {name} left"
+    return f", {word} {left / 3600:.1f} h left"

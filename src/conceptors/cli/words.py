@@ -1,4 +1,4 @@
-"""The words of the command line and their help; loads nothing heavy."""
+"""The commands, their options and their help; this module loads nothing heavy."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from conceptors import __version__
 _EXAMPLES = """
 examples:
   conceptors run disjoint-mnist --method sgd --method cab --preset paper --out out/disjoint
-  conceptors run permuted-mnist --method cab --seeds 10 --jobs 4 --preset paper --out out/p
   conceptors run disjoint-mnist --method cab --set cab.aperture=4 --set epochs=5 --out out/try
-  conceptors run permuted-mnist --method cab --seeds 10 --engine ray --out out/many
+  conceptors run permuted-mnist --method cab --seeds 10 --jobs 4 --preset paper --out out/p
   conceptors run disjoint-mnist --import own.py --method sgd --method own --out out/own
   conceptors list --method cab
   conceptors report out/disjoint
@@ -21,11 +20,11 @@ examples:
 
 
 def parser() -> argparse.ArgumentParser:
-    """All commands; the one that is given comes as `command`, None without one."""
+    """Create the parser; `command` is the given command, None without one."""
     plain = argparse.RawDescriptionHelpFormatter
     words = argparse.ArgumentParser(
         prog="conceptors",
-        description="Networks that learn one task after another without forgetting.",
+        description="Train networks on one task after another without forgetting.",
         epilog=_EXAMPLES,
         formatter_class=plain,
     )
@@ -36,52 +35,52 @@ def parser() -> argparse.ArgumentParser:
     _experiment_words(
         add(
             "run",
-            help="run methods on a scenario, several seeds",
-            description="Run methods on a scenario. The same command resumes a run that stopped.",
+            help="run methods on a scenario",
+            description="Run methods on a scenario. The same command resumes a stopped run.",
             epilog=_EXAMPLES,
         )
     )
-    command = add("tune", help="choose settings on validation data")
+    about = "choose settings of a method on validation data"
+    command = add("tune", help=about, description=f"Search: {about}.")
     _experiment_words(command)
     command.add_argument(
         "--vary",
         action="append",
         required=True,
         metavar="NAME=LOW:HIGH[:log]",
-        help="a setting and its range, or NAME=a,b,c for choices; may be given several times",
+        help="a setting and its range, or NAME=a,b,c for choices; repeat for more settings",
     )
-    command.add_argument("--trials", type=_positive, default=30, help="at most so many trials")
-    command.add_argument("--minutes", type=float, help="at most so long")
-
-    command = add("report", help="make a page and figures from results")
     command.add_argument(
-        "folder", nargs="+", help="with results.json, or that file; several make a page each"
+        "--trials", type=_positive, default=30, help="number of trials (default 30)"
     )
-    about = "make a page, which works offline, on which to move the aperture of conceptors"
+
+    command = add("report", help="write a page and figures from results")
+    command.add_argument("folder", nargs="+", help="folders with results.json; one page for each")
+    about = "write an offline page with sliders for the aperture of conceptors"
     command = add("explore", help=about, description=about)
     command.add_argument(
-        "--shield", metavar="FILE", help="a file that shield.save wrote: show its layers instead"
+        "--shield", metavar="FILE", help="show the layers of a file that shield.save wrote"
     )
     command.add_argument(
         "--out", metavar="FILE", default="explore.html", help="the page (default: explore.html)"
     )
-    command.add_argument("--open", action="store_true", help="open it in the browser")
+    command.add_argument("--open", action="store_true", help="open the page in a browser")
 
-    command = add("list", help="scenarios, methods, presets and settings")
+    command = add("list", help="list scenarios, methods, presets and settings")
     command.add_argument("--method", help="explain the settings of this method")
     _import_word(command)
-    command = add("data", help="what data is here, and where; fetch more")
-    command.add_argument("name", nargs="*", help="data sets to fetch")
+    command = add("data", help="show which data sets are on this machine, or download them")
+    command.add_argument("name", nargs="*", help="data sets to download")
     return words
 
 
 def _experiment_words(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
-    add("scenario", help="see: conceptors list")
-    add("--method", action="append", required=True, help="may be given several times")
+    add("scenario", help="sequence of tasks, see: conceptors list")
+    add("--method", action="append", required=True, help="repeat for more methods")
     _import_word(command)
-    add("--seeds", type=_positive, default=1, help="how many (default 1)")
-    add("--first-seed", type=int, default=0, help="the first of them (default 0)")
+    add("--seeds", type=_positive, default=1, help="number of seeds (default 1)")
+    add("--first-seed", type=int, default=0, help="first seed (default 0)")
     add("--out", required=True, metavar="DIR", help="folder for the results")
     add("--preset", help="paper (the paper's settings), best (tuned), or a benchmark's name")
     add(
@@ -89,31 +88,36 @@ def _experiment_words(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="[METHOD.]NAME=VALUE",
-        help="a setting; several times; see: conceptors list --method NAME",
+        help="change a setting, see: conceptors list --method NAME; repeat for more",
     )
     add("--tasks", type=int, help="number of tasks")
     add("--class-order", choices=("fixed", "seed"), help="order of the classes (default fixed)")
     heads = command.add_mutually_exclusive_group()
     heads.add_argument("--heads", action="store_true", default=None, help="one head per task")
-    heads.add_argument("--single-head", dest="heads", action="store_false", help="one head")
-    add("--limit", type=_positive, help="use only so many samples (quick trials)")
-    add("--layers", choices=("all", "last"), help="of the encoder that inputs come from (clinc150)")
-    add("--device", default="auto", help="cpu, cuda, cuda:1 or auto (default: a GPU, if there)")
-    add("--jobs", type=_positive, metavar="N", help="seeds that run at once, each in a process")
-    add("--quiet", action="store_true", help="no progress")
+    heads.add_argument("--single-head", dest="heads", action="store_false", help="one head for all")
+    add("--limit", type=_positive, metavar="N", help="use only N samples, for a quick trial")
+    add("--layers", choices=("all", "last"), help="layers of the encoder that are used (clinc150)")
+    add("--device", default="auto", help="cpu, cuda, cuda:1 or auto (default: a GPU if available)")
+    add("--jobs", type=_positive, metavar="N", help="run N seeds at once, each in a process")
+    add("--quiet", action="store_true", help="show no progress")
     add = command.add_argument_group("many machines").add_argument
-    add("--engine", choices=("local", "ray"), default="local", help="where to run (default: here)")
+    add(
+        "--engine",
+        choices=("local", "ray"),
+        default="local",
+        help="where to run (default: this machine)",
+    )
     add(
         "--address",
         metavar="HOST:PORT",
-        help="of a Ray cluster (default: RAY_ADDRESS, or a Ray started on this machine)",
+        help="address of a Ray cluster (default: RAY_ADDRESS, or a new Ray on this machine)",
     )
-    add("--cpus-per-run", type=_positive, metavar="N", help="with ray (default 1)")
+    add("--cpus-per-run", type=_positive, metavar="N", help="CPUs for each run on Ray (default 1)")
     add(
         "--gpus-per-run",
         type=float,
         metavar="N",
-        help="with ray, may be a part of one (default 0; 1 with --device cuda)",
+        help="GPUs for each run on Ray, also fractions (default 0; 1 with --device cuda)",
     )
 
 
@@ -124,7 +128,7 @@ def _import_word(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE.py",
-        help="a Python file with your own methods, see conceptors.methods.add",
+        help="Python file with your own methods, see conceptors.methods.add",
     )
 
 

@@ -1,47 +1,74 @@
-"""What a run reports while it is at work."""
+"""What a run reports while it is at work, and how much of the work is done."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 
 @dataclass(frozen=True)
 class Event:
-    """Some steps, a whole task, or a trial of tuning is done; numbers count from 1.
+    """Steps of a task, a whole task, or a trial of tuning is done. Numbers count from 1.
 
-    >>> print(Event("task", "cab", 0, 2, 2, accuracy=98.1, accuracy_so_far=49.0))
-    cab seed 0 task 2/2: this task 98.1 %, all so far 49.0 %
+    >>> print(Event("task", "cab", 0, 2, 2, "98.1 % on this task"))
+    cab, seed 0, task 2 of 2: 98.1 % on this task
     """
 
     kind: Literal["step", "task", "trial"]
     method: str
-    seed: int
+    seed: int = 0
     task: int = 0
     tasks: int = 0
-    step: int = 0  # of a task; the number of a trial
-    steps: int = 0
-    validation: float | None = None  # accuracy in percent
-    accuracy: float | None = None  # on the task's test samples
-    accuracy_so_far: float | None = None  # over the test samples of all tasks learned so far
+    text: str = ""  # the result so far
+    step: int = 0
+    steps: int = 0  # of the task, unless it ends early
+    may_end_early: bool = False  # and it is not known yet after how many steps
+    seconds: float = 0.0  # since the seed began
     share: float = 0.0  # of the command's work that is done
-    settings: str = ""  # of a trial
 
     def __str__(self) -> str:
         if self.kind == "trial":
-            score = f"trial {self.step}/{self.steps}: validation {self.validation:.2f} %"
-            return f"{score} with {self.settings}"
-        where = f"{self.method} seed {self.seed} task {self.task}/{self.tasks}"
-        if self.kind == "task":
-            return (
-                f"{where}: this task {self.accuracy:.1f} %, all so far {self.accuracy_so_far:.1f} %"
-            )
-        return f"{where}: step {self.step}/{self.steps}, validation {self.validation:.2f} %"
+            return self.text
+        return f"{self.method}, seed {self.seed}, task {self.task} of {self.tasks}: {self.text}"
 
 
 Progress = Callable[[Event], None]
 
 
 def quiet(event: Event) -> None:
-    """Progress that nobody looks at."""
+    """Ignore an event."""
+
+
+class WorkDone:
+    """Adds to every event the share of the command's work that is done, measured in seconds.
+
+    A task under way counts by its steps. Where tasks end early, it is expected to take as many
+    steps as the last finished one of the same method. A task of a method that has not begun counts
+    as much as the average task.
+    """
+
+    def __init__(self, progress: Progress, methods: Sequence[str]) -> None:
+        self._progress = progress
+        self._seeds = Counter(methods)
+        self._done: dict[tuple[str, int], float] = {}  # tasks of each seed
+        self._latest: dict[tuple[str, int], int] = {}  # step
+        self._expected: dict[str, int] = {}  # steps of a task, by method
+        self._seconds: dict[str, float] = {}  # of a task, by method
+
+    def __call__(self, event: Event) -> None:
+        key, method = (event.method, event.seed), event.method
+        if event.kind == "step":
+            fraction = min(1.0, event.step / self._expected.get(method, event.steps))
+            self._done[key], self._latest[key] = event.task - 1 + fraction, event.step
+        else:
+            self._done[key] = event.task
+            self._expected[method] = self._latest.get(key, 1)
+        self._seconds[method] = event.seconds / self._done[key]
+        average = sum(self._seconds.values()) / len(self._seconds) or 1.0
+        cost = {name: self._seconds.get(name) or average for name in self._seeds}
+        total = sum(count * cost[name] for name, count in self._seeds.items()) * event.tasks
+        share = sum(done * cost[name] for (name, _), done in self._done.items()) / total
+        unknown = event.may_end_early and method not in self._expected
+        self._progress(replace(event, share=min(1.0, share), may_end_early=unknown))

@@ -1,20 +1,18 @@
-"""What is to be run, checked before anything is."""
+"""What is to be run. Everything is checked before anything runs."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from conceptors._internal.checks import nearest
 from conceptors.experiments.methods import METHODS, Settings, parse_settings
-from conceptors.experiments.methods.settings import INEFFECTIVE
 from conceptors.experiments.presets import Preset, preset
 from conceptors.experiments.scenarios import SCENARIOS
 
 
 class ExperimentError(ValueError):
-    """Something about the request that must be changed; the message says what."""
+    """A request that must be changed; the message says what."""
 
 
 @dataclass(frozen=True)
@@ -32,38 +30,34 @@ class Experiment:
     arrays: Any = field(default=None, compare=False, repr=False)  # instead of the scenario's data
 
     def chosen(self, method: str) -> Preset:
-        """The preset for this scenario and for the network that a method is to train."""
+        """The preset for this scenario and for the network that a method trains."""
         hidden = self._asked(method).get("hidden")
         return preset(self.preset, self.scenario, self.options, hidden)
 
     def config(self, method: str) -> dict[str, Any]:
         """All settings of a method, checked."""
         kind, chosen = METHODS[method].settings_type, self.chosen(method)
-        given = dict(chosen.common) if issubclass(kind, Settings) else {}
-        given |= chosen.methods.get(method, {}) | self._asked(method)
         names = {entry.name for entry in fields(kind)}
         if unknown := sorted(set(self.settings.get(method, {})) - names):
             raise ExperimentError(
                 f"method {method!r} has no setting {unknown[0]!r}{nearest(unknown[0], names)}"
             )
-        known = {name: value for name, value in given.items() if name in names}
+        common = chosen.common if issubclass(kind, Settings) else {}
+        asked = common | chosen.methods.get(method, {}) | self._asked(method)
+        known = {name: value for name, value in asked.items() if name in names}
         return asdict(parse_settings(kind, known))
 
     def identity(self) -> dict[str, Any]:
         """What must be the same for results to belong together."""
         configs = {method: self.config(method) for method in self.methods}
-        return {
-            "scenario": self.scenario,
-            "preset": self.preset,
-            "options": self.options,
-            "configs": configs,
-        }
+        request = {"scenario": self.scenario, "preset": self.preset, "options": self.options}
+        return {**request, "configs": configs}
 
-    def check(self, varied: Collection[str] = ()) -> None:
-        """ExperimentError for an impossible request; `varied` are settings that a search varies."""
+    def check(self) -> None:
+        """Raise an ExperimentError for an impossible request."""
         if self.scenario not in SCENARIOS:
-            known = nearest(self.scenario, SCENARIOS)
-            raise ExperimentError(f"unknown scenario {self.scenario!r}{known}")
+            close = nearest(self.scenario, SCENARIOS)
+            raise ExperimentError(f"unknown scenario {self.scenario!r}{close}")
         if not self.methods:
             raise ExperimentError(f"no method given{nearest('', METHODS)}")
         for method in [*self.methods, *self.settings]:
@@ -73,27 +67,17 @@ class Experiment:
             raise ExperimentError(f"seeds must be different numbers, got {self.seeds}")
         kinds = [METHODS[method].settings_type for method in self.methods]
         names = {entry.name for kind in kinds for entry in fields(kind)}
-        if unknown := sorted({*self.settings.get("*", {}), *varied} - names):
+        if unknown := sorted({*self.settings.get("*", {})} - names):
             raise ExperimentError(
-                f"no method here has a setting {unknown[0]!r}{nearest(unknown[0], names)}"
+                f"none of these methods has a setting {unknown[0]!r}{nearest(unknown[0], names)}"
             )
         try:
-            for method in self.methods:
-                self._refuse_ineffective(method, varied)
+            self.identity()
         except ValueError as error:
             raise ExperimentError(str(error)) from error
 
     def _asked(self, method: str) -> dict[str, Any]:
-        return self.settings.get("*", {}) | self.settings.get(method, {})
-
-    def _refuse_ineffective(self, method: str, varied: Collection[str]) -> None:
-        """ValueError for a setting that is given or varied, but that another one overrides."""
-        config = self.config(method)
-        for name in sorted({*self._asked(method), *varied} & set(config)):
-            other, overrides_when_on = INEFFECTIVE.get(name, ("", True))
-            if other in set(config) - set(varied) and bool(config[other]) == overrides_when_on:
-                raise ValueError(
-                    f"{name} has no effect on method {method!r} because {other} is "
-                    f"{config[other]}. Results would not reflect the value that you asked for. "
-                    f"Leave {name} out, or add --set {other}={0 if overrides_when_on else 'VALUE'}."
-                )
+        asked = self.settings.get("*", {}) | self.settings.get(method, {})
+        return (
+            {"steps": 0} if "epochs" in asked else {}
+        ) | asked  # epochs override a preset's steps

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from difflib import get_close_matches
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,10 @@ from conceptors import __version__
 
 
 def find_device(name: str) -> torch.device:
-    """The device of that name; "auto" is the first GPU, or else the CPU.
+    """Return the device of that name; "auto" is the first GPU, or else the CPU.
 
     Raises:
-        ValueError: there is no such device here; the message says which there are.
+        ValueError: this machine has no such device; the message lists those it has.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -26,11 +26,10 @@ def find_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError):
-        here = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
-        close = ["cuda"] if name == "gpu" else get_close_matches(name, here, n=1, cutoff=0.5)
-        hint = f"did you mean {close[0]!r}? " if close else ""
+        available = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+        hint = "did you mean 'cuda'? " if name == "gpu" else ""
         raise ValueError(
-            f"device {name!r} cannot be used; {hint}this machine has: {', '.join(here)}"
+            f"device {name!r} cannot be used; {hint}this machine has: {', '.join(available)}"
         ) from None
     return device
 
@@ -40,6 +39,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     cuda = device.type == "cuda"
     return {
         "conceptors": __version__,
+        "commit": commit(Path(__file__).parents[3]),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
@@ -53,8 +53,19 @@ def environment(device: torch.device) -> dict[str, Any]:
     }
 
 
+def commit(root: Path) -> str | None:
+    """The commit of a checkout of this project in a folder; None if it is anything else."""
+    if not (root / ".git").exists() or not (root / "src" / "conceptors").is_dir():
+        return None
+    command = ["git", "-C", str(root), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
 def processor() -> str:
-    """The model of the CPU, as far as the system tells."""
+    """The model of the CPU, if the system names it."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text("utf-8", "replace").splitlines() if info.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]

@@ -21,8 +21,8 @@ Image = tuple[int, int, int]  # channels, height, width
 class MLP(nn.Module):
     """A fully connected network; `sizes` are neurons of every layer, inputs and outputs included.
 
-    `init` is "truncated" (normal of sd `scale`, cut at two sd, biases too) or "uniform"
-    (± scale / √fan-in, biases zero).
+    `init` is "truncated" (normal with sd `scale`, cut at two sd) or "uniform" (± scale / √fan-in,
+    biases zero).
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class AlexNet(nn.Module):
         return out
 
     def train(self, mode: bool = True) -> AlexNet:
-        """Fixed norms stay in evaluation mode, in which torch uses their statistics."""
+        """Keep fixed norms in evaluation mode, in which torch uses their statistics."""
         super().train(mode)
         for norm in self.norms:
             norm.train(mode and not bool(norm.track_running_stats))
@@ -92,7 +92,7 @@ class AlexNet(nn.Module):
 
     @torch.no_grad()
     def fix_norms(self, batches: Iterable[Tensor]) -> None:
-        """Measure mean and variance on batches of images, and use these from then on."""
+        """Measure mean and variance on batches of images, and use them from then on."""
         self.eval()
         for norm in self.norms:
             assert isinstance(norm, (nn.BatchNorm1d, nn.BatchNorm2d))
@@ -107,7 +107,7 @@ class AlexNet(nn.Module):
 
 
 def build_network(scenario: Scenario, settings: Any) -> nn.Module:
-    """The network that settings ask for: fully connected, or AlexNet for images in colour.
+    """Build the network that settings ask for: fully connected, or AlexNet for colour images.
 
     Raises:
         ValueError: a setting that does not apply to this scenario's inputs.
@@ -151,7 +151,7 @@ def _uniform(outputs: int, inputs: int, scale: float, generator: torch.Generator
 
 
 def _blurred(weight: Tensor, image: Image, sigma: float) -> Tensor:
-    """Each neuron's weights as an image, blurred, at the same expected mean square."""
+    """Blur each neuron's weights as an image, at the same expected mean square."""
     reach = math.ceil(4 * sigma)
     bell = torch.exp(-(torch.arange(-reach, reach + 1.0) ** 2) / (2 * sigma**2))
     bell /= bell.norm()
@@ -161,10 +161,10 @@ def _blurred(weight: Tensor, image: Image, sigma: float) -> Tensor:
 
 
 def _windowed(weight: Tensor, image: Image, width: float, seed: int) -> Tensor:
-    """Each neuron's weights seen through a Gaussian window, at the same mean square.
+    """Multiply each neuron's weights by a Gaussian window, at the same mean square.
 
-    Windows have an sd of `width` pixels and are centred at random, at least a seventh of the image
-    away from its borders.
+    Windows have an sd of `width` pixels and random centres, a seventh of the image or more away
+    from its borders.
     """
     generator = torch.Generator().manual_seed(32_452_843 + seed)
     profiles = []
@@ -172,6 +172,6 @@ def _windowed(weight: Tensor, image: Image, width: float, seed: int) -> Tensor:
         centre = length / 7 + 5 / 7 * length * torch.rand(len(weight), 1, generator=generator)
         profiles.append(torch.exp(-((torch.arange(length) - centre) ** 2) / (2 * width**2)))
     window = profiles[0][:, None, :, None] * profiles[1][:, None, None, :]
-    seen = weight * window.expand(-1, image[0], -1, -1).flatten(1)
-    size, new_size = (w.square().mean(1, keepdim=True) for w in (weight, seen))
-    return seen * (size / new_size).sqrt()
+    local = weight * window.expand(-1, image[0], -1, -1).flatten(1)
+    size, new_size = (w.square().mean(1, keepdim=True) for w in (weight, local))
+    return local * (size / new_size).sqrt()

@@ -1,7 +1,7 @@
-"""Named settings: `paper` holds the paper's, `best` those that validation data chose here.
+"""Named settings: `paper` has the paper's, `best` those that were chosen on validation data.
 
-They are data: `paper.json` has one entry per scenario, `best.json` one per benchmark, which is a
-scenario with a number of tasks, heads and a network. A benchmark's name is a preset, too.
+`paper.json` has one entry per scenario. `best.json` has one per benchmark, which is a scenario with
+a number of tasks, heads and a network. The name of a benchmark is a preset, too.
 """
 
 from __future__ import annotations
@@ -26,11 +26,6 @@ class Preset:
     scenario: str = ""
     tasks: int | None = None
     heads: bool | None = None
-
-    @property
-    def key(self) -> list[str]:
-        """What one benchmark of a scenario differs in from the others."""
-        return [str(self.tasks), str(self.heads), str(self.common.get("hidden"))]
 
 
 @cache
@@ -63,24 +58,25 @@ def preset(
     """
     if name is None:
         return Preset()
-    paper, best = presets("paper"), presets("best")
-    if name not in ("paper", "best", *best):
-        raise ValueError(f"unknown preset {name!r}{nearest(name, ['paper', 'best', *best])}")
-    known = paper if name == "paper" else {entry.scenario: entry for entry in best.values()}
-    if name in best:
-        known = {best[name].scenario: best[name]}
-    if scenario not in known:
-        raise ValueError(
-            f"preset {name!r} has no settings for scenario {scenario!r}{nearest(scenario, known)}"
-        )
-    return _closest(scenario, options or {}, hidden) if name == "best" else known[scenario]
+    best = presets("best")
+    names = ["paper", "best", *best]
+    if name not in names:
+        raise ValueError(f"unknown preset {name!r}{nearest(name, names)}")
+    candidates = {
+        "paper": list(presets("paper").items()),
+        "best": [(entry.scenario, entry) for entry in best.values()],
+    }.get(name) or [(best[name].scenario, best[name])]
+    matches = [entry for known, entry in candidates if known == scenario]
+    if not matches:
+        close = nearest(scenario, {known for known, _ in candidates})
+        raise ValueError(f"preset {name!r} has no settings for scenario {scenario!r}{close}")
+    wanted = [(options or {}).get("tasks"), (options or {}).get("heads") is not False, hidden]
+    for k, value in enumerate(wanted):  # the most alike, as far as there are any
+        key = _key(matches[0])[k] if value is None else str(value).replace(" ", "")
+        matches = [entry for entry in matches if _key(entry)[k] in (key, "None")] or matches
+    return matches[0]
 
 
-def _closest(scenario: str, options: dict[str, Any], hidden: Any) -> Preset:
-    """The benchmark with these tasks, heads and hidden layers, as far as there is one."""
-    found = [entry for entry in presets("best").values() if entry.scenario == scenario]
-    wanted = [options.get("tasks"), options.get("heads") is not False, hidden]
-    for k, value in enumerate(wanted):
-        key = found[0].key[k] if value is None else str(value).replace(" ", "")
-        found = [entry for entry in found if entry.key[k] in (key, "None")] or found
-    return found[0]
+def _key(entry: Preset) -> list[str]:
+    """What distinguishes the benchmarks of a scenario."""
+    return [str(entry.tasks), str(entry.heads), str(entry.common.get("hidden"))]

@@ -1,4 +1,4 @@
-"""Choosing settings on validation data, never on test data.
+"""Choose settings on validation data, never on test data.
 
 Trials go into an optuna study in the folder, a journal file: a search can be stopped and resumed.
 """
@@ -6,7 +6,6 @@ Trials go into an optuna study in the folder, a journal file: a search can be st
 from __future__ import annotations
 
 import json
-import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,17 +27,16 @@ def tune(
     *,
     spaces: Sequence[str],
     trials: int,
-    minutes: float | None = None,
     progress: Progress = quiet,
     engine: Engine | None = None,
 ) -> dict[str, Any]:
-    """The best settings of one method: `{"value": accuracy, "params": {...}}`.
+    """Search the settings of one method; return the best as `{"value": accuracy, "params": {...}}`.
 
-    The score is the accuracy on the validation samples of all tasks after the last one, mean over
-    seeds; diverged seeds count as 0. The engine does the seeds of one trial.
+    The score is the accuracy on the validation samples of all tasks after the last one, averaged
+    over seeds; diverged seeds count as 0. The engine does the seeds of one trial.
 
     Raises:
-        ExperimentError: impossible request, or the folder holds a search with other settings.
+        ExperimentError: the request is impossible, or the folder has a search with other settings.
     """
     if find_spec("optuna") is None:
         raise ImportError("tuning needs optuna: pip install 'conceptors[tune]'")
@@ -49,9 +47,7 @@ def tune(
     (method,), engine = experiment.methods, engine or Local()
     types = get_type_hints(METHODS[method].settings_type)
     ranges = dict(parse_range(text, types) for text in spaces)
-    experiment = placed(experiment, engine, ranges)
-    if minutes is not None and not (math.isfinite(minutes) and minutes > 0):
-        raise ExperimentError(f"--minutes must be a finite number above 0, got {minutes:g}")
+    experiment = placed(experiment, engine)
 
     def score(trial: Any) -> float:
         chosen = {name: suggest(trial) for name, suggest in ranges.items()}
@@ -64,18 +60,17 @@ def tune(
                 raise RuntimeError(f"a trial failed with {chosen}:\n{outcome.failure}")
         return statistics.mean(float(outcome.value) for outcome in outcomes)
 
-    def tell(study: Any, trial: Any) -> None:
+    def report(study: Any, trial: Any) -> None:
         if trial.value is not None:
-            words = ", ".join(f"{name}={value}" for name, value in trial.params.items())
             number = trial.number + 1
-            event = Event("trial", method, 0, step=number, steps=trials, validation=trial.value)
-            progress(replace(event, share=min(1.0, number / trials), settings=words))
+            settings = ", ".join(f"{name}={value}" for name, value in trial.params.items())
+            text = f"trial {number} of {trials}: {trial.value:.2f} % on validation data, {settings}"
+            progress(Event("trial", method, text=text, share=min(1.0, number / trials)))
 
     study = _open(experiment, folder)
     ended = sum(trial.state.is_finished() for trial in study.trials)
     if ended < trials:
-        seconds = None if minutes is None else 60 * minutes
-        study.optimize(score, n_trials=trials - ended, timeout=seconds, callbacks=[tell])
+        study.optimize(score, n_trials=trials - ended, callbacks=[report])
     return {"value": study.best_value, "params": study.best_params}
 
 
@@ -92,9 +87,9 @@ class _Trial:
             learner.learn(number)
             if learner.diverged:
                 return 0.0
+        sizes = [len(task.validation) for task in tasks]
         with learner.weights_for_test():
             rows = [learner.accuracy(task.validation, k) for k, task in enumerate(tasks)]
-        sizes = [len(task.validation) for task in tasks]
         return sum(a * n for a, n in zip(rows, sizes)) / sum(sizes)
 
 
@@ -106,8 +101,8 @@ def _open(experiment: Experiment, folder: Path) -> Any:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     folder.mkdir(parents=True, exist_ok=True)
     journal = folder / "study.log"
-    _check_journal(journal)
     try:
+        _check_journal(journal)
         study = optuna.create_study(
             study_name=f"{experiment.scenario}/{experiment.methods[0]}",
             storage=optuna.storages.JournalStorage(JournalFileBackend(str(journal))),
@@ -118,44 +113,32 @@ def _open(experiment: Experiment, folder: Path) -> Any:
     except OSError:
         raise
     except Exception as error:  # optuna replays the journal, and trusts it
-        raise _damaged(journal, f"{type(error).__name__}: {error!s:.200}") from error
-    asked = json.dumps({**experiment.identity(), "seeds": experiment.seeds}, sort_keys=True)
-    if study.user_attrs.get("asked", asked) != asked:
-        raise ExperimentError(f"{folder} holds a search with other settings; choose another --out")
-    study.set_user_attr("asked", asked)
+        reason = " ".join(f"{type(error).__name__}: {error!s:.200}".split())
+        raise ExperimentError(
+            f"{journal} is damaged ({reason}); move it away, or choose another --out"
+        ) from error
+    request = json.dumps({**experiment.identity(), "seeds": experiment.seeds}, sort_keys=True)
+    if study.user_attrs.get("request", request) != request:
+        raise ExperimentError(f"{folder} has a search with other settings; choose another --out")
+    study.set_user_attr("request", request)
     return study
 
 
 def _check_journal(path: Path) -> None:
-    """ExperimentError for a journal that is not one line of JSON after the other.
+    """Raise a ValueError for a journal that is not one JSON object per line.
 
-    A line that a killed process has left half-written counts too: the next entry would go onto it.
+    A killed process may leave half a line, and the next entry would be appended to it.
     """
     content = path.read_bytes() if path.exists() else b""
     if content and not content.endswith(b"\n"):
-        raise _damaged(path, f"its last line is cut short, {len(content)} bytes")
+        raise ValueError(f"its last line is cut short, {len(content)} bytes")
     for number, line in enumerate(content.splitlines(), 1):
-        try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError):
-            entry = None
-        if not isinstance(entry, dict):
-            raise _damaged(path, f"line {number} is not an entry")
-
-
-def _damaged(path: Path, why: str) -> ExperimentError:
-    words = " ".join(why.split())
-    return ExperimentError(f"{path} is damaged ({words}); move it away, or choose another --out")
+        if not isinstance(json.loads(line), dict):
+            raise ValueError(f"line {number} is not an entry")
 
 
 def parse_range(text: str, types: Mapping[str, type]) -> tuple[str, Callable[[Any], Any]]:
-    """`rate=0.01:1:log`, `aperture=1:30`, `labels=all,true` as a way to ask optuna for a value.
-
-    `types` are the types of the settings that there are.
-
-    Raises:
-        ExperimentError: not of that form, or no such setting.
-    """
+    """`rate=0.01:1:log`, `aperture=1:30`, `labels=all,true` as a way to ask optuna for a value."""
     name, _, values = text.partition("=")
     if not name or not values:
         raise ExperimentError(f"--vary takes NAME=LOW:HIGH[:log] or NAME=a,b,c, got {text!r}")
@@ -165,14 +148,17 @@ def parse_range(text: str, types: Mapping[str, type]) -> tuple[str, Callable[[An
         choices = values.split(",")
         return name, lambda trial: trial.suggest_categorical(name, choices)
     low, high, *scale = values.split(":")
-    kind = types[name]
-    if kind not in (int, float):
-        raise ExperimentError(f"{text!r}: {name} is no number; give choices as {name}=a,b,c")
+    kind, is_log = types[name], scale == ["log"]
     try:
         bounds = kind(low), kind(high)
+        if kind not in (int, float) or scale not in ([], ["log"]) or (is_log and bounds[0] <= 0):
+            raise ValueError
     except ValueError:
-        raise ExperimentError(f"{text!r}: bounds must be of type {kind.__name__}") from None
-    if scale not in ([], ["log"]) or not bounds[0] < bounds[1] or (scale and bounds[0] <= 0):
-        raise ExperimentError(f"{text!r}: needs LOW < HIGH, and LOW > 0 with :log")
-    ask = "suggest_int" if kind is int else "suggest_float"
-    return name, lambda trial: getattr(trial, ask)(name, *bounds, log=bool(scale))
+        raise ExperimentError(
+            f"--vary {text}: {name} is of type {kind.__name__}; a range needs two numbers, and "
+            f"LOW > 0 with :log; choices are {name}=a,b,c"
+        ) from None
+    if not bounds[0] < bounds[1]:
+        raise ExperimentError(f"--vary {text}: needs LOW < HIGH")
+    suggest = "suggest_int" if kind is int else "suggest_float"
+    return name, lambda trial: getattr(trial, suggest)(name, *bounds, log=is_log)

@@ -14,7 +14,7 @@ import pytest
 from conceptors.experiments.engines import Local
 from conceptors.experiments.events import Event
 from conceptors.experiments.runner import run
-from experiments.engines.work import own_methods, until, wanted
+from experiments.engines.work import noting, until, wanted
 from experiments.runs import quietly, timeless
 
 
@@ -27,15 +27,15 @@ def test_the_results_are_those_of_one_process(tmp_path: Path) -> None:
 
 
 def test_a_job_that_fails_raises_and_a_killed_process_is_reported(tmp_path: Path) -> None:
-    with own_methods(tmp_path) as own:
-        engine = Local(2, [str(own.file)])
-        with pytest.raises(ArithmeticError, match="seed 1 is no good"):
-            run(wanted(["failing"], [0, 1]), tmp_path / "a", engine=engine)
-        free = own.hold(1)
+    with noting(tmp_path) as notes:
+        engine = Local(2, [str(notes.file)])
+        with pytest.raises(ArithmeticError, match="seed 9 is no good"):
+            run(wanted(["noting"], [2, 9]), tmp_path / "a", engine=engine)
+        free = notes.hold(1)
 
         def kill() -> None:
-            until(lambda: 1 in own.counts("begin"))
-            os.kill(own.process("begin-1"), signal.SIGKILL)
+            until(lambda: 1 in notes.counts("begin"))
+            os.kill(notes.process("begin-1"), signal.SIGKILL)
 
         killer = threading.Thread(target=kill)
         killer.start()
@@ -61,13 +61,12 @@ if __name__ == "__main__":
 
 
 def test_processes_end_with_a_killed_command(tmp_path: Path) -> None:
-    with own_methods(tmp_path) as own:
-        program = tmp_path / "command.py"
-        program.write_text(COMMAND)
+    with noting(tmp_path) as notes:
+        (program := tmp_path / "command.py").write_text(COMMAND)
         for seed in (0, 1):
-            own.hold(seed)
-        words = [str(Path(__file__).parents[2]), str(own.file), str(tmp_path / "out")]
+            notes.hold(seed)
+        words = [str(Path(__file__).parents[2]), str(notes.file), str(tmp_path / "out")]
         with subprocess.Popen([sys.executable, str(program), *words]) as command:
-            until(lambda: own.counts("begin").keys() == {0, 1})
+            until(lambda: notes.counts("begin").keys() == {0, 1})
             command.kill()
-        until(lambda: not Path(f"/proc/{own.process('begin-0')}").exists())
+        until(lambda: not Path(f"/proc/{notes.process('begin-0')}").exists())

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from conceptors.experiments.engines import Ray
-from conceptors.experiments.events import Event
 from conceptors.experiments.runner import UnfinishedError, run
-from experiments.engines.work import Own, own_methods, until, wanted
+from experiments.engines.work import Notes, noting, until, wanted
 from experiments.runs import quietly, read, timeless
 
 ray = pytest.importorskip("ray")
@@ -32,55 +31,37 @@ def started() -> Iterator[None]:
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Iterator[Own]:
-    with own_methods(tmp_path) as own:
-        yield own
+def notes(tmp_path: Path) -> Iterator[Notes]:
+    with noting(tmp_path) as notes:
+        yield notes
 
 
-@pytest.fixture
-def engine(started: None, own: Own) -> Ray:
-    return Ray(imports=[str(own.file)])
-
-
-def test_the_results_are_those_of_one_process(tmp_path: Path, engine: Ray) -> None:
-    asked, events = wanted(["sgd", "ewc"], [0, 1]), list[Event]()
-    results = quietly(asked, tmp_path / "ray", engine=engine, progress=events.append)
-    assert timeless(results) == timeless(quietly(asked, tmp_path / "here"))
-    assert events[-1].share == 1.0
-    assert len(events) == 8  # methods, seeds and tasks: two of each
-
-
-def test_a_killed_worker_costs_nothing(tmp_path: Path, own: Own, engine: Ray) -> None:
-    """The worker of one seed is killed in its midst, when others are done."""
-    free = own.hold(1)
+def test_a_killed_worker_and_a_failure_cost_nothing_else(
+    tmp_path: Path, notes: Notes, started: None
+) -> None:
+    """The worker of one seed is killed in its midst, when others are done; one seed fails."""
+    free = notes.hold(1)
 
     def kill() -> None:
-        until(lambda: own.counts("end").keys() >= {0} and 1 in own.counts("begin"))
-        os.kill(own.process("begin-1"), signal.SIGKILL)
-        until(lambda: own.counts("begin")[1] == 2)
+        until(lambda: notes.counts("end").keys() >= {0} and 1 in notes.counts("begin"))
+        os.kill(notes.process("begin-1"), signal.SIGKILL)
+        until(lambda: notes.counts("begin")[1] == 2)
         free.unlink()
 
     killer = threading.Thread(target=kill)
     killer.start()
-    asked = wanted(["noting"], [0, 1, 2, 3])
-    results = quietly(asked, tmp_path / "ray", engine=engine)
-    killer.join()
-    assert own.counts("begin") == {0: 1, 1: 2, 2: 1, 3: 1}
-    assert own.counts("end") == {0: 1, 1: 1, 2: 1, 3: 1}  # nothing lost, nothing twice
-    assert timeless(results) == timeless(quietly(asked, tmp_path / "here"))
-
-
-def test_what_fails_three_times_does_not_stop_the_rest(
-    tmp_path: Path, own: Own, engine: Ray
-) -> None:
+    asked = wanted(["noting"], [0, 1, 9, 2])
     with pytest.raises(UnfinishedError) as caught:
-        run(wanted(["failing", "sgd"], [0, 1]), tmp_path, engine=engine)
-    ((name, why),) = caught.value.failures.items()
-    assert name == "disjoint-mnist, failing seed 1"
-    assert "ArithmeticError: seed 1 is no good" in why
-    assert own.counts("failed") == {1: 3}
-    pairs = [(row["method"], row["seed"]) for row in read(tmp_path)["runs"]]
-    assert pairs == [("failing", 0), ("sgd", 0), ("sgd", 1)]
+        run(asked, tmp_path / "ray", engine=Ray(imports=[str(notes.file)]))
+    killer.join()
+    ((name, traceback),) = caught.value.failures.items()
+    assert name == "disjoint-mnist, noting seed 9"
+    assert "ArithmeticError: seed 9 is no good" in traceback
+    assert notes.counts("failed") == {9: 3}
+    assert notes.counts("begin") == {0: 1, 1: 2, 2: 1}
+    assert notes.counts("end") == {0: 1, 1: 1, 2: 1}  # nothing lost, nothing twice
+    here = quietly(wanted(["noting"], [0, 1, 2]), tmp_path / "here")
+    assert timeless(read(tmp_path / "ray")) == timeless(here)
 
 
 DRIVER = """
@@ -97,21 +78,23 @@ run(wanted(["noting"], [0, 1, 2]), Path(sys.argv[4]), engine=engine)
 """
 
 
-def test_a_killed_driver_loses_no_finished_seed(tmp_path: Path, own: Own, engine: Ray) -> None:
+def test_a_killed_driver_loses_no_finished_seed(
+    tmp_path: Path, notes: Notes, started: None
+) -> None:
     """It is killed as soon as two seeds are written; the next one does only the third."""
-    free = own.hold(1)
-    words = [str(Path(__file__).parents[2]), str(own.file)]
+    free = notes.hold(1)
+    words = [str(Path(__file__).parents[2]), str(notes.file)]
     words += [ray.get_runtime_context().gcs_address, str(tmp_path)]
     with subprocess.Popen([sys.executable, "-c", DRIVER, *words]) as driver:
         until(lambda: (tmp_path / "results.json").exists() and len(read(tmp_path)["runs"]) == 2)
-        until(lambda: 1 in own.counts("begin"))
+        until(lambda: 1 in notes.counts("begin"))
         driver.kill()
-    before = read(tmp_path)["runs"]
-    process = own.process("begin-1")
+    before, process = read(tmp_path)["runs"], notes.process("begin-1")
     until(lambda: not Path(f"/proc/{process}").exists())  # Ray ends the tasks of a lost driver
     free.unlink()
+    engine = Ray(imports=[str(notes.file)])
     results = quietly(wanted(["noting"], [0, 1, 2]), tmp_path, engine=engine)
-    assert own.counts("end") == {0: 1, 1: 1, 2: 1}
+    assert notes.counts("end") == {0: 1, 1: 1, 2: 1}
     assert [results["runs"][0], results["runs"][2]] == before
 
 

@@ -13,8 +13,7 @@ from conceptors.experiments.methods import METHODS, import_methods
 from experiments.runs import FAST
 from experiments.tasks import blobs
 
-# A file that other processes load with --import. A note is a file in a folder beside it, as several
-# processes take them at once.
+# Other processes load this file with --import. A note is a file, as several processes take notes.
 OWN = """
 import os, time
 from pathlib import Path
@@ -22,62 +21,52 @@ from conceptors.methods import Learner, add
 
 NOTES = Path(__file__).parent / "notes"
 
-def note(words):
-    (NOTES / f"{words}-{os.getpid()}-{time.monotonic_ns()}").touch()
-
 @add
 class Noting(Learner):
     name = "noting"
-    about = "notes when it begins and ends a seed, and waits where it is held"
+    about = "notes when it begins and ends a seed, waits where it is held, fails with seed 9"
 
     def start_task(self, number):
         seed = self.scenario.seed
-        note(f"{'end' if number else 'begin'}-{seed}")
+        words = "failed" if seed == 9 else "end" if number else "begin"
+        (NOTES / f"{words}-{seed}-{os.getpid()}-{time.monotonic_ns()}").touch()
+        if seed == 9:
+            raise ArithmeticError("seed 9 is no good")
         while not number and (NOTES / f"wait-{seed}").exists():
             time.sleep(0.02)
-
-@add
-class Failing(Learner):
-    name = "failing"
-    about = "fails with seed 1"
-
-    def start_task(self, number):
-        if self.scenario.seed == 1:
-            note("failed-1")
-            raise ArithmeticError("seed 1 is no good")
 """
 
 
-class Own:
-    """The file with methods, and its notes."""
+class Notes:
+    """The file with the method, and what it notes."""
 
     def __init__(self, folder: Path) -> None:
-        self.file, self.notes = folder / "own.py", folder / "notes"
+        self.file, self.folder = folder / "own.py", folder / "notes"
         self.file.write_text(OWN)
-        self.notes.mkdir()
+        self.folder.mkdir()
 
     def counts(self, what: str) -> dict[int, int]:
         """How often each seed did something."""
-        return dict(Counter(int(path.name.split("-")[1]) for path in self.notes.glob(f"{what}-*")))
+        return dict(Counter(int(path.name.split("-")[1]) for path in self.folder.glob(f"{what}-*")))
 
     def process(self, what: str) -> int:
         """The process that noted something, the only one."""
-        (path,) = self.notes.glob(f"{what}-*-*")
+        (path,) = self.folder.glob(f"{what}-*-*")
         return int(path.name.split("-")[2])
 
     def hold(self, seed: int) -> Path:
         """Let a seed wait until the file is removed."""
-        path = self.notes / f"wait-{seed}"
+        path = self.folder / f"wait-{seed}"
         path.touch()
         return path
 
 
 @contextmanager
-def own_methods(folder: Path) -> Iterator[Own]:
-    """Methods that are known inside only."""
-    own, before = Own(folder), dict(METHODS)
-    import_methods(own.file)
-    yield own
+def noting(folder: Path) -> Iterator[Notes]:
+    """The method is known inside only."""
+    notes, before = Notes(folder), dict(METHODS)
+    import_methods(notes.file)
+    yield notes
     METHODS.clear()
     METHODS.update(before)
 

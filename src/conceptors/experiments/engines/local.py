@@ -1,29 +1,50 @@
-"""Jobs on this machine: one after the other in this process, or in several processes."""
+"""What an engine is, and jobs on this machine: in this process, or in several."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 
-from conceptors.experiments.engines.base import Job, Outcome
 from conceptors.experiments.events import Progress
 from conceptors.experiments.machine import find_device
 from conceptors.experiments.methods import import_methods
 
+Job = Callable[[Progress], Any]  # work that can be pickled and done in any process
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The value that a job returned, or why it was given up."""
+
+    number: int  # of the job in the list
+    value: Any = None
+    failure: str = ""  # the traceback of the last attempt
+
+
+class Engine(Protocol):
+    """A place where jobs are done. It writes no results; its caller does."""
+
+    def device(self, name: str) -> str:
+        """The device that jobs use when this one is asked for; ValueError if impossible."""
+
+    def work(self, jobs: Sequence[Job], progress: Progress) -> Iterator[Outcome]:
+        """Do the jobs, and return each as soon as it is finished."""
+
 
 class Local:
-    """This machine. A job that fails raises: it would fail again, and someone is watching.
+    """This machine. A job that fails raises.
 
     Args:
-        processes: jobs that are done at once; each process has its share of the CPU's cores.
-        imports: files with one's own methods, which every process loads.
+        processes: jobs that run at once; each process has its share of the CPU's cores.
+        imports: files with your own methods, which every process loads.
     """
 
     def __init__(self, processes: int = 1, imports: Sequence[str] = ()) -> None:
@@ -44,8 +65,7 @@ class Local:
         events = context.SimpleQueue()
         threads = max(1, (os.cpu_count() or 1) // count)
         others = set(multiprocessing.active_children())
-        start = (events, threads, self._imports)
-        pool = ProcessPoolExecutor(count, context, _start, start)
+        pool = ProcessPoolExecutor(count, context, _start, (events, threads, self._imports))
         try:
             running = {pool.submit(_perform, job): number for number, job in enumerate(jobs)}
             while running:
@@ -56,12 +76,12 @@ class Local:
                     yield Outcome(running.pop(future), future.result())
         except BrokenProcessPool:
             raise ChildProcessError(
-                "a process of --jobs was killed, maybe for lack of memory; finished seeds are "
-                "kept, the same command resumes"
+                "a process of --jobs was killed, perhaps for lack of memory; finished seeds are "
+                "kept, and the same command resumes"
             ) from None
         finally:
             for process in set(multiprocessing.active_children()) - others:
-                process.terminate()  # idle, or nobody waits for its work any more
+                process.terminate()  # nobody waits for its work
             pool.shutdown(cancel_futures=True)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import traceback
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
@@ -15,7 +13,7 @@ from typing import Any
 import torch
 
 from conceptors import __version__
-from conceptors.experiments.engines.base import Job, Outcome
+from conceptors.experiments.engines.local import Job, Outcome
 from conceptors.experiments.events import Event, Progress
 from conceptors.experiments.methods import import_methods
 
@@ -24,10 +22,12 @@ _PATIENCE = 5.0  # seconds for an address to answer; Ray itself would try for mi
 
 
 class Ray:
-    """Tasks that may use so many CPUs and GPUs each; a job whose worker is lost is done again.
+    """A Ray cluster, whose jobs may use some CPUs and GPUs each. Failed jobs are tried again.
 
-    `address` is that of a cluster ("host:6379", "auto"), by default RAY_ADDRESS, or else a Ray is
-    started here and ends with the command. Every machine loads the files `imports`.
+    Args:
+        address: "host:6379" or "auto"; default: RAY_ADDRESS, or else a Ray that is started here
+            and ends with the command.
+        imports: files with your own methods, which every machine loads.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Ray:
         self._address = address or os.environ.get("RAY_ADDRESS") or "local"
 
     def device(self, name: str) -> str:
-        """There may be a GPU where a job runs, and none here, or vice versa."""
+        """The device on the machine of a job, which may have a GPU where this one has none."""
         if name == "auto":
             return "cuda" if self._gpus else "cpu"
         if name.startswith("cuda") and not self._gpus:
@@ -52,38 +52,34 @@ class Ray:
         if not jobs:
             return
         ray = self._connect()
-        # Ray's own retries are off: attempts are counted here, whatever made them fail
-        task = ray.remote(num_cpus=self._cpus, num_gpus=self._gpus, max_retries=0)(_perform)
-        words = (self._cpus, self._imports, __version__)
-        running = {task.remote(job, *words): number for number, job in enumerate(jobs)}
-        failures: Counter[int] = Counter()
+        retries = {"max_retries": _ATTEMPTS - 1, "retry_exceptions": True}
+        task = ray.remote(num_cpus=self._cpus, num_gpus=self._gpus, **retries)(_perform)
+        common = (self._cpus, self._imports, __version__)
+        running = {task.remote(job, *common): number for number, job in enumerate(jobs)}
         try:
             while running:
                 ready = ray.wait(list(running), num_returns=1)[0][0]
                 number = running.pop(ready)
                 try:
-                    value, events, failure = ray.get(ready)
-                except Exception as error:  # its worker was lost, or could not be started
-                    value, events, failure = None, [], str(error)
+                    value, events = ray.get(ready)
+                except Exception as error:  # the job failed, or its machine was lost
+                    yield Outcome(number, failure=str(error))
+                    continue
                 for event in events:
                     progress(event)
-                failures[number] += bool(failure)
-                if not failure or failures[number] == _ATTEMPTS:
-                    yield Outcome(number, value, failure)
-                else:
-                    running[task.remote(jobs[number], *words)] = number
+                yield Outcome(number, value)
         except (ray.exceptions.RayError, ConnectionError) as error:
             raise ConnectionError(
-                f"lost the Ray at {self._address} ({_line(error)}); finished seeds are kept, the "
-                f"same command resumes"
+                f"lost the Ray at {self._address} ({_line(error)}); finished seeds are kept, and "
+                f"the same command resumes"
             ) from error
-        finally:  # nobody waits for them any more
+        finally:  # nobody waits for them
             with suppress(Exception):
                 for left in running:
                     ray.cancel(left, force=True)
 
     def _connect(self) -> Any:
-        """Ray, connected until the process ends: a search comes back for more."""
+        """Connect to Ray until the process ends, because a search asks again for every trial."""
         import ray
 
         try:
@@ -97,16 +93,15 @@ class Ray:
         except (OSError, OverflowError, ValueError, RuntimeError) as error:
             raise ConnectionError(
                 f"cannot reach a Ray at {self._address!r} ({_line(error)}); start one with `ray "
-                f"start --head`, or leave --address out for one on this machine"
+                f"start --head`, or leave --address out to use this machine"
             ) from error
-        if not any(
-            node.get("CPU", 0) >= self._cpus and node.get("GPU", 0) >= self._gpus for node in nodes
-        ):
-            raise ValueError(  # it would wait for ever
-                f"a run asks for {self._cpus} CPUs and {self._gpus:g} GPUs, and no machine of this "
-                f"Ray has them; lower --cpus-per-run or --gpus-per-run"
-            )
-        return ray
+        for node in nodes:
+            if node.get("CPU", 0) >= self._cpus and node.get("GPU", 0) >= self._gpus:
+                return ray
+        raise ValueError(  # Ray would wait for ever
+            f"a run asks for {self._cpus} CPUs and {self._gpus:g} GPUs, and no machine of this "
+            f"Ray has them; lower --cpus-per-run or --gpus-per-run"
+        )
 
 
 def _line(error: BaseException) -> str:
@@ -115,22 +110,16 @@ def _line(error: BaseException) -> str:
 
 def _perform(
     job: Job, cpus: int, imports: tuple[str, ...], version: str
-) -> tuple[Any, list[Event], str]:
-    """Do a job in the process it was sent to: its value, finished tasks, and a traceback.
-
-    The exception itself may be of a kind that the other side does not know.
-    """
+) -> tuple[Any, list[Event]]:
+    """Do a job in the process it was sent to; return its value and the events of its tasks."""
+    if version != __version__:
+        raise RuntimeError(
+            f"this machine has conceptors {__version__}, but the command uses {version}; install "
+            f"the same version on both"
+        )
+    for file in imports:
+        import_methods(file)
+    torch.set_num_threads(cpus)
     events: list[Event] = []
-    try:
-        if version != __version__:
-            raise RuntimeError(
-                f"this machine has conceptors {__version__}, the command came from {version}; "
-                f"install the same on both"
-            )
-        for file in imports:
-            import_methods(file)
-        torch.set_num_threads(cpus)
-        value = job(lambda event: events.append(event) if event.kind == "task" else None)
-    except Exception:
-        return None, [], traceback.format_exc()
-    return value, events, ""
+    value = job(lambda event: events.append(event) if event.kind == "task" else None)
+    return value, events

@@ -19,7 +19,7 @@ from conceptors._internal.precision import passes_in
 from conceptors.experiments.events import Event, Progress
 from conceptors.experiments.methods.lesson import Lesson
 from conceptors.experiments.methods.settings import OwnSettings, Settings
-from conceptors.experiments.networks import MLP, AlexNet, build_network
+from conceptors.experiments.networks import AlexNet, build_network
 from conceptors.experiments.scenarios import Scenario, Split
 
 _AT_ONCE = 5000  # samples that are tested together
@@ -28,7 +28,7 @@ _FOR_NORMS = 4000  # samples that fixed norms are measured on
 
 
 class Learner:
-    """Plain training: learns every task, forgets the last one.
+    """Plain training, which forgets.
 
     Attributes:
         model: the network that learns.
@@ -37,18 +37,15 @@ class Learner:
     """
 
     name: ClassVar[str] = "sgd"
-    about: ClassVar[str] = "plain training, forgets"
+    about: ClassVar[str] = "plain training, which forgets"
     settings_type: ClassVar[type[OwnSettings]] = Settings
-    needs_task_label: ClassVar[bool] = False  # when testing, also with one head for all tasks
-    replay = True  # whether to replay a CUDA graph of the training step where that is possible
+    replay = True  # whether a GPU may record the training step once and replay it
 
     def __init__(
         self, scenario: Scenario, settings: OwnSettings, device: torch.device, progress: Progress
     ) -> None:
-        self.scenario = scenario
+        self.scenario, self.device, self.progress = scenario, device, progress
         self.settings: Any = settings
-        self.device = device
-        self.progress = progress
         self.extras: dict[str, Any] = {}
         self.diverged: str | None = None
         self.model = self.network().to(device)
@@ -56,11 +53,11 @@ class Learner:
     # --- what methods change --------------------------------------------------------------
 
     def network(self) -> nn.Module:
-        """The network: inputs `[batch, ...]` to outputs `[batch, classes]`."""
+        """Create the network: inputs `[batch, ...]` to outputs `[batch, classes]`."""
         return build_network(self.scenario, self.settings)
 
     def start_task(self, number: int) -> None:
-        """Before the first step of a task."""
+        """Prepare for a task, before its first step."""
 
     def training_split(self, number: int) -> Split:
         """The samples that a task is trained on."""
@@ -71,34 +68,34 @@ class Learner:
         return list(self.model.parameters())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Outputs while training."""
+        """Compute outputs in training."""
         out: Tensor = self.model(x)
         return out
 
     def outputs(self, x: Tensor, number: int) -> Tensor:
-        """Outputs while testing on samples of a task."""
+        """Compute outputs in tests on samples of a task."""
         out: Tensor = self.model(x)
         return out
 
     def gradients(self, number: int) -> None:
-        """After the backward pass: change p.grad where the method asks for it."""
+        """Change the gradients `p.grad`, after the backward pass."""
 
     def guarded(self, optimizer: torch.optim.Optimizer, finish: Callable[[], None]) -> None:
-        """Before the first step of a task: arrange that `finish` is called in every step, after
-        the method has changed the gradients and before the optimizer uses them.
+        """Arrange that every step calls `finish` before the optimizer uses the gradients, and
+        after the method has changed them. Called before the first step of a task.
         """
         optimizer.register_step_pre_hook(lambda *_: finish())
 
     def end_task(self, number: int) -> None:
-        """After the last step of a task."""
+        """Finish a task, after its last step."""
 
     def stored_numbers(self) -> int | None:
-        """How many numbers are kept between tasks, besides weights; None if not counted."""
+        """How many numbers are stored between tasks, besides weights; None if not counted."""
         return None
 
     @contextmanager
     def weights_for_test(self) -> Iterator[None]:
-        """Inside, the model has the weights that are tested, where others are trained."""
+        """Inside, the model has the weights that are tested, if others are trained."""
         yield
 
     def steps(self, number: int) -> int:
@@ -119,7 +116,7 @@ class Learner:
         return losses.sum(1)
 
     def own_head(self, outputs: Tensor, y: Tensor, number: int) -> Tensor:
-        """Outputs in training on samples of labels y: those of this task's head."""
+        """Outputs in training on samples with labels y: those of this task's head."""
         return only(outputs, self.trained_classes(number))
 
     def trained_classes(self, number: int) -> Tensor | None:
@@ -131,23 +128,21 @@ class Learner:
         return self.scenario.tasks[number].classes if self.scenario.heads else None
 
     def masked(self, outputs: Tensor, number: int) -> Tensor:
-        """Outputs in tests; with one head per task, those of other heads count for nothing."""
+        """Outputs in tests; with one head per task, only this head's."""
         return only(outputs, self.head_classes(number))
-
-    def replayable(self) -> bool:
-        """Whether every step is the same work, so that a GPU can replay a recording."""
-        is_known = isinstance(self.model, (MLP, AlexNet))
-        return self.replay and self.device.type == "cuda" and is_known
 
     # --- training -------------------------------------------------------------------------
 
     def learn(self, number: int) -> dict[str, Any]:
-        """Learn a task and return its history; `diverged` says if that failed."""
+        """Learn a task and return its history; `diverged` is set if that failed."""
         with self.passes():
             return self._learn(number)
 
     def _learn(self, number: int) -> dict[str, Any]:
-        s, task = self.settings, self.scenario.tasks[number]
+        s, task, tasks = self.settings, self.scenario.tasks[number], len(self.scenario.tasks)
+        threshold = s.stop_above or math.inf  # validation accuracy that ends the task
+        if number and s.stop_above and s.stop_above_later:
+            threshold = min(threshold, s.stop_above_later)
         self.start_task(number)
         lesson, total = Lesson(self, number), self.steps(number)
         history: dict[str, Any] = {"task": number, "step": [], "loss": [], "validation": []}
@@ -161,14 +156,15 @@ class Learner:
             history["step"].append(step)
             history["loss"].append(loss if math.isfinite(loss) else None)  # JSON has no NaN
             history["validation"].append(accuracy)
-            place = number + 1, len(self.scenario.tasks), step, total
-            self.progress(Event("step", self.name, self.scenario.seed, *place, accuracy))
-            if accuracy > self._threshold(number) or lesson.diverged():
+            text = f"step {step} of {total}, {accuracy:.1f} % on validation data"
+            place = (self.name, self.scenario.seed, number + 1, tasks, text, step, total)
+            self.progress(Event("step", *place, may_end_early=bool(s.stop_above)))
+            if accuracy > threshold or lesson.diverged():
                 break
         lesson.finish()
         _, loss = self.evaluate(task.validation, number, s.validation)
         if lesson.diverged() or not abs(loss) < 1e19:
-            self.diverged = f"task {number + 1} of {len(self.scenario.tasks)}"
+            self.diverged = f"task {number + 1} of {tasks}"
             return history
         del lesson  # a shield would prepare its optimizer for steps that never come
         if s.norms == "first" and number == 0 and isinstance(self.model, AlexNet):
@@ -182,53 +178,45 @@ class Learner:
         return history
 
     def passes(self) -> AbstractContextManager[None]:
-        """In which precision a GPU computes outputs and gradients."""
-        wanted = self.settings.precision
-        if wanted == "auto":
-            wanted = "tf32" if isinstance(self.model, AlexNet) else "exact"
-        return passes_in(wanted)
-
-    def _threshold(self, number: int) -> float:
-        """Validation accuracy above which the task ends."""
-        s = self.settings
-        if not s.stop_above:
-            return math.inf
-        later = s.stop_above_later if number and s.stop_above_later else s.stop_above
-        return float(min(s.stop_above, later))
+        """Set the precision in which a GPU computes outputs and gradients."""
+        precision = self.settings.precision
+        if precision == "auto":
+            precision = "tf32" if isinstance(self.model, AlexNet) else "exact"
+        return passes_in(precision)
 
     # --- testing --------------------------------------------------------------------------
 
     def test(self, count: int | None = None) -> list[float]:
-        """Test accuracy in percent on all tasks, or on the first so many."""
+        """Test accuracy in percent on all tasks, or on the first `count`."""
         tasks = self.scenario.tasks[:count]
         with self.weights_for_test():
             return [self.accuracy(task.test, number) for number, task in enumerate(tasks)]
 
     def accuracy(self, split: Split, number: int, limit: int | None = None) -> float:
-        """Percent right on samples of a task, or on its first so many."""
+        """Percent correct on samples of a task, or on its first `limit`."""
         return self.evaluate(split, number, limit)[0]
 
     @torch.no_grad()
     def evaluate(self, split: Split, number: int, limit: int | None = None) -> tuple[float, float]:
-        """Percent right and mean loss, on samples in their own order.
+        """Percent correct and mean loss, on samples in their own order.
 
-        The order counts where norms use statistics of the batch; batches are equally long to one
-        sample, as norms fail on a single one.
+        The order counts where norms use statistics of the batch. Batches are equally long to one
+        sample, because norms fail on a single one.
         """
         count = min(len(split), limit or len(split))
-        right, loss = torch.zeros(2, device=self.device)
+        correct, loss = torch.zeros(2, device=self.device)
         at_once = _WITH_NORMS if isinstance(self.model, AlexNet) else _AT_ONCE
         self.model.eval()
         for places in torch.arange(count, device=self.device).tensor_split(-(-count // at_once)):
             x, y = split.take(places)
             with self.passes():
                 outputs = self.outputs(x, number)
-            right += (self.masked(outputs, number).argmax(1) == y).sum()
+            correct += (self.masked(outputs, number).argmax(1) == y).sum()
             loss += self.loss(outputs, y, number).sum()
         self.model.train()
-        return 100 * float(right) / count, float(loss) / count
+        return 100 * float(correct) / count, float(loss) / count
 
 
 def only(outputs: Tensor, classes: Tensor | None, least: float = -1e4) -> Tensor:
-    """Outputs `[n, classes]` of some classes `[classes]`; others are set to the least value."""
+    """Outputs `[n, classes]` of some classes `[classes]`; the others are set to the least value."""
     return outputs if classes is None else outputs.masked_fill(~classes, least)

@@ -1,4 +1,4 @@
-"""One task as it is learned: which samples come when, and what a step does with them."""
+"""One task as it is learned: the order of samples, and the training step."""
 
 from __future__ import annotations
 
@@ -8,17 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from conceptors._internal.cuda_graph import CudaGraph
+from conceptors.experiments.networks import MLP, AlexNet
 
 if TYPE_CHECKING:
     from conceptors.experiments.methods.base import Learner
 
 
 class Lesson:
-    """The training steps of a learner in one task.
-
-    Attributes:
-        loss: of the last step.
-    """
+    """The training steps of a learner in one task; `loss` is that of the last step."""
 
     def __init__(self, learner: Learner, number: int) -> None:
         s, seed, device = learner.settings, learner.scenario.seed, learner.device
@@ -49,8 +46,10 @@ class Lesson:
             loss.copy_(losses.detach().mean())
 
         learner.guarded(optimizer, finish)
+        is_fixed = isinstance(learner.model, (MLP, AlexNet))  # every step is the same work
+        can_replay = learner.replay and device.type == "cuda" and is_fixed
         # recorded in the precision of the passes around it
-        self._run = CudaGraph(step, exact=False) if learner.replayable() else step
+        self._run = CudaGraph(step, exact=False) if can_replay else step
 
     def step(self) -> None:
         """Do the next step."""
@@ -73,61 +72,51 @@ class Lesson:
 
 
 class RunningMean:
-    """mean ← keep · mean + (1 - keep) · w; at first the plain mean of all weights so far.
+    """mean ← keep · mean + (1 - keep) · w per step; at first the plain mean of all weights so far.
 
-    `keep` is per step. Weights are added only every so many steps, a fiftieth of the
-    1 / (1 - keep) that count, as those of neighbouring steps hardly differ.
-
-    Attributes:
-        every: number of steps after which weights are added.
+    Weights of neighbouring steps hardly differ, so they are added once in `every` steps, a fiftieth
+    of the 1 / (1 - keep) steps that count.
     """
 
     def __init__(self, parameters: list[nn.Parameter], keep: float) -> None:
-        self.every = max(1, round(0.02 / (1 - keep)))
-        self._parameters = parameters
-        self._means = [parameter.detach().clone() for parameter in parameters]
+        self.every, self._count = max(1, round(0.02 / (1 - keep))), 0
         self._least_share = 1 - keep**self.every
-        self._count = 0
+        self._pairs = [(parameter.detach().clone(), parameter) for parameter in parameters]
 
     @torch.no_grad()
     def add(self) -> None:
-        """Add the present weights."""
+        """Add the current weights."""
         self._count += 1
-        share = max(1 / self._count, self._least_share)
-        for mean, parameter in zip(self._means, self._parameters):
-            mean.lerp_(parameter, share)
+        for mean, parameter in self._pairs:
+            mean.lerp_(parameter, max(1 / self._count, self._least_share))
 
     @torch.no_grad()
     def use(self) -> None:
         """Set the weights to their mean, if there is one."""
-        if self._count:
-            for mean, parameter in zip(self._means, self._parameters):
-                parameter.copy_(mean)
+        for mean, parameter in self._pairs if self._count else ():
+            parameter.copy_(mean)
 
 
 def sample_order(size: int, count: int, task: int, seed: int) -> Tensor:
-    """Places `[count]` of samples in the order of training: shuffled anew for every pass."""
+    """Places `[count]` of samples in the order of training, shuffled for every pass."""
     generator = torch.Generator().manual_seed(104_729 * (task + 1) + seed)
     passes = [torch.randperm(size, generator=generator) for _ in range(-(-count // size))]
     return torch.cat(passes)[:count].to(torch.int32)
 
 
 def varied(x: Tensor, mirror: bool, shift: int) -> Tensor:
-    """Images `[batch, c, h, w]`, each mirrored or not and shifted at random.
-
-    Pixels from outside are zero: the mean of images that are standardised.
-    """
-    count, channels, high, wide = x.shape
+    """Mirror and shift images `[batch, c, h, w]` at random; pixels from outside are zero."""
+    count, channels, height, width = x.shape
     offsets = torch.randint(-shift, shift + 1, (2, count, 1), device=x.device)
-    rows = torch.arange(high, device=x.device) + offsets[0]  # [batch, h]: where each comes from
-    columns = torch.arange(wide, device=x.device) + offsets[1]
+    rows = torch.arange(height, device=x.device) + offsets[0]  # [batch, h]: where each comes from
+    columns = torch.arange(width, device=x.device) + offsets[1]
     if mirror:
         is_mirrored = torch.rand(count, 1, device=x.device) < 0.5
-        columns = torch.where(is_mirrored, wide - 1 - columns, columns)
-    row_inside, column_inside = (rows >= 0) & (rows < high), (columns >= 0) & (columns < wide)
-    places = rows.clamp(0, high - 1)[:, :, None] * wide + columns.clamp(0, wide - 1)[:, None]
+        columns = torch.where(is_mirrored, width - 1 - columns, columns)
+    rows_inside, columns_inside = (rows >= 0) & (rows < height), (columns >= 0) & (columns < width)
+    places = rows.clamp(0, height - 1)[:, :, None] * width + columns.clamp(0, width - 1)[:, None]
     pixels = x.flatten(2).gather(2, places.flatten(1)[:, None].expand(-1, channels, -1))
-    return pixels.view_as(x) * (row_inside[:, None, :, None] & column_inside[:, None, None])
+    return pixels.view_as(x) * (rows_inside[:, None, :, None] & columns_inside[:, None, None])
 
 
 def to_unit_length(model: nn.Module) -> None:
@@ -137,13 +126,10 @@ def to_unit_length(model: nn.Module) -> None:
     Otherwise an output that is never wanted would be driven to exactly 0 and never learn again.
     """
     for layer in model.modules():
-        weight, bias = getattr(layer, "weight", None), getattr(layer, "bias", None)
-        if not isinstance(weight, nn.Parameter) or weight.grad is None or weight.ndim < 2:
-            continue
-        square = weight.grad.flatten(1).square().sum(1)
-        if bias is not None and bias.grad is not None:
-            square = square + bias.grad.square()
-        length = square.clamp_min(1e-12).sqrt()
-        weight.grad /= length.reshape(-1, *[1] * (weight.ndim - 1))
-        if bias is not None and bias.grad is not None:
-            bias.grad /= length
+        parameters = [getattr(layer, name, None) for name in ("weight", "bias")]
+        gradients = [p.grad for p in parameters if p is not None and p.grad is not None]
+        if gradients and gradients[0].ndim > 1:
+            squares = [g.reshape(len(g), -1).square().sum(1) for g in gradients]
+            length = torch.stack(squares).sum(0).clamp_min(1e-12).sqrt()
+            for gradient in gradients:
+                gradient.div_(length.reshape(-1, *[1] * (gradient.ndim - 1)))

@@ -11,14 +11,10 @@ from conceptors._internal.checks import nearest
 from conceptors.experiments.networks import ACTIVATIONS
 
 T = TypeVar("T")
-INEFFECTIVE = {  # a setting -> the one that overrides it, and whether it does when on or off
-    "epochs": ("steps", True),
-    "stop_above_later": ("stop_above", False),
-}
 
 
 def setting(default: T, about: str, choices: Iterable[str] = ()) -> T:
-    """A field of a settings class: its default, what it does, and the words it may be."""
+    """A field of a settings class: its default, what it does, and its possible values."""
     entry: T = field(default=default, metadata={"about": about, "choices": tuple(choices)})
     return entry
 
@@ -28,59 +24,44 @@ class OwnSettings:
     """Settings of a method that trains no network: only what a subclass adds."""
 
     def check(self) -> None:
-        """ValueError for an impossible value."""
+        """Raise a ValueError for an impossible value."""
         for entry in fields(self):
-            value, allowed = getattr(self, entry.name), entry.metadata.get("choices")
-            if allowed and value not in allowed:
-                raise ValueError(f"{entry.name} must be one of {', '.join(allowed)}, got {value!r}")
-        for name, value in asdict(self).items():
+            value, choices = getattr(self, entry.name), entry.metadata.get("choices")
+            if choices and value not in choices:
+                raise ValueError(f"{entry.name} must be one of {', '.join(choices)}, got {value!r}")
             if isinstance(value, (int, float)) and not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name} must be a finite number >= 0, got {value}")
+                raise ValueError(f"{entry.name} must be a finite number >= 0, got {value}")
 
 
 @dataclass(frozen=True)
 class Settings(OwnSettings):
     """How a network is trained."""
 
-    hidden: str = setting("800", "neurons of the hidden layers, like 800 or 100,100")
-    activation: str = setting("relu", "of the hidden neurons", ACTIVATIONS)
-    loss: str = setting("bce", "bce and mse are on sigmoid outputs", ("bce", "mse", "softmax"))
-    init: str = setting(
-        "uniform", "± scale / √fan-in, or truncated normal of sd scale", ("uniform", "truncated")
-    )
-    scale: float = setting(1.7, "size of the initial weights, see init")
-    smooth: float = setting(0.0, "blur in pixels of the first layer's initial weights on images")
-    local: float = setting(0.0, "sd in pixels of a window on those weights, 0 for no window")
+    hidden: str = setting("800", "neurons of the hidden layers, such as 800 or 100,100")
+    activation: str = setting("relu", "activation of the hidden neurons", ACTIVATIONS)
+    loss: str = setting("bce", "bce and mse use sigmoid outputs", ("bce", "mse", "softmax"))
+    init: str = setting("uniform", "distribution of the initial weights", ("uniform", "truncated"))
+    scale: float = setting(1.7, "initial weights: uniform ± scale / √fan-in, or sd of a normal")
+    smooth: float = setting(0.0, "images: blur the first layer's initial weights by so many pixels")
+    local: float = setting(0.0, "images: window on these weights, with this sd in pixels")
     epochs: float = setting(10.0, "passes over a task's share of the data")
-    steps: int = setting(0, "steps per task instead of epochs, 0 for epochs")
+    steps: int = setting(0, "steps per task, instead of epochs; 0 to use epochs")
     batch: int = setting(64, "samples per step")
     rate: float = setting(0.1, "learning rate")
-    later_rate: float = setting(0.0, "learning rate from the second task on, 0 for the same")
-    average: float = setting(
-        0.0, "a task ends with a running mean of its weights that keeps this share per step"
-    )
-    gradient: str = setting(
-        "mean",
-        "over the batch; unit: the sum, then each neuron's scaled to length 1",
-        ("mean", "sum", "unit"),
-    )
-    stop_above: float = setting(0.0, "validation accuracy in percent that ends a task, 0 for none")
+    later_rate: float = setting(0.0, "learning rate from the second task on; 0 for the same")
+    average: float = setting(0.0, "decay per step of a running mean of the weights; 0 for none")
+    gradient: str = setting("mean", "unit: length 1 for each neuron", ("mean", "sum", "unit"))
+    stop_above: float = setting(0.0, "validation accuracy in percent that ends a task; 0 for none")
     stop_above_later: float = setting(0.0, "the same from the second task on, if lower")
-    dropout: float = setting(0.0, "of convolutional networks; 0.4 of it on their first two layers")
+    dropout: float = setting(0.0, "AlexNet's dropout; its first two layers use 0.4 of it")
     norms: str = setting(
-        "batch",
-        "statistics of every batch, in tests too; first: of the first task, fixed at its end",
-        ("batch", "first"),
+        "batch", "statistics: of each batch, or the first task", ("batch", "first")
     )
-    mirror: bool = setting(False, "mirror colour images at random while training")
-    shift: int = setting(0, "shift them by up to so many pixels both ways")
-    precision: str = setting(
-        "auto",
-        "of a GPU; auto: tf32 for convolutional networks, else exact",
-        ("auto", "exact", "tf32"),
-    )
+    mirror: bool = setting(False, "mirror colour images at random in training")
+    shift: int = setting(0, "shift colour images at random by up to so many pixels in training")
+    precision: str = setting("auto", "on a GPU; auto: tf32 for AlexNet", ("auto", "exact", "tf32"))
     check_every: int = setting(1000, "steps between checks on validation samples")
-    validation: int = setting(1000, "samples of those checks")
+    validation: int = setting(1000, "samples per check")
 
     @property
     def sizes(self) -> list[int]:
@@ -92,20 +73,20 @@ class Settings(OwnSettings):
 
     def check(self) -> None:
         super().check()
-        numbers = {name: getattr(self, name) for name in ("batch", "check_every", "validation")}
-        for name, value in {"hidden": min(self.sizes, default=1), **numbers}.items():
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        values = {**asdict(self), "hidden": min(self.sizes, default=1)}
+        for name in ("hidden", "batch", "check_every", "validation"):
+            if values[name] < 1:
+                raise ValueError(f"{name} must be at least 1, got {values[name]}")
         for name in ("dropout", "average"):
-            if getattr(self, name) >= 1:
-                raise ValueError(f"{name} must be below 1, got {getattr(self, name):g}")
+            if values[name] >= 1:
+                raise ValueError(f"{name} must be below 1, got {values[name]:g}")
 
 
 def parse_settings(kind: type[OwnSettings], values: dict[str, Any]) -> OwnSettings:
     """Settings from names and values (also strings), checked.
 
     Raises:
-        ValueError: unknown name (nearest ones suggested) or a value of the wrong type.
+        ValueError: unknown name (the nearest ones are suggested) or a value of the wrong type.
     """
     types = get_type_hints(kind)
     for name in values:
@@ -136,4 +117,4 @@ def _parse(name: str, value: Any, wanted: type) -> Any:
             raise ValueError
         return wanted(value)
     except (KeyError, TypeError, ValueError, OverflowError):
-        raise ValueError(f"{name}={value!r} is not a {wanted.__name__}") from None
+        raise ValueError(f"{name}={value!r} is not of type {wanted.__name__}") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Task:
-    """Training, validation and test samples of one task, and the classes it is about."""
+    """Training, validation and test samples of one task, and its classes."""
 
     name: str
     train: Split
@@ -54,11 +54,10 @@ class Scenario:
     classes: int
     inputs: tuple[int, ...]  # shape of one sample
     heads: bool = False  # one head per task: the task is known when testing
-    options: dict[str, Any] = field(default_factory=dict)
     image: tuple[int, int, int] | None = None  # channels, height, width, if samples are images
 
     def to(self, device: torch.device) -> Scenario:
-        """On a device; tensors that tasks share are moved once."""
+        """Move all samples to a device; tensors that tasks share are moved once."""
         moved: dict[int, Tensor] = {}
 
         def move(value: Any) -> Any:
@@ -75,7 +74,7 @@ class Scenario:
 
 
 def union(splits: list[Split]) -> Split:
-    """Several tasks' samples as one split: what joint training learns from."""
+    """Join several tasks' samples into one split, for joint training."""
     first, members = splits[0], [split.members for split in splits]
     if first.orders is not None:  # one set of images, seen in several orders
         orders = torch.cat([split.orders for split in splits if split.orders is not None])
@@ -85,6 +84,5 @@ def union(splits: list[Split]) -> Split:
         return Split(first.x, first.y, torch.cat(members))
     starts = torch.tensor([0, *(len(split.x) for split in splits)]).cumsum(0).tolist()
     joined = torch.cat([part + start for part, start in zip(members, starts)])
-    return Split(
-        torch.cat([split.x for split in splits]), torch.cat([split.y for split in splits]), joined
-    )
+    x, y = (torch.cat([getattr(split, name) for split in splits]) for name in ("x", "y"))
+    return Split(x, y, joined)

