@@ -1,4 +1,4 @@
-"""Two gloo processes that run cases: functions of the rank, and whatever else they are given."""
+"""Two gloo processes that run cases: functions of the rank and of further arguments."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Pair:
         self._pipes: list[Any] = []
 
     def __call__(self, case: Case, *args: Any) -> list[Any]:
-        """What the case returns on rank 0 and on rank 1."""
+        """Return the results of the case on rank 0 and on rank 1."""
         if not self._workers:
             self._start()
         for pipe in self._pipes:
@@ -39,8 +39,8 @@ class Pair:
             if not pipe.poll(PATIENCE):
                 self.stop()
                 pytest.fail(f"rank {rank} did not answer within {PATIENCE} s")
-            fine, value = torch.load(io.BytesIO(pipe.recv_bytes()), weights_only=False)
-            if not fine:
+            succeeded, value = torch.load(io.BytesIO(pipe.recv_bytes()), weights_only=False)
+            if not succeeded:
                 self.stop()
                 pytest.fail(f"rank {rank} failed:\n{value}")
             answers.append(value)
@@ -68,15 +68,10 @@ class Pair:
 
 
 def serve(rank: int, store: str, pipe: Any) -> None:
-    """The life of one process: join the group, then run cases until the end."""
+    """Join the group, then run cases until the process is ended."""
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{store}",
-        rank=rank,
-        world_size=2,
-        timeout=timedelta(seconds=PATIENCE),
-    )
+    patience = timedelta(seconds=PATIENCE)
+    dist.init_process_group("gloo", f"file://{store}", patience, world_size=2, rank=rank)
     while True:
         case, args = pipe.recv()
         torch.manual_seed(0)  # as before every test
