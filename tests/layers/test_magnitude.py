@@ -17,7 +17,6 @@ from helpers import drift
 from layers.case import Draw
 from shield.common import train
 
-
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear": (lambda: weight_norm(nn.Linear(12, 5)), (12,)),
     "linear-whole": (lambda: weight_norm(nn.Linear(12, 5), dim=None), (12,)),  # type: ignore[arg-type]
