@@ -12,7 +12,7 @@ import pytest
 from conceptors import UnprotectedWarning
 from helpers import drift
 from integrations.common import accuracy, everything, outputs, same
-from integrations.trainers import RUNS, Recorded, Transformers
+from integrations.trainers import RUNS, Lightning, Recorded, Transformers
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*num_workers"),
@@ -21,68 +21,57 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The dirpath has changed"),
 ]
 HARD: dict[str, Any] = {"aperture": 1e4, "hard": True}
-every = pytest.mark.parametrize("kind", RUNS)
 
 
-@pytest.fixture(autouse=True)
-def library(request: pytest.FixtureRequest) -> Iterator[None]:
+@pytest.fixture(params=RUNS)
+def start(request: pytest.FixtureRequest) -> Iterator[Any]:
     """Skip without the library; reset accelerate's state, which is of the process."""
-    kind = (
-        request.node.callspec.params.get("kind", "transformers")
-        if hasattr(request.node, "callspec")
-        else "transformers"
-    )
-    pytest.importorskip("lightning" if kind == "lightning" else "accelerate")
-    if kind == "transformers":
-        pytest.importorskip("transformers")
-    yield
-    if kind.startswith("accelerate"):
+    pytest.importorskip(request.param.needs)
+    yield request.param
+    if request.param.needs == "accelerate":
         from accelerate.state import AcceleratorState, GradientState
 
         AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()
 
 
-@every
-def test_two_tasks(kind: str, tmp_path: Path) -> None:
-    run = RUNS[kind](tmp_path, **HARD)
-    run.fit(1)
+def test_two_tasks(start: Any, tmp_path: Path) -> None:
+    run = start(tmp_path, **HARD)
+    run.fit(1, save_strategy="no")
     assert run.shield.n_tasks == 1
     before = outputs(run.net, 1)
     assert accuracy(run.net, 1) > 0.9
-    run.fit(2)
+    run.fit(2, save_strategy="no")
     assert run.shield.n_tasks == 2
     assert drift(outputs(run.net, 1), before) < 1e-5
     assert accuracy(run.net, 2) > 0.8
 
 
-@every
 @pytest.mark.parametrize(
     "options", [{}, HARD, {"aperture": 3.0, "increment_decay": 0.1}], ids=["auto", "hard", "decay"]
 )
 def test_a_resumed_run_is_the_run_that_was_not_interrupted(
-    kind: str, options: dict[str, Any], tmp_path: Path
+    start: Any, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    run = RUNS[kind](tmp_path, **options)
+    run = start(tmp_path, **options)
     run.fit(1, 4)
     run.fit(2, 4)
-    resumed = RUNS[kind](tmp_path / "other", **options)
+    resumed = start(tmp_path / "other", **options)
     resumed.fit(2, 4, resume=run.checkpoint(2, 2))
     assert resumed.shield.n_tasks == 2
     assert same(everything(resumed.net, resumed.shield), everything(run.net, run.shield))
 
 
-@every
-def test_projected_gradients_are_clipped(kind: str, tmp_path: Path) -> None:
+def test_projected_gradients_are_clipped(start: Any, tmp_path: Path) -> None:
     """Not those that old tasks would use up; and the trainer's setting is restored."""
-    run = RUNS[kind](tmp_path, 1e-3, Recorded, **HARD)
+    run = start(tmp_path, 1e-3, Recorded, **HARD)
     recorded = run.optimizer
     recorded = getattr(recorded, "optimizer", recorded)
     for number in (1, 2):
         run.fit(number, 2)
         assert recorded.norms[-12:] == pytest.approx([1e-3] * 12, rel=1e-2)
         assert run.clipping == 1e-3
-    if kind == "transformers":
+    if start is Transformers:
         recorded.interrupt = True
         with pytest.raises(KeyboardInterrupt):
             run.fit(2, 1)
@@ -91,17 +80,18 @@ def test_projected_gradients_are_clipped(kind: str, tmp_path: Path) -> None:
         assert run.clipping == 1e-3
 
 
-@pytest.mark.parametrize("kind", ["transformers", "lightning"])
-def test_going_back_to_an_earlier_task_is_reported(kind: str, tmp_path: Path) -> None:
-    run = RUNS[kind](tmp_path)
+@pytest.mark.parametrize("start", [Transformers, Lightning], indirect=True)
+def test_going_back_to_an_earlier_task_is_reported(start: Any, tmp_path: Path) -> None:
+    run = start(tmp_path)
     run.fit(1, 2)
     with pytest.warns(UnprotectedWarning, match="had remembered 1 tasks.* knows 0 of them"):
         run.fit(2, 3, resume=run.checkpoint(1, 1))
 
 
-def test_the_best_model_is_remembered_without_a_warning(tmp_path: Path) -> None:
+@pytest.mark.parametrize("start", [Transformers], indirect=True)
+def test_the_best_model_is_remembered_without_a_warning(start: Any, tmp_path: Path) -> None:
     """Weights that go back within a task are no surprise."""
-    run = Transformers(tmp_path)
+    run = start(tmp_path)
     run.fit(1)
     worse = {"metric_for_best_model": "loss", "greater_is_better": True}  # an early one is best
     with warnings.catch_warnings():

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import AdamW, Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
 from conceptors import Shield
 from integrations.common import Net, rows, task
 
 
-class Recorded(torch.optim.Optimizer):
+class Recorded(Optimizer):
     """Plain SGD that records the norm of the gradients it receives."""
 
     def __init__(self, params: Any, lr: float = 0.1) -> None:
@@ -35,16 +37,19 @@ class Recorded(torch.optim.Optimizer):
 
 
 class Run:
-    """A new process: a network, its shield and its optimizer."""
+    """A new process: a network, its shield and its optimizer.
+
+    `fit(number, epochs, resume)` trains on a task and remembers it, `checkpoint(number, epoch)` is
+    where it saves after an epoch, and `clipping` the trainer's setting at the end.
+    """
+
+    needs = "accelerate"
+    clipping = 0.0
 
     def __init__(self, folder: Path, clip: float = 0.0, make: Any = None, **options: Any) -> None:
         self.folder, self.clip, self.net = folder, clip, Net()
-        self.model: nn.Module = self.net
-        self.optimizer: Any = (make or (lambda p: torch.optim.AdamW(p, lr=1e-2)))(self.parameters())
+        self.optimizer = (make or partial(AdamW, lr=1e-2))(self.net.parameters())
         self.prepare(options)
-
-    def parameters(self) -> list[nn.Parameter]:
-        return list(self.net.parameters())
 
     def prepare(self, options: dict[str, Any]) -> None:
         self.shield = Shield(self.net, **options)
@@ -52,15 +57,10 @@ class Run:
     def loader(self, number: int) -> DataLoader[Any]:
         return DataLoader(TensorDataset(*task(number)), batch_size=8)
 
-    def checkpoint(self, number: int, epoch: int) -> Path:
-        raise NotImplementedError
-
-    def fit(self, number: int, epochs: int = 10, resume: Path | None = None, **more: Any) -> Any:
-        """Train on a task, and remember it."""
-        raise NotImplementedError
-
 
 class Transformers(Run):
+    needs = "transformers"
+
     def checkpoint(self, number: int, epoch: int) -> Path:
         return self.folder / str(number) / f"checkpoint-{6 * epoch}"
 
@@ -69,19 +69,10 @@ class Transformers(Run):
 
         from conceptors.integrations.transformers import ShieldCallback
 
-        options = {
-            "per_device_train_batch_size": 8,
-            "num_train_epochs": epochs,
-            "max_grad_norm": self.clip,
-            "save_strategy": "epoch",
-            "use_cpu": True,
-            "report_to": [],
-            "disable_tqdm": True,
-            "lr_scheduler_type": "constant",
-        }
-        arguments = transformers.TrainingArguments(
-            more.pop("folder", str(self.folder / str(number))), **(options | more)
-        )
+        options = {"per_device_train_batch_size": 8, "num_train_epochs": epochs, "use_cpu": True}
+        options |= {"max_grad_norm": self.clip, "save_strategy": "epoch", "report_to": []}
+        options |= {"lr_scheduler_type": "constant", "disable_tqdm": True, **more}
+        arguments = transformers.TrainingArguments(str(self.folder / str(number)), **options)
         data: Any = {"train_dataset": rows(number), "eval_dataset": rows(number)}
         callbacks, optimizers = [ShieldCallback(self.shield)], (self.optimizer, None)
         trainer = transformers.Trainer(
@@ -95,6 +86,8 @@ class Transformers(Run):
 
 
 class Lightning(Run):
+    needs = "lightning"
+
     def prepare(self, options: dict[str, Any]) -> None:
         from lightning.pytorch import LightningModule
 
@@ -127,15 +120,10 @@ class Lightning(Run):
 
         folder = self.folder / str(number)
         saving = lightning.callbacks.ModelCheckpoint(folder, "{epoch}", save_top_k=-1)
-        quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-        trainer = lightning.Trainer(
-            max_epochs=epochs,
-            callbacks=[ShieldCallback(self.shield), saving],
-            accelerator="cpu",
-            devices=1,
-            gradient_clip_val=self.clip or None,
-            **quiet,
-        )
+        options = {"max_epochs": epochs, "gradient_clip_val": self.clip or None, "devices": 1}
+        options |= {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+        callbacks = [ShieldCallback(self.shield), saving]
+        trainer = lightning.Trainer(accelerator="cpu", callbacks=callbacks, **options)
         trainer.fit(self.model, self.loader(number), ckpt_path=resume)
         self.clipping = trainer.gradient_clip_val
         return trainer
@@ -161,7 +149,7 @@ class Accelerate(Run):
 
     def limit(self) -> None:
         if self.clip:
-            nn.utils.clip_grad_norm_(self.parameters(), self.clip)
+            nn.utils.clip_grad_norm_(self.net.parameters(), self.clip)
 
     def checkpoint(self, number: int, epoch: int) -> Path:
         return self.folder / str(number) / str(epoch)
@@ -186,9 +174,4 @@ class AccelerateGuardedFirst(Accelerate):
     first = True
 
 
-RUNS: dict[str, type[Run]] = {
-    "transformers": Transformers,
-    "lightning": Lightning,
-    "accelerate": Accelerate,
-    "accelerate, guarded first": AccelerateGuardedFirst,
-}
+RUNS: list[Any] = [Transformers, Lightning, Accelerate, AccelerateGuardedFirst]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -48,6 +49,7 @@ def standing(model: nn.Module) -> Standing:
     )
 
 
+@cache
 def standing_of(family: Family) -> Standing:
     """The same, of a family; counts also what is refused only when `remember` runs the model."""
     model = family.build()
