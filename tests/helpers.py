@@ -57,13 +57,14 @@ def values(kind: str, dim: int, seed: int) -> Tensor:
         return odds / (1 + odds)
     soft = 0.02 + 0.96 * draw
     which = torch.randint(0, 3, (dim,), generator=generator(seed + 1))
-    if kind == "deficient":
-        return torch.where(which > 0, soft, 0.0)
-    if kind == "hard":
-        return (draw > 0.5).double()
-    if kind == "mixed":
-        return torch.where(which == 0, soft, (which == 1).double())
-    return {"zero": torch.zeros_like(soft), "identity": torch.ones_like(soft)}.get(kind, soft)
+    special = {
+        "deficient": torch.where(which > 0, soft, 0.0),
+        "hard": (draw > 0.5).double(),
+        "mixed": torch.where(which == 0, soft, (which == 1).double()),
+        "zero": torch.zeros_like(soft),
+        "identity": torch.ones_like(soft),
+    }
+    return special.get(kind, soft)
 
 
 def build(kind: str, form: str, vectors: Tensor, seed: int) -> Conceptor:
@@ -174,6 +175,7 @@ class LargestTensor(TorchDispatchMode):
 
 def largest_tensor(work: Callable[[], object]) -> int:
     """Elements of the largest tensor that `work` creates."""
-    with LargestTensor() as seen:  # type: ignore[no-untyped-call]
+    seen = LargestTensor()  # type: ignore[no-untyped-call]
+    with seen:
         work()
     return seen.elements

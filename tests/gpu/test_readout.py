@@ -101,13 +101,3 @@ def test_it_learns_from_a_network_there() -> None:
     apart = Readout(32, 50).learn_from(copy.deepcopy(model).to(DEVICE), batches)
     assert torch.equal(there.counts.cpu(), here.counts)
     assert torch.equal(apart.counts, here.counts)
-
-
-def test_samples_elsewhere_are_refused() -> None:
-    X, y = samples(0)
-    _, there = readouts("none")
-    with pytest.raises(ValueError, match="features are on meta, the readout is on"):
-        there.learn(X.to("meta"), y.to(DEVICE))
-    with pytest.raises(ValueError, match="targets are on meta"):
-        there.learn(X.to(DEVICE), y.to("meta"))
-    assert there.n_samples == 0

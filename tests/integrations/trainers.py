@@ -69,8 +69,13 @@ class Transformers(Run):
 
         from conceptors.integrations.transformers import ShieldCallback
 
-        options = {"per_device_train_batch_size": 8, "num_train_epochs": epochs, "use_cpu": True}
-        options |= {"max_grad_norm": self.clip, "save_strategy": "epoch", "report_to": []}
+        options: dict[str, Any] = {"per_device_train_batch_size": 8, "num_train_epochs": epochs}
+        options |= {
+            "use_cpu": True,
+            "max_grad_norm": self.clip,
+            "save_strategy": "epoch",
+            "report_to": [],
+        }
         options |= {"lr_scheduler_type": "constant", "disable_tqdm": True, **more}
         arguments = transformers.TrainingArguments(str(self.folder / str(number)), **options)
         data: Any = {"train_dataset": rows(number), "eval_dataset": rows(number)}

@@ -76,7 +76,8 @@ def there(inputs: Inputs, device: str) -> Inputs:
     """The same inputs on a device."""
 
     def move(value: Any) -> Any:
-        return value.to(device) if isinstance(value, (Tensor, PackedSequence)) else value
+        movable: Any = (Tensor, PackedSequence)
+        return value.to(device) if isinstance(value, movable) else value
 
     return Inputs(*tree_map(move, tuple(inputs), is_leaf=lambda v: isinstance(v, PackedSequence)))
 

@@ -77,8 +77,8 @@ def recurrent_cases() -> list[Case]:
     def started(d: Draw) -> Inputs:
         return only(d.normal(3, 7), (d.normal(2, 9), d.normal(2, 9)))
 
-    deep = {"num_layers": 2, "bidirectional": True, "batch_first": True, "dropout": 0.2}
-    projected = {"proj_size": 8, "bidirectional": True}
+    deep: Any = {"num_layers": 2, "bidirectional": True, "batch_first": True, "dropout": 0.2}
+    projected: Any = {"proj_size": 8, "bidirectional": True}
     return [
         add("rnn-relu-no-bias", nn.RNN, time, nonlinearity="relu", bias=False),
         add("lstm", nn.LSTM, time),

@@ -27,7 +27,7 @@ def test_patches_in_pieces_are_the_same(
     monkeypatch.setattr(conv, "_CHUNK", chunk)
     pieces = captured(layer, inputs)[""]
     assert len(pieces) > 1
-    assert torch.equal(joined(pieces), whole[0])  # type: ignore[arg-type]
+    assert torch.equal(joined(pieces), whole[0])
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch
 
 from models.family import Family
 from models.measure import HARD, Outcome, play, standing_of
-from models.registry import FAMILIES
+from models.senses import FAMILIES
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 RULE = "|---|"  # what the line under the table's head begins with

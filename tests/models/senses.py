@@ -1,4 +1,4 @@
-"""Models of images and sounds: tokens and positions beside layers, layer scale, weight norm."""
+"""Models of images and sounds, and the table of all families."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from models.family import TRANSLATOR, VOCABULARY, Batch, Family, model
+from models.text import text_families
 
 SIZE = {
     "hidden_size": 32,
@@ -94,3 +95,7 @@ def sense_families() -> list[Family]:
         Family("Whisper", whisper, *said),
         Family("wav2vec2", wav2vec, *heard),
     ]
+
+
+FAMILIES = [*text_families(), *sense_families()]  # in the order of the page
+BY_NAME = {family.name: family for family in FAMILIES}

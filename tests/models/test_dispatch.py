@@ -10,7 +10,7 @@ import torch
 from conceptors import Shield
 from helpers import drift
 from models.measure import HARD, RATE, learn, logits, standing
-from models.registry import BY_NAME
+from models.senses import BY_NAME
 
 pytest.importorskip("transformers")
 

@@ -8,7 +8,7 @@ from conceptors import Shield
 from models.family import Family
 from models.measure import HARD, play, standing_of
 from models.page import PAGE, read, row
-from models.registry import BY_NAME, FAMILIES
+from models.senses import BY_NAME, FAMILIES
 
 every = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 

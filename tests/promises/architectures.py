@@ -104,7 +104,7 @@ def plan(seed: int, tasks: int) -> Plan:
 
     def grow(network: Network, task: int) -> None:
         last: Any = network.heads[-1]
-        first = last[0] if isinstance(last, nn.Sequential) else last
+        first: Any = last[0] if isinstance(last, nn.Sequential) else last
         _grow(network, task, heads, grows, branched, first.in_features)
         network.double()
 

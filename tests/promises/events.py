@@ -76,13 +76,9 @@ def train_a_copy(history: History, task: Task) -> None:
 
 
 def step_in_evaluation(history: History, task: Task) -> None:
+    history.backward(task)  # and a step that was skipped, as after an overflow
     with evaluating(history.network):
         history.step(task)
-
-
-def skip_a_step(history: History, task: Task) -> None:
-    """Gradients without a step, as after an overflow."""
-    history.backward(task)
 
 
 def miss_gradients(history: History, task: Task) -> None:
@@ -140,5 +136,5 @@ def rest(history: History, task: Task) -> None:
 
 
 EVENTS: list[Callable[[History, Task], None]] = [checkpoint, checkpoint, reattach, train_a_copy]
-EVENTS += [step_in_evaluation, skip_a_step, miss_gradients, replace_optimizers, interrupt_a_step]
+EVENTS += [step_in_evaluation, miss_gradients, replace_optimizers, interrupt_a_step]
 EVENTS += [explain, forget_to_guard, rest]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,6 @@ from torch.optim.swa_utils import AveragedModel, update_bn
 from conceptors import Shield, UnprotectedWarning
 from helpers import drift
 from shield.common import mlp, samples, train
-
 
 rows = partial(samples, count=60, inputs=8)
 
@@ -149,11 +149,12 @@ def _replace(model: nn.Sequential) -> None:
 def test_changed_statistics_are_reported(change: Any, then: str) -> None:
     model, shield, optimizer = _normalised()
     change(model)
+    notice: dict[str, Callable[[], object]] = {
+        "step": lambda: train(model, optimizer, rows(2), 1),
+        "remember": lambda: shield.remember(rows(2)),
+    }
     with pytest.warns(UnprotectedWarning, match=r"buffers have changed .*: 1\.running_(mean|var)"):
-        if then == "step":
-            train(model, optimizer, rows(2), 1)
-        else:
-            shield.remember(rows(2))
+        notice[then]()
 
 
 def test_statistics_that_may_change_are_not_reported() -> None:

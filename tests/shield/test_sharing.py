@@ -101,10 +101,8 @@ def test_each_user_of_a_shared_weight_has_its_own_bias_unit() -> None:
     model, x = Twins("weight").double(), Draw(0, batch=7).x(9)
     claimed = Shield(model, 2.0).remember(x).conceptors()["a"]
     hidden = model.a(x).tanh().detach()
-    zeros = torch.zeros(7, 1).double()
-    rows = torch.cat(
-        [torch.cat([with_unit(x), zeros], 1), with_unit(torch.cat([hidden, zeros], 1))]
-    )
+    units = eye(2)[:, None].expand(2, 7, 2)
+    rows = torch.cat([torch.stack([x, hidden]), units], -1).flatten(0, 1)
     odds = 2.0**2 * rows.mT @ rows / 14
     expected = odds @ torch.linalg.inv(odds + eye(11))
     torch.testing.assert_close(claimed.matrix()[0], expected, rtol=0, atol=1e-10)

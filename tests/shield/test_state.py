@@ -80,17 +80,11 @@ def test_a_checkpoint_taken_mid_task_resumes_bit_equal(
         assert len(ours) == len(theirs) == (3 if kind == "auto" else 0)
 
 
-class Renamed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm = nn.Linear(8, 20), nn.BatchNorm1d(20)
-        self.last, self.extra = nn.Linear(20, 3), nn.Linear(20, 2)
-        self.double()
-
-
 def test_renamed_and_grown_models() -> None:
     state = Shield(network()).remember(data(1)).state_dict()
-    shield = Shield(Renamed())
+    layers: dict[str, nn.Module] = {"first": nn.Linear(8, 20), "norm": nn.BatchNorm1d(20)}
+    layers |= {"last": nn.Linear(20, 3), "extra": nn.Linear(20, 2)}
+    shield = Shield(nn.ModuleDict(layers).double())
     message = r"does not fit(.|\n)*first(.|\n)*not in the model: 0, 1, 4"
     with pytest.raises(ValueError, match=message):
         shield.load_state_dict(state)

@@ -111,7 +111,7 @@ def test_after_a_failed_step_the_next_has_the_users_gradients(
     for fails in (True, False):
         layer, shield = linear()
         optimizer = AdamW(layer.parameters(), lr=0.1)
-        clip = partial(nn.utils.clip_grad_norm_, list(layer.parameters()), 1e-3)
+        clip: Any = partial(nn.utils.clip_grad_norm_, list(layer.parameters()), 1e-3)
         shield.guard(optimizer, between=clip if clips else None)
         if fails and zero is not None:
             push(layer, 7)
