@@ -107,21 +107,6 @@ def test_a_head_that_grew_is_no_replacement() -> None:
         shield.refresh()
 
 
-def test_a_checkpoint_may_be_loaded_shield_first() -> None:
-    model, other = network(), network()
-    shield = shielded(model)
-    train(model, shield.guard(AdamW(model.parameters(), lr=1e-3)), 3)
-    loaded(other)  # from a checkpoint of another run
-    second = Shield(other, **HARD)
-    with in_silence():
-        second.load_state_dict(shield.state_dict())
-        other.load_state_dict(model.state_dict())
-        before = outputs(other)
-        train(other, second.guard(SGD(other.parameters(), lr=0.1)), 3)
-        second.remember(data(3))
-    assert drift(other, before) < 1e-10
-
-
 # --- steps ------------------------------------------------------------------------------------
 
 

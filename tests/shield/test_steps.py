@@ -13,8 +13,18 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from conceptors import Shield, UnprotectedWarning
 from conceptors.shield import ShieldFullWarning
-from helpers import normal
-from shield.common import backward, blocks, gradients, mixed, root, set_gradients, train
+from helpers import drift, normal
+from shield.common import (
+    backward,
+    blocks,
+    gradients,
+    mixed,
+    mlp,
+    root,
+    samples,
+    set_gradients,
+    train,
+)
 
 OPTIMIZERS: dict[str, tuple[Any, str]] = {
     "adamw": (partial(AdamW, lr=0.01), "gradients and steps projected"),
@@ -163,6 +173,20 @@ def test_a_layer_that_hardly_learns_is_reported_once() -> None:
             train(layer, optimizer, normal(seed, 6, 8), steps=1)
     (message,) = [str(w.message) for w in caught if w.category is ShieldFullWarning]
     assert "Linear (0.0%)" in message
+
+
+def test_parameter_groups_and_decay_that_come_later_are_noticed() -> None:
+    model = mlp(width=64)
+    shield = Shield(model, 1e4, hard=True).remember(samples())
+    optimizer = shield.guard(SGD(model[2].parameters(), lr=0.05))
+    before = model(samples()).detach()
+    train(model, optimizer, samples(2), steps=2)
+    optimizer.add_param_group({"params": list(model[0].parameters()), "lr": 0.02})
+    train(model, optimizer, samples(2), steps=2)
+    for group in optimizer.param_groups:
+        group["weight_decay"] = 0.5
+    train(model, optimizer, samples(2), steps=2)
+    assert drift(model(samples()), before) < 1e-9
 
 
 @pytest.mark.parametrize("make", [SGD, AdamW])
