@@ -1,4 +1,4 @@
-"""What several test files share: conceptors of every kind, references, and an eye on memory."""
+"""Conceptors of every kind, references, and a meter of memory, for several test files."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from conceptors import Conceptor
 
-Kind = str
-
-KINDS: tuple[Kind, ...] = ("soft", "wide", "deficient", "hard", "mixed", "zero", "identity", "data")
+KINDS = ("soft", "wide", "deficient", "hard", "mixed", "zero", "identity", "data")
 FORMS = ("dense", "factored", "negated")
 
 
@@ -29,8 +27,8 @@ def normal(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor
 
 def rotation(seed: int, dim: int) -> Tensor:
     """A random orthogonal matrix."""
-    turned: Tensor = torch.linalg.qr(normal(seed, dim, dim)).Q
-    return turned
+    orthogonal: Tensor = torch.linalg.qr(normal(seed, dim, dim)).Q
+    return orthogonal
 
 
 def symmetric(seed: int, *shape: int) -> Tensor:
@@ -47,11 +45,11 @@ def wide_states(seed: int, count: int, dim: int, decades: float) -> Tensor:
 
 def inverse_formula(R: Tensor, aperture: float) -> Tensor:
     """C = R (R + α⁻² I)⁻¹ as the paper prints it."""
-    found: Tensor = R @ torch.linalg.inv(R + aperture**-2 * eye(R.shape[-1]))
-    return found
+    result: Tensor = R @ torch.linalg.inv(R + aperture**-2 * eye(R.shape[-1]))
+    return result
 
 
-def values(kind: Kind, dim: int, seed: int) -> Tensor:
+def values(kind: str, dim: int, seed: int) -> Tensor:
     """Singular values of a kind: within (0, 1), over many decades, or with exact 0 and 1."""
     draw = torch.rand(dim, generator=generator(seed), dtype=torch.float64)
     if kind == "wide":
@@ -59,17 +57,18 @@ def values(kind: Kind, dim: int, seed: int) -> Tensor:
         return odds / (1 + odds)
     soft = 0.02 + 0.96 * draw
     which = torch.randint(0, 3, (dim,), generator=generator(seed + 1))
-    if kind == "deficient":
-        return torch.where(which > 0, soft, 0.0)
-    if kind == "hard":
-        return (draw > 0.5).double()
-    if kind == "mixed":
-        return torch.where(which == 0, soft, (which == 1).double())
-    return {"zero": torch.zeros_like(soft), "identity": torch.ones_like(soft)}.get(kind, soft)
+    special = {
+        "deficient": torch.where(which > 0, soft, 0.0),
+        "hard": (draw > 0.5).double(),
+        "mixed": torch.where(which == 0, soft, (which == 1).double()),
+        "zero": torch.zeros_like(soft),
+        "identity": torch.ones_like(soft),
+    }
+    return special.get(kind, soft)
 
 
-def build(kind: Kind, form: str, vectors: Tensor, seed: int) -> Conceptor:
-    """A conceptor of a kind in a form: all directions held, only some of them, or NOT of that."""
+def build(kind: str, form: str, vectors: Tensor, seed: int) -> Conceptor:
+    """A conceptor of a kind in a form: with all directions, with some of them, or NOT of that."""
     dim = len(vectors)
     if kind == "data":  # not factored yet: the lazy form
         return Conceptor.from_states(normal(seed, 2 * dim, dim) @ vectors, aperture=2.0)
@@ -77,12 +76,12 @@ def build(kind: Kind, form: str, vectors: Tensor, seed: int) -> Conceptor:
     if form == "dense":
         return Conceptor.from_spectrum(vectors, s)
     rank = seed % dim
-    held = Conceptor.from_spectrum(vectors[:, :rank], s[:rank])
-    return ~held if form == "negated" else held
+    factored = Conceptor.from_spectrum(vectors[:, :rank], s[:rank])
+    return ~factored if form == "negated" else factored
 
 
 @st.composite
-def conceptors(draw: st.DrawFn, count: int, kinds: tuple[Kind, ...] = KINDS) -> list[Conceptor]:
+def conceptors(draw: st.DrawFn, count: int, kinds: tuple[str, ...] = KINDS) -> list[Conceptor]:
     """`count` conceptors of one space, which share directions often enough to matter.
 
     Their directions are a common basis (they commute), that basis turned within a part of the
@@ -90,7 +89,7 @@ def conceptors(draw: st.DrawFn, count: int, kinds: tuple[Kind, ...] = KINDS) -> 
     """
     dim, seed = draw(st.integers(1, 7)), draw(st.integers(0, 10**6))
     basis = rotation(seed, dim)
-    found = []
+    drawn = []
     for i in range(count):
         kind, form = draw(st.sampled_from(kinds)), draw(st.sampled_from(FORMS))
         position = draw(st.sampled_from(("common", "turned", "free")))
@@ -102,8 +101,8 @@ def conceptors(draw: st.DrawFn, count: int, kinds: tuple[Kind, ...] = KINDS) -> 
             )
         if position == "free":
             vectors = rotation(seed + 17 * i + 1, dim)
-        found.append(build(kind, form, vectors, seed + 101 * i))
-    return found
+        drawn.append(build(kind, form, vectors, seed + 101 * i))
+    return drawn
 
 
 def distance(a: Conceptor | Tensor, b: Conceptor | Tensor) -> float:
@@ -130,8 +129,8 @@ def reference_and(a: Tensor, b: Tensor) -> Tensor:
     outside = [_null_space(m) for m in (a, b)]  # range(A) ∩ range(B) = (null A + null B)^⊥
     w = _null_space(torch.cat(outside, 1).mT)
     middle = torch.linalg.pinv(a, rtol=1e-12) + torch.linalg.pinv(b, rtol=1e-12) - eye(len(a))
-    found: Tensor = w @ torch.linalg.inv(w.mT @ middle @ w) @ w.mT
-    return found
+    result: Tensor = w @ torch.linalg.inv(w.mT @ middle @ w) @ w.mT
+    return result
 
 
 def reference_or(a: Tensor, b: Tensor) -> Tensor:
@@ -146,8 +145,8 @@ def _null_space(matrix: Tensor) -> Tensor:
         return eye(matrix.shape[1])
     _, s, vh = torch.linalg.svd(matrix, full_matrices=True)
     rank = int((s > 1e-10 * s.max().clamp_min(1e-300)).sum())
-    found: Tensor = vh[rank:].mT
-    return found
+    result: Tensor = vh[rank:].mT
+    return result
 
 
 def weights(model: nn.Module) -> list[Tensor]:
@@ -155,12 +154,15 @@ def weights(model: nn.Module) -> list[Tensor]:
     return [p.detach().clone() for p in model.parameters()]
 
 
-class LargestTensor(TorchDispatchMode):
-    """Watches every operation and keeps the number of elements of the largest result."""
+def drift(now: Tensor, before: Tensor) -> float:
+    """|now - before| / |before|."""
+    return float((now.detach() - before).norm() / before.norm())
 
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.elements = 0
+
+class LargestTensor(TorchDispatchMode):
+    """Records the number of elements of the largest result of any operation."""
+
+    elements = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -172,22 +174,8 @@ class LargestTensor(TorchDispatchMode):
 
 
 def largest_tensor(work: Callable[[], object]) -> int:
-    """Elements of the largest tensor that `work` makes."""
-    seen = LargestTensor()
+    """Elements of the largest tensor that `work` creates."""
+    seen = LargestTensor()  # type: ignore[no-untyped-call]
     with seen:
         work()
     return seen.elements
-
-
-class Products(TorchDispatchMode):
-    """Counts the operations of products of matrices."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.flops = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm_):
-            left, right = args[-2:]
-            self.flops += 2 * left.numel() * right.shape[-1]
-        return func(*args, **(kwargs or {}))

@@ -1,4 +1,4 @@
-"""Two gloo processes that run cases: functions of the rank, and whatever else they are given."""
+"""Two gloo processes that run cases: functions of the rank and of further arguments."""
 
 from __future__ import annotations
 
@@ -29,18 +29,17 @@ class Pair:
         self._pipes: list[Any] = []
 
     def __call__(self, case: Case, *args: Any) -> list[Any]:
-        """What the case returns on rank 0 and on rank 1."""
+        """Return the results of the case on rank 0 and on rank 1."""
         if not self._workers:
             self._start()
         for pipe in self._pipes:
             pipe.send((case, args))
         answers = []
         for rank, pipe in enumerate(self._pipes):
-            if not pipe.poll(PATIENCE):
-                self.stop()
-                pytest.fail(f"rank {rank} did not answer within {PATIENCE} s")
-            fine, value = torch.load(io.BytesIO(pipe.recv_bytes()), weights_only=False)
-            if not fine:
+            succeeded, value = False, f"no answer within {PATIENCE} s"
+            if pipe.poll(PATIENCE):
+                succeeded, value = torch.load(io.BytesIO(pipe.recv_bytes()), weights_only=False)
+            if not succeeded:
                 self.stop()
                 pytest.fail(f"rank {rank} failed:\n{value}")
             answers.append(value)
@@ -49,34 +48,28 @@ class Pair:
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
         self._starts += 1
-        store = self._folder / f"store{self._starts}"
+        store = str(self._folder / f"store{self._starts}")
         for rank in range(2):
-            here, there = context.Pipe()
-            worker = context.Process(target=serve, args=(rank, str(store), there), daemon=True)
+            pipe, end = context.Pipe()
+            worker = context.Process(target=serve, args=(rank, store, end), daemon=True)
             worker.start()
-            there.close()
-            self._pipes.append(here)
+            end.close()
+            self._pipes.append(pipe)
             self._workers.append(worker)
 
     def stop(self) -> None:
-        for worker in self._workers:
+        for worker, pipe in zip(self._workers, self._pipes):
             worker.terminate()
             worker.join()
-        for pipe in self._pipes:
             pipe.close()
         self._workers, self._pipes = [], []
 
 
 def serve(rank: int, store: str, pipe: Any) -> None:
-    """The life of one process: join the group, then run cases until the end."""
+    """Join the group, then run cases until the process is ended."""
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{store}",
-        rank=rank,
-        world_size=2,
-        timeout=timedelta(seconds=PATIENCE),
-    )
+    patience = timedelta(seconds=PATIENCE)
+    dist.init_process_group("gloo", f"file://{store}", patience, world_size=2, rank=rank)
     while True:
         case, args = pipe.recv()
         torch.manual_seed(0)  # as before every test

@@ -31,13 +31,13 @@ def samples(seed: int, count: int = 400) -> tuple[Tensor, Tensor]:
 
 
 def readouts(name: str, **options: Any) -> tuple[Readout, Readout]:
-    """On the CPU and there, with the same lift."""
+    """On the CPU and on the device, with the same lift."""
     here = Readout(64, LIFTS[name](), **options).calibrate(samples(0)[0])
     return here, copy.deepcopy(here).to(DEVICE)
 
 
 @pytest.mark.parametrize("name", LIFTS)
-def test_scores_are_those_of_the_cpu(name: str) -> None:
+def test_scores_are_those_of_the_cpu_and_it_calibrates_there(name: str) -> None:
     here, there = readouts(name)
     for seed in range(2):
         X, y = samples(seed)
@@ -45,30 +45,25 @@ def test_scores_are_those_of_the_cpu(name: str) -> None:
         there.learn(X.to(DEVICE), y.to(DEVICE))
     X, y = samples(0)
     assert there.regularization == pytest.approx(here.regularization, rel=1e-5)
-    found = there(X.to(DEVICE))
-    assert found.device.type == torch.device(DEVICE).type
-    torch.testing.assert_close(found.cpu(), here(X), rtol=1e-2, atol=1e-2)
+    scores = there(X.to(DEVICE))
+    assert scores.device.type == torch.device(DEVICE).type
+    torch.testing.assert_close(scores.cpu(), here(X), rtol=1e-2, atol=1e-2)
     assert torch.equal(there.counts.cpu(), here.counts)
     assert float((there.predict(X.to(DEVICE)).cpu() == y).float().mean()) > 0.9
     exported = there.export()(X.to(DEVICE))
-    torch.testing.assert_close(exported, found, rtol=1e-2, atol=1e-2)
-
-
-@pytest.mark.parametrize("name", LIFTS)
-def test_it_calibrates_there(name: str) -> None:
-    X, y = samples(0)
-    there = Readout(64, LIFTS[name]()).to(DEVICE).learn(X.to(DEVICE), y.to(DEVICE))
-    assert float((there.predict(X.to(DEVICE)).cpu() == y).float().mean()) > 0.9
+    torch.testing.assert_close(exported, scores, rtol=1e-2, atol=1e-2)
+    calibrated = Readout(64, LIFTS[name]()).to(DEVICE).learn(X.to(DEVICE), y.to(DEVICE))
+    assert float((calibrated.predict(X.to(DEVICE)).cpu() == y).float().mean()) > 0.9
 
 
 def test_tf32_does_not_round_the_sums() -> None:
     b, y = normal(0, 20_000, 300).float(), torch.randint(5, (20_000,))
-    found, exact = Sums(300, 5, torch.device(DEVICE)), Sums(300, 5)
-    found.add(b.to(DEVICE), y.to(DEVICE))
+    sums, exact = Sums(300, 5, torch.device(DEVICE)), Sums(300, 5)
+    sums.add(b.to(DEVICE), y.to(DEVICE))
     exact.add(b.double(), y)
     bound = 8192 * torch.finfo(torch.float32).eps * (b.double().abs().mT @ b.double().abs())
-    assert bool(((found.gram.cpu() - exact.gram).abs() <= bound / 100).all())
-    assert torch.equal(found.squares.cpu(), exact.squares)
+    assert bool(((sums.gram.cpu() - exact.gram).abs() <= bound / 100).all())
+    assert torch.equal(sums.squares.cpu(), exact.squares)
 
 
 def test_readouts_of_different_devices_add_up() -> None:
@@ -77,11 +72,10 @@ def test_readouts_of_different_devices_add_up() -> None:
     both = here.fresh().learn(X, y).learn(Z, labels)
     here.learn(X, y)
     there.learn(Z.to(DEVICE), labels.to(DEVICE))
-    for made, device in ((here + there, "cpu"), (there + here, DEVICE)):
-        assert {buffer.device.type for buffer in made.buffers()} == {torch.device(device).type}
-        found = made(X.to(device)).cpu()
-        torch.testing.assert_close(found, both(X), rtol=1e-2, atol=1e-2)
-        made.learn(X.to(device), y.to(device))
+    for total, device in ((here + there, "cpu"), (there + here, DEVICE)):
+        assert {buffer.device.type for buffer in total.buffers()} == {torch.device(device).type}
+        torch.testing.assert_close(total(X.to(device)).cpu(), both(X), rtol=1e-2, atol=1e-2)
+        total.learn(X.to(device), y.to(device))
     fresh = there.fresh().learn(X.to(DEVICE), y.to(DEVICE))
     assert fresh.n_samples == 400
 
@@ -107,13 +101,3 @@ def test_it_learns_from_a_network_there() -> None:
     apart = Readout(32, 50).learn_from(copy.deepcopy(model).to(DEVICE), batches)
     assert torch.equal(there.counts.cpu(), here.counts)
     assert torch.equal(apart.counts, here.counts)
-
-
-def test_samples_elsewhere_are_refused() -> None:
-    X, y = samples(0)
-    _, there = readouts("none")
-    with pytest.raises(ValueError, match="features are on meta, the readout is on"):
-        there.learn(X.to("meta"), y.to(DEVICE))
-    with pytest.raises(ValueError, match="targets are on meta"):
-        there.learn(X.to(DEVICE), y.to("meta"))
-    assert there.n_samples == 0

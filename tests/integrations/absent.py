@@ -23,11 +23,11 @@ class Empty(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        found: Any = lambda *args, **kwargs: lambda decorated: decorated  # noqa: E731
+        value: Any = lambda *args, **kwargs: lambda decorated: decorated  # noqa: E731
         if name[0].isupper():
-            found = type(name, (), {"__module__": self.__name__, "__init__": lambda *a, **k: None})
-        setattr(self, name, found)
-        return found
+            value = type(name, (), {"__module__": self.__name__, "__init__": lambda *a, **k: None})
+        setattr(self, name, value)
+        return value
 
 
 class StandIn(MetaPathFinder, Loader):

@@ -29,7 +29,7 @@ class Net(nn.Module):
 
 
 def task(number: int, count: int = 48) -> tuple[Tensor, Tensor]:
-    """Samples `[count, DIM]` in four dimensions of their own, and labels."""
+    """Samples `[count, DIM]` in four dimensions, which depend on the task, and labels."""
     generator = torch.Generator().manual_seed(number)
     inside = torch.randn(count, 4, generator=generator)
     basis = torch.randn(4, DIM, generator=generator) / 2
@@ -43,23 +43,17 @@ def rows(number: int, count: int = 48) -> list[dict[str, Tensor]]:
 
 def outputs(model: nn.Module, number: int) -> Tensor:
     with torch.no_grad():
-        found: Tensor = model(task(number)[0].to(next(model.parameters())))
-    return found.float()
+        return model(task(number)[0].to(next(model.parameters()))).float()  # type: ignore[no-any-return]
 
 
 def accuracy(model: nn.Module, number: int) -> float:
     return float((outputs(model, number).argmax(1) == task(number)[1]).float().mean())
 
 
-def drift(before: Tensor, after: Tensor) -> float:
-    """How far outputs moved, relative to their size."""
-    return float((after - before).norm() / before.norm())
-
-
 def everything(model: nn.Module, shield: Shield) -> dict[str, Tensor]:
     """All weights, and all that is remembered, by name."""
-    found = {f"weight {name}": p.detach().clone() for name, p in model.named_parameters()}
-    return found | {f"conceptor {name}": c.matrix() for name, c in shield.conceptors().items()}
+    weights = {f"weight {name}": p.detach().clone() for name, p in model.named_parameters()}
+    return weights | {f"conceptor {name}": c.matrix() for name, c in shield.conceptors().items()}
 
 
 def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:

@@ -11,17 +11,15 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from conceptors import Readout, Shield
+from helpers import drift
 from integrations.absent import stand_ins
-from integrations.common import CLASSES, DIM, Net, accuracy, drift, task
+from integrations.common import CLASSES, DIM, Net, accuracy, outputs, task
 
 pytest.importorskip("torchmetrics")  # before the stand-ins: it looks what is there
 with warnings.catch_warnings(), stand_ins():
     warnings.simplefilter("ignore")
     avalanche: Any = pytest.importorskip("avalanche")
-    from avalanche.benchmarks import (
-        benchmark_from_datasets,
-        with_classes_timeline,
-    )
+    from avalanche.benchmarks import benchmark_from_datasets, with_classes_timeline
     from avalanche.benchmarks.utils import as_classification_dataset
     from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
     from avalanche.training.supervised import Naive
@@ -52,17 +50,6 @@ def strategy_of(model: nn.Module, *plugins: Any) -> Any:
     )
 
 
-def learn(model: nn.Module, stream: Any, *plugins: Any, **more: Any) -> list[Tensor]:
-    """Outputs for the first task after each experience."""
-    strategy = strategy_of(model, *plugins)
-    found = []
-    for one in stream:
-        strategy.train(one)
-        with torch.no_grad():
-            found.append(model.eval()(task(1)[0], **more)[:, :CLASSES])
-    return found
-
-
 def two_tasks(second: int = 0) -> Any:
     """A benchmark of two experiences; classes of the second start there."""
     data = [experience(1), experience(2, second)]
@@ -72,14 +59,19 @@ def two_tasks(second: int = 0) -> Any:
 def test_two_experiences() -> None:
     model = Net()
     shield = Shield(model, aperture=1e4, hard=True)
-    assert drift(*learn(model, two_tasks().train_stream, ShieldPlugin(shield))) < 1e-5
+    strategy = strategy_of(model, ShieldPlugin(shield))
+    before = []
+    for one in two_tasks().train_stream:
+        strategy.train(one)
+        before.append(outputs(model.eval(), 1))
+    assert drift(*before) < 1e-5
     assert shield.n_tasks == 2
     assert accuracy(model, 1) > 0.9
     assert accuracy(model, 2) > 0.8
 
 
 class Evaluated(SupervisedPlugin):  # type: ignore[misc]
-    """What a strategy takes for the outputs when it evaluates, and its loss."""
+    """Records outputs and losses when a strategy evaluates."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,13 +118,11 @@ def test_a_readout_answers_for_all_classes() -> None:
 
 def test_only_the_classes_of_an_experience_compete() -> None:
     model = wide()
-    head = model.get_submodule("1")
-    assert isinstance(head, nn.Linear)
+    head: Any = model[1]
     stream = two_tasks(CLASSES).train_stream
     before = head.weight.detach().clone()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     strategy = strategy_of(model, ReadoutPlugin(Readout(32), model[:-1]))
-    strategy.optimizer = optimizer
+    strategy.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     strategy.train(stream[0])
     moved = (head.weight.detach() - before).norm(dim=1)
     assert float(moved[:CLASSES].min()) > 0.01

@@ -18,16 +18,15 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 pytestmark = pytest.mark.skipif(not EXAMPLES.is_dir(), reason="the examples are in the checkout")
 
 
-def start(program: Path) -> str:
-    """What a program prints, which must end well."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+def start(program: str) -> str:
+    """The output of an example, which must succeed."""
     ended = subprocess.run(
-        [sys.executable, str(program)],
+        [sys.executable, EXAMPLES / program],
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
-        env=environment,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert ended.returncode == 0, ended.stderr[-4000:]
     return ended.stdout
@@ -43,22 +42,18 @@ def numbers_of(text: str, name: str) -> list[float]:
     ("library", "program"),
     [("transformers", "transformers_trainer.py"), ("lightning", "lightning_fit.py")],
 )
-def test_callbacks_keep_the_first_task(library: str, program: str) -> None:
+def test_callbacks_protect_the_first_task(library: str, program: str) -> None:
     pytest.importorskip(library)
-    text = start(EXAMPLES / program)
-    lost, turned = numbers_of(text, "without a shield")
-    kept, new = numbers_of(text, "with a shield")
-    assert lost < 60
-    assert turned > 90
-    assert kept > 85
-    assert new > 85
+    text = start(program)
+    old, new = numbers_of(text, "as it was")
+    assert old < 60
+    assert new > 90
+    assert min(numbers_of(text, "with a shield")) > 85
 
 
 def test_accelerate_resumes_between_tasks() -> None:
     pytest.importorskip("accelerate")
-    kept, new = numbers_of(start(EXAMPLES / "accelerate_loop.py"), "test accuracy")
-    assert kept > 85
-    assert new > 85
+    assert min(numbers_of(start("accelerate_loop.py"), "test accuracy")) > 85
 
 
 def test_avalanche_strategies(capsys: pytest.CaptureFixture[str]) -> None:

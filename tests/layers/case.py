@@ -1,7 +1,7 @@
 """An entry of the table of layers: how to make and to feed a layer, and what is known about it.
 
-Every entry is so small that one batch of inputs leaves directions of each block's input space
-unused (or `old` gives inputs that do), so that there is something to protect and room to learn.
+Every entry is so small that one batch of inputs (or `old`) leaves directions of each block's input
+space unused: there is something to protect and room to learn.
 """
 
 from __future__ import annotations
@@ -75,15 +75,11 @@ def shaped(*shape: int) -> Feed:
 def there(inputs: Inputs, device: str) -> Inputs:
     """The same inputs on a device."""
 
-    def one(value: Any) -> Any:
+    def move(value: Any) -> Any:
         movable: Any = (Tensor, PackedSequence)
         return value.to(device) if isinstance(value, movable) else value
 
-    moved = tree_map(one, tuple(inputs), is_leaf=lambda v: isinstance(v, PackedSequence))
-    return Inputs(*moved)
-
-
-# --- inputs that leave room --------------------------------------------------------------
+    return Inputs(*tree_map(move, tuple(inputs), is_leaf=lambda v: isinstance(v, PackedSequence)))
 
 
 def one_sample(*shape: int) -> Feed:

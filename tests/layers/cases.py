@@ -16,7 +16,6 @@ __all__ = ["BY_NAME", "CASES", "REMARKS", "Case", "Draw", "Inputs", "flat", "run
 CASES: list[Case] = [
     *feedforward.linear_cases(),
     *feedforward.conv_cases(),
-    *feedforward.transposed_cases(),
     *feedforward.embedding_cases(),
     *feedforward.norm_cases(),
     *recognised.recognised_cases(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,55 +32,67 @@ class Scaled(nn.Linear):
         return 2 * super().forward(input).tanh()
 
 
-def channels_last(layer: Any) -> nn.Module:
-    found: nn.Module = layer.to(memory_format=torch.channels_last)
-    return found
+def channels_last(layer: Any) -> Any:
+    return layer.to(memory_format=torch.channels_last)
 
 
 def linear_cases() -> list[Case]:
     def same(_layer: Any, output: Tensor) -> Tensor:
         return output.reshape(1, -1, output.shape[-1])
 
-    def add(name: str, make: Callable[[], nn.Module], feed: Feed, **more: Any) -> Case:
-        return Case(name, make, feed, outputs=more.pop("outputs", same), **more)
+    def named(d: Draw) -> Inputs:
+        return only(input=d.x(2, 3, 20))
+
+    def unscaled(_layer: Any, output: Tensor) -> Tensor:
+        return (output / 2).atanh()[None]
 
     return [
-        add("linear", lambda: nn.Linear(9, 5), lambda d: only(d.x(9))),
-        add("linear-3d", lambda: nn.Linear(20, 5), lambda d: only(input=d.x(2, 3, 20))),
-        add("linear-subclass", lambda: Scaled(9, 5), shaped(9), outputs=_unscaled),
+        Case("linear", lambda: nn.Linear(9, 5), shaped(9), outputs=same),
+        Case(
+            "linear-3d", lambda: nn.Linear(20, 5), lambda d: only(input=d.x(2, 3, 20)), None, same
+        ),
+        Case("linear-subclass", lambda: Scaled(9, 5), shaped(9), outputs=unscaled),
     ]
 
 
-def _unscaled(_layer: Any, output: Tensor) -> Tensor:
-    return (output / 2).atanh()[None]
-
-
 def conv_cases() -> list[Case]:
-    def add(name: str, make: Callable[[], nn.Module], feed: Feed, **more: Any) -> Case:
-        return Case("conv" + name, make, feed, outputs=_conv_outputs, **more)
+    def add(
+        name: str, make: Callable[[], nn.Module], *shape: int, feed: Feed | None = None
+    ) -> Case:
+        return Case(name, make, feed or shaped(*shape), outputs=_conv_outputs)
 
-    def padded(mode: Any) -> Case:
-        return add(
-            f"2d-{mode}",
-            lambda: nn.Conv2d(5, 3, (3, 2), padding=(2, 1), stride=(2, 1), padding_mode=mode),
-            shaped(5, 3, 3),
+    def plain() -> nn.Module:
+        return nn.Conv2d(4, 6, (3, 2), stride=(1, 2), padding=(1, 0), dilation=(2, 1))
+
+    def padded(mode: Any) -> nn.Module:
+        return nn.Conv2d(5, 3, (3, 2), padding=(2, 1), stride=(2, 1), padding_mode=mode)
+
+    def last(d: Draw) -> Inputs:
+        return only(channels_last(d.x(4, 3, 4)))
+
+    def everything() -> nn.Module:
+        return nn.ConvTranspose2d(
+            20, 4, (3, 2), (2, 3), padding=(1, 2), output_padding=(1, 2), dilation=(1, 2), groups=2
         )
 
     return [
-        add("1d", lambda: nn.Conv1d(6, 4, 3), shaped(6, 7)),
+        add("conv1d", lambda: nn.Conv1d(6, 4, 3), 6, 7),
+        add("conv2d", plain, 4, 4, 5),
         add(
-            "2d",
-            lambda: nn.Conv2d(4, 6, (3, 2), stride=(1, 2), padding=(1, 0), dilation=(2, 1)),
-            shaped(4, 4, 5),
-        ),
-        add(
-            "2d-channels-last",
+            "conv2d-channels-last",
             lambda: channels_last(nn.Conv2d(4, 6, (3, 2), groups=2)),
-            lambda d: only(d.x(4, 3, 4).to(memory_format=torch.channels_last)),
+            feed=last,
         ),
-        add("2d-groups", lambda: nn.Conv2d(4, 6, 3, groups=2), shaped(4, 4, 4)),
-        *map(padded, ("reflect", "circular")),
-        add("3d", lambda: nn.Conv3d(4, 3, 2, stride=(1, 2, 1)), shaped(4, 3, 4, 3)),
+        add("conv2d-groups", lambda: nn.Conv2d(4, 6, 3, groups=2), 4, 4, 4),
+        add("conv2d-reflect", lambda: padded("reflect"), 5, 3, 3),
+        add("conv2d-circular", lambda: padded("circular"), 5, 3, 3),
+        add("conv3d", lambda: nn.Conv3d(4, 3, 2, stride=(1, 2, 1)), 4, 3, 4, 3),
+        add("transposed1d", lambda: nn.ConvTranspose1d(9, 4, 3, stride=2), 9, 3),
+        add("transposed2d", lambda: nn.ConvTranspose2d(10, 3, 3, padding=1), 10, 2, 2),
+        add("transposed2d-everything", everything, feed=lambda d: only(input=d.x(20, 2, 2))),
+        # crops the input: padding beyond the kernel's reach
+        add("transposed2d-deep-padding", lambda: nn.ConvTranspose2d(6, 3, 2, padding=2), 6, 4, 4),
+        add("transposed3d", lambda: nn.ConvTranspose3d(10, 2, 2, (1, 2, 1)), 10, 2, 1, 2),
     ]
 
 
@@ -90,42 +103,10 @@ def _conv_outputs(layer: Any, output: Tensor) -> Tensor:
     return last.reshape(-1, layer.groups, last.shape[-1] // layer.groups).movedim(1, 0)
 
 
-def transposed_cases() -> list[Case]:
-    def add(name: str, make: Callable[[], nn.Module], feed: Feed, **more: Any) -> Case:
-        return Case("transposed" + name, make, feed, outputs=_conv_outputs, **more)
-
-    return [
-        add("1d", lambda: nn.ConvTranspose1d(9, 4, 3, stride=2), shaped(9, 3)),
-        add("2d", lambda: nn.ConvTranspose2d(10, 3, 3, padding=1), shaped(10, 2, 2)),
-        add(
-            "2d-everything",
-            lambda: nn.ConvTranspose2d(
-                20,
-                4,
-                (3, 2),
-                stride=(2, 3),
-                padding=(1, 2),
-                output_padding=(1, 2),
-                dilation=(1, 2),
-                groups=2,
-            ),
-            lambda d: only(input=d.x(20, 2, 2)),
-        ),
-        add(
-            "2d-deep-padding",  # crops the input: padding beyond the kernel's reach
-            lambda: nn.ConvTranspose2d(6, 3, 2, padding=2),
-            shaped(6, 4, 4),
-        ),
-        add("3d", lambda: nn.ConvTranspose3d(10, 2, 2, stride=(1, 2, 1)), shaped(10, 2, 1, 2)),
-    ]
-
-
 def embedding_cases() -> list[Case]:
-    def bags(name: str, make: Callable[[], nn.Module], feed: Feed) -> Case:
-        return Case(name, make, feed, ref.embedding_rows, old=few_tokens(feed))
-
-    def add(name: str, make: Callable[[], nn.Module], feed: Feed) -> Case:
-        return Case(name, make, feed, ref.embedding_rows, old=few_tokens(feed))
+    def add(name: str, make: Callable[..., nn.Module], feed: Feed, **options: Any) -> Case:
+        inputs = few_tokens(feed)
+        return Case(name, lambda: make(12, 4, **options), feed, ref.embedding_rows, old=inputs)
 
     def flat_bags(d: Draw) -> Inputs:
         return only(d.tokens(12, 4 * d.batch), torch.arange(d.batch) * 4)
@@ -141,98 +122,60 @@ def embedding_cases() -> list[Case]:
     def sentence(d: Draw) -> Inputs:
         return only(d.tokens(12, d.batch, 4))
 
-    def long_sentence(d: Draw) -> Inputs:
-        return only(d.tokens(12, d.batch, 12))
-
+    offsets = {"sparse": True, "include_last_offset": True}
     return [
-        add("embedding", lambda: nn.Embedding(12, 4), sentence),
-        add("embedding-sparse", lambda: nn.Embedding(12, 4, sparse=True), sentence),
-        bags("bag-mean", lambda: nn.EmbeddingBag(12, 4), flat_bags),
-        bags("bag-weighted", lambda: nn.EmbeddingBag(12, 4, mode="sum"), weighted),
-        bags(
-            "bag-sparse-last-offset",
-            lambda: nn.EmbeddingBag(12, 4, sparse=True, include_last_offset=True),
-            last_offset,
-        ),
+        add("embedding", nn.Embedding, sentence),
+        add("embedding-sparse", nn.Embedding, sentence, sparse=True),
+        add("bag-mean", nn.EmbeddingBag, flat_bags),
+        add("bag-weighted", nn.EmbeddingBag, weighted, mode="sum"),
+        add("bag-sparse-last-offset", nn.EmbeddingBag, last_offset, **offsets),
     ]
 
 
 def norm_cases() -> list[Case]:
-    def add(name: str, make: Callable[[], nn.Module], feed: Feed, old: Feed, **more: Any) -> Case:
-        return Case(name, make, feed, outputs=_channel_outputs, old=old, **more)
-
-    def silent(d: Draw) -> Inputs:
-        return half_silent(8)(d)
+    def add(name: str, norm: Any, shape: tuple[int, ...], old: Any, empty: bool = True) -> Case:
+        feed, inputs = shaped(*shape), old(*shape)
+        return Case(name, lambda: trained(norm()), feed, None, _channel_outputs, inputs, empty)
 
     def trained(norm: Any) -> nn.Module:
-        """Running statistics as if it had been trained."""
-        if norm.running_mean is not None:
+        """With running statistics as if it had been trained."""
+        if getattr(norm, "running_mean", None) is not None:
             norm.running_mean.copy_(torch.linspace(-1, 1, norm.num_features))
             norm.running_var.copy_(torch.linspace(0.5, 2, norm.num_features))
         return norm  # type: ignore[no-any-return]
 
+    def instance(dim: Any, channels: int, **options: Any) -> Any:
+        return lambda: dim(channels, affine=True, **options)
+
+    def mixed(*_: int) -> Feed:
+        return one_sample(8)
+
+    def silent(*_: int) -> Feed:
+        return half_silent(8)
+
+    no_statistics = partial(nn.BatchNorm2d, 5, track_running_stats=False)
+    statistics = instance(nn.InstanceNorm2d, 5, track_running_stats=True)
+    unbatched = Case(
+        "instance-norm1d-unbatched",
+        instance(nn.InstanceNorm1d, 5),
+        lambda d: only(d.normal(5, 4)),
+        outputs=_channel_outputs,
+        old=lambda d: only(d.normal(5, 4) * 0),
+        empty=False,
+    )
     return [
-        add("layer-norm", lambda: nn.LayerNorm(8), shaped(3, 8), one_sample(8)),
-        add("rms-norm", lambda: nn.RMSNorm(8), shaped(3, 8), silent),
-        add(
-            "group-norm",
-            lambda: nn.GroupNorm(2, 6),
-            shaped(6, 3, 2),
-            flat_channels(6, 3, 2),
-        ),
-        add("batch-norm1d", lambda: trained(nn.BatchNorm1d(6)), shaped(6), one_sample(6)),
-        add(
-            "batch-norm2d",
-            lambda: trained(nn.BatchNorm2d(5)),
-            shaped(5, 3, 2),
-            flat_channels(5, 3, 2),
-        ),
-        add(
-            "batch-norm2d-no-statistics",
-            lambda: nn.BatchNorm2d(5, track_running_stats=False),
-            shaped(5, 3, 2),
-            silence(5, 4, 2),
-        ),
-        add(
-            "batch-norm3d",
-            lambda: trained(nn.BatchNorm3d(4)),
-            shaped(4, 2, 2, 2),
-            flat_channels(4, 2, 2, 2),
-        ),
-        add(
-            "sync-batch-norm",
-            lambda: trained(nn.SyncBatchNorm(5)),
-            shaped(5, 3, 2),
-            flat_channels(5, 3, 2),
-        ),
-        add(
-            "instance-norm1d-unbatched",
-            lambda: nn.InstanceNorm1d(5, affine=True),
-            lambda d: only(d.normal(5, 4)),
-            lambda d: only(d.normal(5, 4) * 0),
-            empty=False,
-        ),
-        add(
-            "instance-norm2d",
-            lambda: nn.InstanceNorm2d(5, affine=True),
-            shaped(5, 4, 2),
-            silence(5, 4, 2),
-            empty=False,
-        ),
-        add(
-            "instance-norm2d-statistics",
-            lambda: trained(nn.InstanceNorm2d(5, affine=True, track_running_stats=True)),
-            shaped(5, 4, 2),
-            flat_channels(5, 4, 2),
-            empty=False,
-        ),
-        add(
-            "instance-norm3d",
-            lambda: nn.InstanceNorm3d(4, affine=True),
-            shaped(4, 2, 2, 2),
-            silence(4, 2, 2, 2),
-            empty=False,
-        ),
+        add("layer-norm", lambda: nn.LayerNorm(8), (3, 8), mixed),
+        add("rms-norm", lambda: nn.RMSNorm(8), (3, 8), silent),
+        add("group-norm", lambda: nn.GroupNorm(2, 6), (6, 3, 2), flat_channels),
+        add("batch-norm1d", lambda: nn.BatchNorm1d(6), (6,), one_sample),
+        add("batch-norm2d", lambda: nn.BatchNorm2d(5), (5, 3, 2), flat_channels),
+        add("batch-norm2d-no-statistics", no_statistics, (5, 3, 2), silence),
+        add("batch-norm3d", lambda: nn.BatchNorm3d(4), (4, 2, 2, 2), flat_channels),
+        add("sync-batch-norm", lambda: nn.SyncBatchNorm(5), (5, 3, 2), flat_channels),
+        unbatched,
+        add("instance-norm2d", instance(nn.InstanceNorm2d, 5), (5, 4, 2), silence, False),
+        add("instance-norm2d-statistics", statistics, (5, 4, 2), flat_channels, False),
+        add("instance-norm3d", instance(nn.InstanceNorm3d, 4), (4, 2, 2, 2), silence, False),
     ]
 
 

@@ -2,66 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from conceptors._internal.batches import undisturbed
 from conceptors.layers import Call, Draws, Rows, Sample, SecondMoment, find_rule
-from conceptors.shield.blocks import WeightBlock, scan
-from conceptors.shield.remember.run import collect
 from layers.cases import Draw, Inputs, run
 
 
 def captured(
     layer: nn.Module, inputs: Inputs, cap: int | None = None, seed: int = 0
 ) -> dict[str, list[Rows | SecondMoment]]:
-    """What the rule of a layer tells about one call."""
+    """What the rule of a layer yields for one call."""
     rule = find_rule(layer)
     assert rule is not None
-    found: dict[str, list[Rows | SecondMoment]] = {}
+    parts: dict[str, list[Rows | SecondMoment]] = {}
     with undisturbed(layer):
         call = Call(*inputs, run(layer, inputs))
         for name, rows in rule.rows(layer, call, Sample(lambda *_: cap, Draws(seed))):
-            found.setdefault(name, []).append(rows)
-    return found
+            parts.setdefault(name, []).append(rows)
+    return parts
 
 
 def joined(parts: list[Rows | SecondMoment]) -> Tensor:
     return torch.cat([part.values for part in parts if isinstance(part, Rows)], 1)
 
 
-def moments(
-    layer: nn.Module,
-    batches: Any,
-    *,
-    feed: Callable[[nn.Module, Any], object] = run,
-) -> dict[str, Any]:
-    return dict(
-        collect(
-            layer,
-            scan(layer, (), ()).sites,
-            batches,
-            feed=feed,
-            limit=None,
-            all_rows=True,
-            seed=0,
-            sketch=lambda _dim: None,
-            progress=False,
-        )
-    )
-
-
 def in_some_order(rows: Tensor) -> Tensor:
     """The rows of every group in an order that depends on the rows alone."""
     marks = rows.double() @ Draw(7).normal(rows.shape[-1])
     return rows.take_along_dim(marks.argsort(-1)[..., None], -2)
-
-
-def sites_of(layer: nn.Module) -> dict[str, WeightBlock]:
-    return scan(layer, (), ()).sites
 
 
 def close(a: Tensor, b: Tensor, tolerance: float) -> bool:

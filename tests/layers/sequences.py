@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,9 +28,6 @@ def attention_cases() -> list[Case]:
     def time(d: Draw, length: int, size: int = 12) -> Tensor:
         return d.normal(length, d.batch, size)
 
-    def causal(length: int) -> Tensor:
-        return torch.ones(length, length, dtype=torch.bool).triu(1)
-
     def padded(d: Draw) -> Inputs:
         hidden = torch.tensor([[False, False, True], [False, True, True]])[: d.batch]
         return itself(d.x(3, 12), key_padding_mask=hidden, need_weights=False)
@@ -37,24 +35,21 @@ def attention_cases() -> list[Case]:
     def masked(d: Draw) -> Inputs:
         return itself(time(d, 3), attn_mask=d.normal(d.batch * 3, 3, 3))
 
+    def separate(d: Draw) -> Inputs:
+        return only(query=d.x(2, 12), key=d.x(3, 9), value=d.x(3, 10))
+
+    def causal(d: Draw) -> Inputs:
+        mask = torch.ones(3, 3, dtype=torch.bool).triu(1)
+        return itself(d.x(3, 12), attn_mask=mask, is_causal=True, need_weights=False)
+
     return [
         add("", lambda d: itself(time(d, 3))),
         add("-cross", lambda d: only(time(d, 2), time(d, 3), time(d, 3))),
-        add(
-            "-separate",
-            lambda d: only(query=d.x(2, 12), key=d.x(3, 9), value=d.x(3, 10)),
-            kdim=9,
-            vdim=10,
-            batch_first=True,
-        ),
+        add("-separate", separate, kdim=9, vdim=10, batch_first=True),
         add("-unbatched", lambda d: itself(d.normal(5, 12)), empty=False),
         add("-padding", padded, batch_first=True, empty=False),
         add("-mask", masked),
-        add(
-            "-causal",
-            lambda d: itself(d.x(3, 12), attn_mask=causal(3), is_causal=True, need_weights=False),
-            batch_first=True,
-        ),
+        add("-causal", causal, batch_first=True),
         add("-zero", lambda d: itself(time(d, 3)), add_zero_attn=True),
     ]
 
@@ -74,41 +69,23 @@ def recurrent_cases() -> list[Case]:
     def packed(d: Draw) -> Inputs:
         return only(pack_sequence([d.normal(n, 7) for n in (3, 2, 1)]))
 
-    def unsorted(d: Draw, states: int, size: int = 9) -> Inputs:
-        x = pack_padded_sequence(
-            d.normal(3, 4, 7), torch.tensor([1, 3, 1, 2]), enforce_sorted=False
-        )
-        h, c = d.normal(2, 4, size), d.normal(2, 4, 9)
-        return only(x, (h, c) if states == 2 else h)
+    def unsorted(d: Draw) -> Inputs:
+        lengths = torch.tensor([1, 3, 1, 2])
+        x = pack_padded_sequence(d.normal(3, 4, 7), lengths, enforce_sorted=False)
+        return only(x, (d.normal(2, 4, 8), d.normal(2, 4, 9)))
 
+    def started(d: Draw) -> Inputs:
+        return only(d.normal(3, 7), (d.normal(2, 9), d.normal(2, 9)))
+
+    deep: Any = {"num_layers": 2, "bidirectional": True, "batch_first": True, "dropout": 0.2}
+    projected: Any = {"proj_size": 8, "bidirectional": True}
     return [
         add("rnn-relu-no-bias", nn.RNN, time, nonlinearity="relu", bias=False),
         add("lstm", nn.LSTM, time),
-        add(
-            "lstm-deep",
-            nn.LSTM,
-            lambda d: only(d.x(3, 7)),
-            num_layers=2,
-            bidirectional=True,
-            batch_first=True,
-            dropout=0.2,
-        ),
-        add(
-            "lstm-unbatched-start",
-            nn.LSTM,
-            lambda d: only(d.normal(3, 7), (d.normal(2, 9), d.normal(2, 9))),
-            num_layers=2,
-            empty=False,
-        ),
+        add("lstm-deep", nn.LSTM, lambda d: only(d.x(3, 7)), **deep),
+        add("lstm-unbatched-start", nn.LSTM, started, num_layers=2, empty=False),
         add("lstm-packed", nn.LSTM, packed, bidirectional=True, empty=False),
-        add(
-            "lstm-projected-packed-start",
-            nn.LSTM,
-            lambda d: unsorted(d, 2, 8),
-            proj_size=8,
-            bidirectional=True,
-            empty=False,
-        ),
+        add("lstm-projected-packed-start", nn.LSTM, unsorted, empty=False, **projected),
         add("gru", nn.GRU, lambda d: only(d.normal(3, d.batch, 7), hx=d.normal(1, d.batch, 9))),
     ]
 
@@ -132,17 +109,9 @@ def cell_cases() -> list[Case]:
 
 def composite_cases() -> list[Case]:
     """Models of several layers: no reference by hand, but all that holds for any layer."""
-    small: dict[str, Any] = {"d_model": 12, "nhead": 2, "dim_feedforward": 16, "dropout": 0.1}
 
-    def encoder(**options: Any) -> nn.Module:
-        return nn.TransformerEncoderLayer(**small, **options)
-
-    def padding(d: Draw) -> Tensor:
-        return torch.tensor([[False, False, True], [False, True, True]])[: d.batch]
-
-    def causal(d: Draw) -> Inputs:
-        mask = nn.Transformer.generate_square_subsequent_mask(3, dtype=d.dtype)
-        return only(d.normal(3, d.batch, 12), src_mask=mask, is_causal=True)
+    def encoder() -> nn.Module:
+        return nn.TransformerEncoderLayer(12, 2, 16, 0.1, batch_first=True)
 
     def translate(d: Draw) -> Inputs:
         mask = nn.Transformer.generate_square_subsequent_mask(2, dtype=d.dtype)
@@ -153,28 +122,17 @@ def composite_cases() -> list[Case]:
         x, mask = d.normal(3, d.batch, 12), torch.ones(3, 3, dtype=torch.bool).triu(1)
         return only(x, x, x, attn_mask=mask, is_causal=True, need_weights=False)
 
+    def cnn() -> nn.Module:
+        layers = nn.Conv2d(8, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.AvgPool2d(2)
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(6, 3))
+
+    def both() -> nn.Module:
+        return nn.Transformer(12, 2, 1, 1, 16, batch_first=True, dropout=0.0)
+
+    attention = partial(nn.MultiheadAttention, 12, 3, add_zero_attn=True)
     return [
-        Case(
-            "attention-hidden-zero",
-            lambda: nn.MultiheadAttention(12, 3, add_zero_attn=True),
-            hidden_zero,
-        ),
-        Case("encoder-layer", lambda: encoder(batch_first=True), shaped(3, 12)),
-        Case(
-            "transformer",
-            lambda: nn.Transformer(12, 2, 1, 1, 16, batch_first=True, dropout=0.0),
-            translate,
-        ),
-        Case(
-            "cnn",
-            lambda: nn.Sequential(
-                nn.Conv2d(8, 6, 3, padding=1),
-                nn.BatchNorm2d(6),
-                nn.ReLU(),
-                nn.AvgPool2d(2),
-                nn.Flatten(),
-                nn.Linear(6, 3),
-            ),
-            lambda d: only(d.normal(2, 8, 2, 2)[: d.batch]),
-        ),
+        Case("attention-hidden-zero", attention, hidden_zero),
+        Case("encoder-layer", encoder, shaped(3, 12)),
+        Case("transformer", both, translate),
+        Case("cnn", cnn, lambda d: only(d.normal(2, 8, 2, 2)[: d.batch])),
     ]

@@ -16,17 +16,18 @@ from conceptors.layers import Rows, SecondMoment, find_rule
 from conceptors.layers.base import _RULES
 from conceptors.shield.blocks import WeightBlock
 from layers.cases import CASES, REMARKS, Case, Draw, Inputs, flat, run
-from layers.probe import captured, close, in_some_order, joined, moments, sites_of
+from layers.probe import captured, close, in_some_order, joined
+from shield.common import moments, sites
 
 pytestmark = REMARKS
 
-every = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-products = pytest.mark.parametrize(
-    "case", [case for case in CASES if case.outputs is not None], ids=lambda case: case.name
-)
-by_hand = pytest.mark.parametrize(
-    "case", [case for case in CASES if case.rows], ids=lambda case: case.name
-)
+
+def over(cases: list[Case]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", cases, ids=lambda case: case.name)
+
+
+every = over(CASES)
+by_hand = over([case for case in CASES if case.rows])
 
 
 def expected_rows(case: Case, layer: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
@@ -40,17 +41,11 @@ def with_ones(rows: Tensor, site: WeightBlock) -> Tensor:
     return torch.cat([rows, ones], -1)
 
 
-# --- rows and blocks ---------------------------------------------------------------------
-
-
 def test_every_registered_type_has_a_case() -> None:
-    own = {
-        kind
-        for kind in _RULES
-        if type(find_rule(object.__new__(kind))).__module__.startswith("conceptors.layers.")
-    }
+    rules = {kind: type(find_rule(object.__new__(kind))) for kind in _RULES}
+    built_in = {k for k, rule in rules.items() if rule.__module__.startswith("conceptors.layers.")}
     covered = {type(part) for case in CASES for part in case.make().modules()}
-    assert own <= covered, f"no case for {[kind.__name__ for kind in own - covered]}"
+    assert built_in <= covered, f"no case for {[kind.__name__ for kind in built_in - covered]}"
 
 
 @by_hand
@@ -65,7 +60,7 @@ def test_rows_are_those_found_by_hand(case: Case) -> None:
         torch.testing.assert_close(in_some_order(joined(found[name])), in_some_order(rows))
 
 
-@products
+@over([case for case in CASES if case.outputs is not None])
 def test_rows_times_blocks_are_the_outputs(case: Case) -> None:
     """For any weights: rows do not depend on them."""
     assert case.outputs is not None
@@ -74,7 +69,7 @@ def test_rows_times_blocks_are_the_outputs(case: Case) -> None:
     assert all(isinstance(part, Rows) and part.weight == 1.0 for part in parts)
     for seed in range(4):
         layer = case.build(seed=seed)
-        *_, site = sites_of(layer).values()  # the last block gives the output
+        *_, site = sites(layer).values()  # the last block gives the output
         outputs = with_ones(joined(parts), site) @ site.matrix(site.parameters).mT
         wanted = case.outputs(layer, run(layer, inputs))
         torch.testing.assert_close(in_some_order(outputs), in_some_order(wanted))
@@ -84,28 +79,27 @@ def test_rows_times_blocks_are_the_outputs(case: Case) -> None:
 def test_what_the_rows_do_not_reach_does_not_show(case: Case) -> None:
     """Weights may change freely across the rows, all at once; any change along them shows."""
     layer, inputs = case.build(), (case.old or case.inputs)(Draw(0))
-    sites, found = sites_of(layer), moments(layer, [inputs])
-    assert set(found) == set(sites)
-    covered = {id(p) for site in sites.values() for p in site.parameters}
+    blocks, found = sites(layer), moments(layer, [inputs], feed=run)
+    assert set(found) == set(blocks)
+    covered = {id(p) for site in blocks.values() for p in site.parameters}
     assert covered == {id(p) for p in layer.parameters()}
     spans, free, before = {}, 0, flat(run(layer, inputs)).detach()
     draw = Draw(1)
-    for name, site in sites.items():
+    for name, site in blocks.items():
         values, vectors = torch.linalg.eigh(found[name].correlation())
         top = values[..., -1:].clamp_min(1e-12)
-        kept = (vectors * (values > 1e-12 * top).unsqueeze(-2)) @ vectors.mT
-        spans[name] = kept
-        free += int(kept.shape[-1] * len(kept) - kept.diagonal(dim1=-2, dim2=-1).sum().round())
-        matrix = site.matrix(site.parameters)
-        change = draw.normal(*matrix.shape)
-        site.subtract(change - change @ kept, site.parameters)
+        span = (vectors * (values > 1e-12 * top).unsqueeze(-2)) @ vectors.mT
+        spans[name] = span
+        free += int(span.shape[-1] * len(span) - span.diagonal(dim1=-2, dim2=-1).sum().round())
+        change = draw.normal(*site.matrix(site.parameters).shape)
+        site.subtract(change - change @ span, site.parameters)
     assert free > 0, "this case leaves no room: give it other inputs"
     torch.testing.assert_close(flat(run(layer, inputs)), before, rtol=1e-9, atol=1e-9)
-    for name in sites:
+    for name in blocks:
         if not spans[name].any():
             continue
         changed = copy.deepcopy(layer)
-        twin = sites_of(changed)[name]
+        twin = sites(changed)[name]
         along = draw.normal(*twin.matrix(twin.parameters).shape) @ spans[name]
         twin.subtract(along, twin.parameters)
         assert not close(flat(run(changed, inputs)), before, 1e-3), name
@@ -114,9 +108,9 @@ def test_what_the_rows_do_not_reach_does_not_show(case: Case) -> None:
 @by_hand
 def test_second_moments_have_the_bias_unit(case: Case) -> None:
     layer, batches = case.build(), [case.inputs(Draw(seed)) for seed in (0, 1)]
-    found = moments(layer, batches)
+    found = moments(layer, batches, feed=run)
     rows = [expected_rows(case, layer, inputs) for inputs in batches]
-    for name, site in sites_of(layer).items():
+    for name, site in sites(layer).items():
         key = name if name in rows[0] else ""
         wide = with_ones(torch.cat([r[key] for r in rows], 1), site)
         expected = wide.mT @ wide / wide.shape[1]
@@ -126,21 +120,18 @@ def test_second_moments_have_the_bias_unit(case: Case) -> None:
         assert found[name].weight == wide.shape[1]
 
 
-# --- no trace ----------------------------------------------------------------------------
-
-
 def trace(layer: nn.Module) -> list[Any]:
     """All that could be seen of a visit: attributes, hooks, flags, values, gradients."""
-    found: list[Any] = [torch.get_rng_state().tolist(), torch.is_grad_enabled()]
-    found.append(torch.backends.mha.get_fastpath_enabled())
+    seen: list[Any] = [torch.get_rng_state().tolist(), torch.is_grad_enabled()]
+    seen.append(torch.backends.mha.get_fastpath_enabled())
     for name, part in layer.named_modules():
         hooks = {key: list(value) for key, value in vars(part).items() if "hook" in key and value}
-        found.append((name, part.training, sorted(vars(part)), hooks))
+        seen.append((name, part.training, sorted(vars(part)), hooks))
     for name, value in layer.state_dict(keep_vars=True).items():
         values = value.detach().tolist()
         attributes = sorted(getattr(value, "__dict__", {}))
-        found.append((name, id(value), value.requires_grad, value.grad, attributes, values))
-    return found
+        seen.append((name, id(value), value.requires_grad, value.grad, attributes, values))
+    return seen
 
 
 def uneven(layer: nn.Module) -> nn.Module:
@@ -155,7 +146,7 @@ def test_a_visit_leaves_no_trace(case: Case) -> None:
     layer, inputs = uneven(case.build()), case.inputs(Draw(0))
     torch.backends.mha.set_fastpath_enabled(True)
     before = trace(layer)
-    moments(layer, [inputs])
+    moments(layer, [inputs], feed=run)
     assert trace(layer) == before
 
     def fails_after(model: nn.Module, batch: Inputs) -> None:
@@ -177,9 +168,6 @@ def test_a_visit_leaves_no_trace(case: Case) -> None:
     assert not optimizer._optimizer_step_post_hooks
 
 
-# --- dtypes, empty batches, gradients ----------------------------------------------------
-
-
 def cast(inputs: Inputs, dtype: torch.dtype) -> Inputs:
     def one(value: Any) -> Any:
         floating = isinstance(value, Tensor) and value.is_floating_point()
@@ -191,14 +179,14 @@ def cast(inputs: Inputs, dtype: torch.dtype) -> Inputs:
 @every
 def test_half_precision_tells_the_same(case: Case) -> None:
     layer, inputs = case.build(torch.bfloat16), case.inputs(Draw(0, torch.bfloat16))
-    found = moments(layer, [inputs])
-    wanted = moments(layer.double(), [cast(inputs, torch.float64)])
+    found = moments(layer, [inputs], feed=run)
+    wanted = moments(layer.double(), [cast(inputs, torch.float64)], feed=run)
     for name, moment in wanted.items():
         assert found[name].correlation().dtype == torch.float64
         assert close(found[name].correlation(), moment.correlation(), 0.05), name
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.empty], ids=lambda case: case.name)
+@over([case for case in CASES if case.empty])
 def test_an_empty_batch_adds_nothing(case: Case) -> None:
     layer, inputs = case.build(), case.inputs(Draw(0))
     nothing = case.inputs(Draw(0, batch=0))
@@ -206,35 +194,19 @@ def test_an_empty_batch_adds_nothing(case: Case) -> None:
         for parts in captured(layer, nothing).values():
             assert all(part.weight == 0 for part in parts if isinstance(part, SecondMoment))
             assert joined(parts).shape[1] == 0 if isinstance(parts[0], Rows) else True
-    found, wanted = moments(layer, [nothing, inputs, nothing]), moments(layer, [inputs])
+    found, wanted = (
+        moments(layer, [nothing, inputs, nothing], feed=run),
+        moments(layer, [inputs], feed=run),
+    )
     for name, moment in wanted.items():
         torch.testing.assert_close(found[name].correlation(), moment.correlation())
         assert found[name].weight == moment.weight
     with pytest.raises(ValueError, match="no rows reached any"):
-        moments(layer, [nothing])
-
-
-@every
-def test_gradients_play_no_part(case: Case) -> None:
-    layer, inputs = case.build(), case.inputs(Draw(0))
-    wanted = moments(layer, [inputs])
-    with torch.inference_mode():
-        found = moments(layer, [inputs])
-    for name, moment in wanted.items():
-        assert not moment.total.requires_grad
-        torch.testing.assert_close(found[name].correlation(), moment.correlation())
-    assert all(p.grad is None for p in layer.parameters())
-
-
-# --- frozen parts ------------------------------------------------------------------------
+        moments(layer, [nothing], feed=run)
 
 
 @pytest.mark.parametrize("part", ["weight", "bias"])
-@pytest.mark.parametrize(
-    "case",
-    [case for case in CASES if any("bias" in name for name, _ in case.make().named_parameters())],
-    ids=lambda case: case.name,
-)
+@over([case for case in CASES if any("bias" in n for n, _ in case.make().named_parameters())])
 def test_frozen_parts_stay_and_the_others_are_shielded(case: Case, part: str) -> None:
     layer, inputs = case.build(), (case.old or case.inputs)(Draw(0))
     frozen = {name: p for name, p in layer.named_parameters() if part in name}
@@ -254,12 +226,3 @@ def test_frozen_parts_stay_and_the_others_are_shielded(case: Case, part: str) ->
     assert close(flat(run(layer, inputs)).detach(), before, 1e-10)
     for name, parameter in frozen.items():
         assert torch.equal(parameter, values[name])
-
-
-@every
-def test_an_all_frozen_layer_needs_no_shield(case: Case) -> None:
-    layer = case.build().requires_grad_(False)
-    with pytest.raises(ValueError, match="no trainable parameters"):
-        Shield(layer)
-    head = nn.Linear(3, 2)
-    assert list(sites_of(nn.ModuleList([layer, head]))) == ["1"]

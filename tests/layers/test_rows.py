@@ -16,8 +16,6 @@ pytestmark = REMARKS
 
 CONVOLUTIONS = [case for case in CASES if case.name.startswith(("conv", "transposed"))]
 
-# --- patches in pieces -------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("chunk", [1, 40])
 @pytest.mark.parametrize("case", CONVOLUTIONS, ids=lambda case: case.name)
@@ -25,14 +23,11 @@ def test_patches_in_pieces_are_the_same(
     case: Case, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layer, inputs = case.build(), case.inputs(Draw(0))
-    whole = captured(layer, inputs)[""]
+    (whole,) = captured(layer, inputs)[""]
     monkeypatch.setattr(conv, "_CHUNK", chunk)
     pieces = captured(layer, inputs)[""]
-    assert len(pieces) > len(whole) == 1
-    torch.testing.assert_close(joined(pieces), joined(whole), rtol=0, atol=0)
-
-
-# --- samples of the rows -----------------------------------------------------------------
+    assert len(pieces) > 1
+    assert torch.equal(joined(pieces), whole[0])
 
 
 @pytest.mark.parametrize(
@@ -40,28 +35,18 @@ def test_patches_in_pieces_are_the_same(
 )
 def test_samples_are_fair(name: str) -> None:
     """Over many seeds the mean of the sums is the sum over all rows, within sampling error."""
-    case = BY_NAME[name]
+    case, seeds = BY_NAME[name], 300
     layer, inputs = case.build(), case.inputs(Draw(0))
-    seeds = 400
 
     def sums(cap: int | None, seed: int) -> dict[str, Tensor]:
-        found = {}
-        for block, parts in captured(layer, inputs, cap, seed).items():
-            weight = torch.tensor([part.weight for part in parts])[0]
-            found[block] = weight * joined(parts).mT @ joined(parts)
-        return found
+        parts = captured(layer, inputs, cap, seed)
+        return {n: rows[0].weight * joined(rows).mT @ joined(rows) for n, rows in parts.items()}
 
-    wanted = sums(None, 0)
     drawn = [sums(3, seed) for seed in range(seeds)]
-    for block, total in wanted.items():
+    for block, total in sums(None, 0).items():
         each = torch.stack([d[block] for d in drawn])
-        error = (each.mean(0) - total).norm()
         spread = (each.var(0).sum() / seeds).sqrt()  # the norm's standard error
-        assert error < 3 * spread
-        assert spread < 0.1 * total.norm()
-
-
-# --- what cannot be seen as blocks -------------------------------------------------------
+        assert (each.mean(0) - total).norm() < 3 * spread < 0.35 * total.norm()
 
 
 @pytest.mark.parametrize(
@@ -76,7 +61,7 @@ def test_samples_are_fair(name: str) -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_parameters_that_are_no_block_are_told(layer: nn.Module, why: str) -> None:
+def test_parameters_that_are_no_block_are_named(layer: nn.Module, why: str) -> None:
     with pytest.raises(ValueError, match=f"(?s)cannot be shielded:.*{why}"):
         Shield(nn.Sequential(layer, nn.Linear(2, 2)))
     assert list(Shield(nn.Sequential(layer, nn.Linear(2, 2)), exclude=["0"]).quota()) == ["1"]

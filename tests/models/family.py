@@ -11,6 +11,11 @@ from torch import Tensor, nn
 
 Batch = dict[str, Tensor]  # keyword arguments of the model, labels among them
 
+VOCABULARY = {"vocab_size": 60, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+TRANSLATOR: dict[str, Any] = {"d_model": 32}  # an encoder and a decoder
+for side in ("encoder", "decoder"):
+    TRANSLATOR |= {f"{side}_layers": 2, f"{side}_attention_heads": 2, f"{side}_ffn_dim": 48}
+
 
 @dataclass(frozen=True)
 class Family:
@@ -24,7 +29,6 @@ class Family:
     make: Callable[[], nn.Module]
     old: Callable[[], Batch]
     new: Callable[[], Batch]
-    needs: str = "transformers"
     refused: str = ""  # why `Shield(model)` refuses it, unless unsupported="freeze"
 
     def build(self) -> Any:
@@ -40,8 +44,6 @@ def model(kind: str, config: str, **settings: Any) -> Callable[[], nn.Module]:
     def make() -> nn.Module:
         import transformers
 
-        made = getattr(transformers, config)(**settings)
-        found: nn.Module = getattr(transformers, kind)(made)
-        return found
+        return getattr(transformers, kind)(getattr(transformers, config)(**settings))  # type: ignore[no-any-return]
 
     return make

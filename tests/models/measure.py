@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,29 +11,23 @@ from torch import Tensor, nn
 from conceptors import Shield
 from conceptors.layers.bare import is_bare
 from conceptors.shield.blocks import scan
+from helpers import drift
 from models.family import Batch, Family
 
 HARD: dict[str, Any] = {"hard": True}  # and nothing else
 STEPS, RATE = 40, 3e-3
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """Two tasks, the first remembered; losses are of the second.
+class Outcome(NamedTuple):
+    """Two tasks, the first remembered; losses are of the second."""
 
-    Attributes:
-        drift: |Δ logits| / |logits| on the first.
-        moved: names of parameters that the second task has changed.
-    """
-
-    drift: float
+    drift: float  # |Δ logits| / |logits| on the first
     first_loss: float
     last_loss: float
-    moved: frozenset[str]
+    moved: frozenset[str]  # names of parameters that the second task has changed
 
 
-@dataclass(frozen=True)
-class Standing:
+class Standing(NamedTuple):
     """Names of all trainable parameters of a model, by what becomes of them."""
 
     protected: frozenset[str]
@@ -42,20 +36,20 @@ class Standing:
 
 
 def standing(model: nn.Module) -> Standing:
-    """What a shield without further words does with the parameters of a model."""
-    found = scan(model, (), ())
-    alone = {name for name, site in found.sites.items() if is_bare(site.block)}
-    layered = [site for name, site in found.sites.items() if name not in alone]
+    """What a shield with default options does with the parameters of a model."""
+    scanned = scan(model, (), ())
+    bare = {name for name, site in scanned.sites.items() if is_bare(site.block)}
+    layered = [site for name, site in scanned.sites.items() if name not in bare]
     covered = {id(p) for site in layered for p in site.active()}
-    named = dict(model.named_parameters())
-    protected = {name for name, p in named.items() if id(p) in covered}
+    protected = {name for name, p in model.named_parameters() if id(p) in covered}
     return Standing(
-        protected=frozenset(protected | found.magnitudes.keys()),
-        frozen=frozenset(alone | found.frozen.keys()),
-        refused=frozenset(found.unsupported),
+        frozenset(protected | scanned.magnitudes.keys()),
+        frozenset(bare | scanned.frozen.keys()),
+        frozenset(scanned.unsupported),
     )
 
 
+@cache
 def standing_of(family: Family) -> Standing:
     """The same, of a family; counts also what is refused only when `remember` runs the model."""
     model = family.build()
@@ -67,12 +61,7 @@ def standing_of(family: Family) -> Standing:
 
 def logits(model: Any, batch: Batch) -> Tensor:
     with torch.no_grad():
-        found: Tensor = model(**batch).logits.clone()
-    return found
-
-
-def drift(now: Tensor, before: Tensor) -> float:
-    return float((now - before).norm() / before.norm())
+        return model(**batch).logits.clone()  # type: ignore[no-any-return]
 
 
 def learn(

@@ -8,7 +8,7 @@ import torch
 
 from models.family import Family
 from models.measure import HARD, Outcome, play, standing_of
-from models.registry import FAMILIES
+from models.senses import FAMILIES
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 RULE = "|---|"  # what the line under the table's head begins with
@@ -18,16 +18,8 @@ def row(family: Family) -> str:
     """A family's line of the table."""
     counts = standing_of(family)
     hard, soft, plain = (play(family, how) for how in (HARD, {}, None))
-    cells = [
-        family.name,
-        *(str(len(names)) for names in (counts.protected, counts.frozen, counts.refused)),
-        f"{hard.drift:.0e}",
-        _loss(hard),
-        f"{soft.drift:.2g}",
-        _loss(soft),
-        f"{plain.drift:.2g}",
-        _loss(plain),
-    ]
+    cells = [family.name, *(str(len(names)) for names in counts), f"{hard.drift:.0e}", _loss(hard)]
+    cells += [f"{soft.drift:.2g}", _loss(soft), f"{plain.drift:.2g}", _loss(plain)]
     return f"| {' | '.join(cells)} |\n"
 
 
@@ -43,9 +35,9 @@ def read(text: str) -> list[list[str]]:
 
 def rewritten(text: str, rows: list[str]) -> str:
     """The page with these rows in its table."""
-    kept = [line for line in text.splitlines(keepends=True) if not _is_row(line)]
-    place = next(i for i, line in enumerate(kept) if line.startswith(RULE)) + 1
-    return "".join([*kept[:place], *rows, *kept[place:]])
+    lines = [line for line in text.splitlines(keepends=True) if not _is_row(line)]
+    place = next(i for i, line in enumerate(lines) if line.startswith(RULE)) + 1
+    return "".join([*lines[:place], *rows, *lines[place:]])
 
 
 def _is_row(line: str) -> bool:
@@ -54,5 +46,5 @@ def _is_row(line: str) -> bool:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    made = [row(family) for family in FAMILIES]
-    PAGE.write_text(rewritten(PAGE.read_text("utf-8"), made), encoding="utf-8")
+    rows = [row(family) for family in FAMILIES]
+    PAGE.write_text(rewritten(PAGE.read_text("utf-8"), rows), encoding="utf-8")

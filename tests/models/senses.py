@@ -1,4 +1,4 @@
-"""Models of images and sounds: tokens and positions beside layers, layer scale, weight norm."""
+"""Models of images and sounds, and the table of all families."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from models.family import Batch, Family, model
+from models.family import TRANSLATOR, VOCABULARY, Batch, Family, model
+from models.text import text_families
 
 SIZE = {
     "hidden_size": 32,
@@ -24,20 +25,11 @@ CONVNEXT = {
     "initializer_range": 0.2,
 }
 WHISPER = {
-    "vocab_size": 60,
+    **VOCABULARY,
     "num_mel_bins": 8,
-    "d_model": 32,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 48,
-    "decoder_ffn_dim": 48,
+    **TRANSLATOR,
     "max_source_positions": 5,
     "max_target_positions": 12,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
     "decoder_start_token_id": 1,
     "init_std": 0.2,
 }
@@ -92,26 +84,18 @@ def sense_families() -> list[Family]:
     seen = images(0, 2, range(3)), images(1, 6, range(3, 6))
     heard = waves(0, 2, range(3)), waves(1, 6, range(3, 6))
     said = speech(0, 2, 3, 40), speech(1, 4, 20, 60)
+    dino = model("Dinov2ForImageClassification", "Dinov2Config", mlp_ratio=2, **SIZE, **IMAGES)
+    convnext = model("ConvNextForImageClassification", "ConvNextConfig", **CONVNEXT, **IMAGES)
+    whisper = model("WhisperForConditionalGeneration", "WhisperConfig", **WHISPER)
+    wav2vec = model("Wav2Vec2ForSequenceClassification", "Wav2Vec2Config", **WAV2VEC2)
     return [
         Family("ViT", model("ViTForImageClassification", "ViTConfig", **SIZE, **IMAGES), *seen),
-        Family(
-            "DINOv2",
-            model("Dinov2ForImageClassification", "Dinov2Config", mlp_ratio=2, **SIZE, **IMAGES),
-            *seen,
-        ),
-        Family(
-            "ConvNeXt",
-            model("ConvNextForImageClassification", "ConvNextConfig", **CONVNEXT, **IMAGES),
-            *seen,
-        ),
-        Family(
-            "Whisper",
-            model("WhisperForConditionalGeneration", "WhisperConfig", **WHISPER),
-            *said,
-        ),
-        Family(
-            "wav2vec2",
-            model("Wav2Vec2ForSequenceClassification", "Wav2Vec2Config", **WAV2VEC2),
-            *heard,
-        ),
+        Family("DINOv2", dino, *seen),
+        Family("ConvNeXt", convnext, *seen),
+        Family("Whisper", whisper, *said),
+        Family("wav2vec2", wav2vec, *heard),
     ]
+
+
+FAMILIES = [*text_families(), *sense_families()]  # in the order of the page
+BY_NAME = {family.name: family for family in FAMILIES}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from conceptors import Shield
-from models.measure import drift
+from helpers import drift
+from shield.common import samples
 
 peft = pytest.importorskip("peft")
 
@@ -23,31 +25,26 @@ class Int8Linear(nn.Linear):
 
     @staticmethod
     def of(layer: nn.Linear) -> Int8Linear:
-        found = Int8Linear(layer.in_features, layer.out_features)
+        quantised = Int8Linear(layer.in_features, layer.out_features)
         scale = layer.weight.detach().abs().amax(1, keepdim=True) / 127
         whole = (layer.weight.detach() / scale).round().to(torch.int8)
-        found.weight = nn.Parameter(whole, requires_grad=False)
-        found.bias = nn.Parameter(layer.bias.detach(), requires_grad=False)
-        found.register_buffer("scale", scale)
-        return found
+        quantised.weight = nn.Parameter(whole, requires_grad=False)
+        quantised.bias = nn.Parameter(layer.bias.detach(), requires_grad=False)
+        quantised.register_buffer("scale", scale)
+        return quantised
 
     def forward(self, input: Tensor) -> Tensor:
         return functional.linear(input, self.weight * self.get_buffer("scale"), self.bias)
 
 
-class Network(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.last = nn.Linear(16, 48), nn.Linear(48, TASKS)
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.last(torch.tanh(self.first(x)))
-        return found
+def network() -> Any:
+    torch.manual_seed(0)
+    layers = {"first": nn.Linear(16, 48), "tanh": nn.Tanh(), "last": nn.Linear(48, TASKS)}
+    return nn.Sequential(OrderedDict(layers))
 
 
 def adapted(kind: str, quantised: bool = False) -> Any:
-    model: Any = Network()
+    model = network()
     if quantised:
         model.first, model.last = map(Int8Linear.of, (model.first, model.last))
     names = ["first", "last"]
@@ -60,12 +57,11 @@ def adapted(kind: str, quantised: bool = False) -> Any:
 
 def data(task: int) -> Tensor:
     """`[n, d]` in two directions."""
-    draw = torch.Generator().manual_seed(task)
-    return torch.randn(40, 2, generator=draw) @ torch.randn(2, 16, generator=draw)
+    return samples(task, 40, 16, 2).float()
 
 
 def play(model: Any) -> tuple[list[list[float]], list[float]]:
-    """Losses of every task, and how far outputs on the data of each have drifted at the end."""
+    """Losses of every task, and the drift of outputs on the data of each at the end."""
     shield = Shield(model, **HARD)
     optimizer: Any = shield.guard(torch.optim.AdamW(model.parameters(), lr=1e-2))
     losses: list[list[float]] = []
@@ -103,8 +99,8 @@ def test_the_identity_that_dora_reads_weights_with_is_no_data() -> None:
     assert quotas["DoRA"]["base_model.model.first.lora_A.default"] == 2 / 16
 
 
-def test_all_vectors_are_told() -> None:
-    for kind, words in {"DoRA": "follows its direction", "IA3": "fixed"}.items():
+def test_all_vectors_are_explained() -> None:
+    for kind, words in {"DoRA": "follows its direction", "IA3": "held fixed"}.items():
         model = adapted(kind)
         shield = Shield(model, **HARD)
         shield.remember(data(0))

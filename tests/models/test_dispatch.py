@@ -8,15 +8,16 @@ import pytest
 import torch
 
 from conceptors import Shield
-from models.measure import HARD, RATE, drift, learn, logits, standing
-from models.registry import BY_NAME
+from helpers import drift
+from models.measure import HARD, RATE, learn, logits, standing
+from models.senses import BY_NAME
 
 pytest.importorskip("transformers")
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
-def holds(name: str, model: Any, call: Any = None, steps: int = 20, reached: float = 0.9) -> None:
+def check(name: str, model: Any, call: Any = None, steps: int = 20, reached: float = 0.9) -> None:
     """Old outputs stay and the new task is learned, where `call` is what is trained."""
     call = model if call is None else call  # compiled models have no truth value
     old, new = BY_NAME[name].old(), BY_NAME[name].new()
@@ -37,14 +38,14 @@ def holds(name: str, model: Any, call: Any = None, steps: int = 20, reached: flo
 @pytest.mark.parametrize("name", ["GPT-2", "Mixtral", "ConvNeXt", "wav2vec2"])
 def test_compiled_models(name: str) -> None:
     model = BY_NAME[name].build()
-    holds(name, model, torch.compile(model, backend="eager"), steps=10)
+    check(name, model, torch.compile(model, backend="eager"), steps=10)
 
 
 @pytest.mark.parametrize("name", ["Llama", "Mixtral"])  # which have no dropout
 def test_gradient_checkpointing(name: str) -> None:
     model = BY_NAME[name].build().train()
     model.gradient_checkpointing_enable()
-    holds(name, model)
+    check(name, model)
 
 
 def test_subclasses() -> None:
@@ -62,4 +63,4 @@ def test_subclasses() -> None:
         if type(layer).__name__ == "LlamaRMSNorm":
             layer.__class__ = half(layer)
     assert not standing(model).refused
-    holds("Llama", model)
+    check("Llama", model)

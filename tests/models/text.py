@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 
-from models.family import Batch, Family, model
+from models.family import TRANSLATOR, VOCABULARY, Batch, Family, model
 
-VOCABULARY = {"vocab_size": 60, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 SIZE = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -19,25 +19,9 @@ SIZE = {
 DECODER = {**SIZE, "num_key_value_heads": 1, "head_dim": 16}
 GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 32}
 T5 = {"d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 2, "num_heads": 2}
-BART = {
-    "d_model": 32,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 48,
-    "decoder_ffn_dim": 48,
-    "max_position_embeddings": 32,
-}
-OPT = {
-    "hidden_size": 32,
-    "word_embed_proj_dim": 32,
-    "ffn_dim": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "max_position_embeddings": 32,
-}
-
+T5["decoder_start_token_id"] = 0
+BART = {**TRANSLATOR, "max_position_embeddings": 32, "decoder_start_token_id": 2}
+OPT = {**SIZE, "word_embed_proj_dim": 32, "ffn_dim": 48}
 MAMBA = {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8, "conv_kernel": 4}
 MAMBA2 = {**MAMBA, "num_heads": 4, "head_dim": 16, "n_groups": 1, "chunk_size": 8}
 INTO_KERNELS = "weights that go into fused kernels without a call of their layer"
@@ -50,20 +34,16 @@ def sentences(seed: int, count: int, length: int, low: int, high: int) -> Batch:
     return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": labels}
 
 
-def old() -> Batch:
-    return sentences(0, 2, 5, 3, 40)
-
-
-def new() -> Batch:
-    return sentences(1, 4, 8, 20, 60)
-
-
 def family(name: str, kind: str, config: str, refused: str = "", /, **settings: Any) -> Family:
-    return Family(name, model(kind, config, **VOCABULARY, **settings), old, new, refused=refused)
+    make = model(kind, config, **VOCABULARY, **settings)
+    old, new = partial(sentences, 0, 2, 5, 3, 40), partial(sentences, 1, 4, 8, 20, 60)
+    return Family(name, make, old, new, refused)
 
 
 def text_families() -> list[Family]:
     experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    routed = {"num_local_experts": 4, "intermediate_size_mlp": 48}
+    ends = {"cls_token_id": 1, "sep_token_id": 2}
     rotary = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
     return [
         family("GPT-2", "GPT2LMHeadModel", "GPT2Config", **GPT2),
@@ -73,31 +53,11 @@ def text_families() -> list[Family]:
         family("OPT", "OPTForCausalLM", "OPTConfig", **OPT),
         family("Mixtral", "MixtralForCausalLM", "MixtralConfig", **DECODER, **experts),
         family("GPT-OSS", "GptOssForCausalLM", "GptOssConfig", **DECODER, **experts, **rotary),
-        family(
-            "Llama 4",
-            "Llama4ForCausalLM",
-            "Llama4TextConfig",
-            intermediate_size_mlp=48,
-            num_local_experts=4,
-            **DECODER,
-        ),
-        family("T5", "T5ForConditionalGeneration", "T5Config", decoder_start_token_id=0, **T5),
-        family(
-            "BART",
-            "BartForConditionalGeneration",
-            "BartConfig",
-            decoder_start_token_id=2,
-            **BART,
-        ),
+        family("Llama 4", "Llama4ForCausalLM", "Llama4TextConfig", **DECODER, **routed),
+        family("T5", "T5ForConditionalGeneration", "T5Config", **T5),
+        family("BART", "BartForConditionalGeneration", "BartConfig", **BART),
         family("BERT", "BertForMaskedLM", "BertConfig", **SIZE),
-        family(
-            "ModernBERT",
-            "ModernBertForMaskedLM",
-            "ModernBertConfig",
-            cls_token_id=1,
-            sep_token_id=2,
-            **SIZE,
-        ),
+        family("ModernBERT", "ModernBertForMaskedLM", "ModernBertConfig", **SIZE, **ends),
         family("Mamba", "MambaForCausalLM", "MambaConfig", INTO_KERNELS, **MAMBA),
         family("Mamba 2", "Mamba2ForCausalLM", "Mamba2Config", INTO_KERNELS, **MAMBA2),
     ]

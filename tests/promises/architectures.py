@@ -12,24 +12,23 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from promises.parts import PARTS, WIDTHS, Form, Scale, coin
+from promises.parts import PARTS, WIDTHS, Form, coin
+from shield.common import Unknown
 
 TIME = 3
 VOCABULARY = 24
 
 
 class Bags(nn.Module):
-    """Three tokens at every position, weighted or not, as one vector."""
+    """Three tokens at every position as one vector."""
 
-    def __init__(self, layer: nn.EmbeddingBag, weighted: bool) -> None:
+    def __init__(self, layer: nn.EmbeddingBag) -> None:
         super().__init__()
-        self.layer, self._weighted = layer, weighted
+        self.layer = layer
 
     def forward(self, tokens: Tensor) -> Tensor:
         bags = torch.stack([tokens, (tokens + 5) % VOCABULARY, tokens], -1).flatten(0, 1)
-        shares = self.layer.weight.new_tensor([1.0, 0.5, -2.0]).expand(bags.shape)
-        found: Tensor = self.layer(bags, per_sample_weights=shares if self._weighted else None)
-        return found.reshape(*tokens.shape, -1)
+        return self.layer(bags).reshape(*tokens.shape, -1)  # type: ignore[no-any-return]
 
 
 class Positions(nn.Module):
@@ -40,8 +39,7 @@ class Positions(nn.Module):
         self.tokens, self.places = tokens, nn.Embedding(TIME, width)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        found: Tensor = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1]))
-        return found
+        return self.tokens(tokens) + self.places(torch.arange(tokens.shape[1]))  # type: ignore[no-any-return]
 
 
 class Network(nn.Module):
@@ -57,18 +55,17 @@ class Network(nn.Module):
             x = self.entry(x) if index < 0 else self.parts[index](x)
         if f"task{task}" in self.branches:
             x = x + self.branches[f"task{task}"](x)
-        found: Tensor = self.heads[min(task, len(self.heads) - 1)](x)
-        return found
+        return self.heads[min(task, len(self.heads) - 1)](x)  # type: ignore[no-any-return]
 
 
 class Plan(NamedTuple):
     """How a network is made, the same each time."""
 
     make: Callable[[int], Network]  # as it is when it comes to a task
-    grow: Callable[[Network, int], None]  # what it gets before a task
+    grow: Callable[[Network, int], None]  # adds the layers of a task
     inputs: Callable[[int, torch.Generator], Tensor]  # of so many samples
     sparse: bool  # has sparse gradients
-    strange: bool  # has parameters that no rule knows
+    strange: bool  # has parameters that no rule covers
     text: str
 
 
@@ -93,7 +90,7 @@ def plan(seed: int, tasks: int) -> Plan:
             first = _entry(again, entry, start, sparse)
             parts, order, form = _body(again, Form(TIME, start), words)
             if strange:
-                parts.append(Scale(form.width))
+                parts.append(Unknown(form.width))
                 order.append(len(parts) - 1)
             network = Network(first, parts, order)
             for number in range(task + 1):
@@ -105,7 +102,8 @@ def plan(seed: int, tasks: int) -> Plan:
 
     def grow(network: Network, task: int) -> None:
         last: Any = network.heads[-1]
-        _grow(network, task, heads, grows, branched, _width_of(last))
+        first: Any = last[0] if isinstance(last, nn.Sequential) else last
+        _grow(network, task, heads, grows, branched, first.in_features)
         network.double()
 
     def inputs(count: int, generator: torch.Generator) -> Tensor:
@@ -114,15 +112,10 @@ def plan(seed: int, tasks: int) -> Plan:
         return torch.randn(count, TIME, start, generator=generator, dtype=torch.float64)
 
     make(0)
-    words += ["strange scale"] * strange + ["tied decoder"] * decoder + ["branches"] * branched
+    words += ["unknown layer"] * strange + ["tied decoder"] * decoder + ["branches"] * branched
     words.append(f"{heads} head{'s' * (heads > 1)}{' that come' * grows}")
     text = f"{entry}{' sparse' * sparse} {start} | {' | '.join(words)}"
     return Plan(make, grow, inputs, sparse, strange, text)
-
-
-def _width_of(head: Any) -> int:
-    first: Any = head[0] if isinstance(head, nn.Sequential) else head
-    return int(first.in_features)
 
 
 def _entry(draw: Random, kind: str, width: int, sparse: bool) -> nn.Module:
@@ -132,8 +125,7 @@ def _entry(draw: Random, kind: str, width: int, sparse: bool) -> nn.Module:
         return nn.Linear(width, width)
     if kind == "EmbeddingBag":
         mode = draw.choice(["sum", "mean", "max"]) if not sparse else "sum"
-        layer = nn.EmbeddingBag(VOCABULARY, width, mode=mode, sparse=sparse)
-        return Bags(layer, weighted=mode == "sum" and coin(draw))
+        return Bags(nn.EmbeddingBag(VOCABULARY, width, mode=mode, sparse=sparse))
     padding, often = draw.choice([None, 0]), coin(draw, 0.2) and not sparse
     tokens = nn.Embedding(
         VOCABULARY, width, padding_idx=padding, scale_grad_by_freq=often, sparse=sparse
@@ -179,7 +171,7 @@ def _tie(network: Network, width: int) -> None:
 
 
 def _spread(network: nn.Module) -> None:
-    """Norms begin as the identity, biases often as zero: no longer."""
+    """Draw the parameters of norms and biases, which begin as constants."""
     with torch.no_grad():
         for name, parameter in network.named_parameters():
             if parameter.ndim == 1:

@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+import helpers
 from conceptors import Shield
+from shield.common import mlp, samples
+from shield.common import train as train_on
 
-Step = Callable[[], object]
-
-
-def data(seed: int, count: int = 20, dim: int = 12, rank: int = 4) -> Tensor:
-    """Rows in a subspace, in float64."""
-    draw = torch.Generator().manual_seed(seed)
-    rows = torch.randn(count, rank, generator=draw, dtype=torch.float64)
-    return rows @ torch.randn(rank, dim, generator=draw, dtype=torch.float64)
-
-
-def network() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(12, 64), nn.Tanh(), nn.Linear(64, 3)).double()
+HARD: dict[str, Any] = {"aperture": 1e6, "hard": True}  # claims nearly every direction that was met
+data = partial(samples, count=20, inputs=12, rank=4)
+network = partial(mlp, width=64, inputs=12)
 
 
 def shielded(model: nn.Module, **options: Any) -> Shield:
-    """Hard, and nearly everything that was met."""
-    settings = {"aperture": 1e6, "hard": True}
-    return Shield(model, **(settings | options)).remember(data(1))
+    return Shield(model, **(HARD | options)).remember(data(1))
 
 
 class Signs(Optimizer):
@@ -46,20 +37,14 @@ class Signs(Optimizer):
 
 
 def train(model: nn.Module, optimizer: Any, steps: int = 5, seed: int = 2) -> None:
-    x = data(seed, rank=12)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        (model(x) - 1).square().mean().backward()
-        optimizer.step()
-
-
-def drift(model: nn.Module, before: Tensor) -> float:
-    """Relative, on what was remembered."""
-    with torch.no_grad():
-        return float((model(data(1)) - before).norm() / before.norm())
+    train_on(model, optimizer, data(seed, rank=12), steps)
 
 
 def outputs(model: nn.Module) -> Tensor:
     with torch.no_grad():
-        found: Tensor = model(data(1))
-    return found
+        return model(data(1))  # type: ignore[no-any-return]
+
+
+def drift(model: nn.Module, before: Tensor) -> float:
+    """Relative, on what was remembered."""
+    return helpers.drift(outputs(model), before)

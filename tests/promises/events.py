@@ -60,14 +60,14 @@ def reattach(history: History, task: Task) -> None:
         history.shield.load_state_dict(state)
     if coin(history.draw):
         history.guard()
-        return
-    with history.asking():
-        for optimizer in history.optimizers:
-            history.shield.guard(optimizer)
+    else:
+        with history.asking():
+            for optimizer in history.optimizers:
+                history.shield.guard(optimizer)
 
 
 def train_a_copy(history: History, task: Task) -> None:
-    """What is done to a copy is nobody's business."""
+    """Steps of a copy of the network raise no warning."""
     twin: Any = copy.deepcopy(history.network)
     optimizer = torch.optim.SGD([p for p in twin.parameters() if p.requires_grad], lr=0.1)
     twin(task.batches[0], task.number).square().mean().backward()
@@ -76,13 +76,9 @@ def train_a_copy(history: History, task: Task) -> None:
 
 
 def step_in_evaluation(history: History, task: Task) -> None:
+    history.backward(task)  # and a step that was skipped, as after an overflow
     with evaluating(history.network):
         history.step(task)
-
-
-def skip_a_step(history: History, task: Task) -> None:
-    """Gradients without a step, as after an overflow."""
-    history.backward(task)
 
 
 def miss_gradients(history: History, task: Task) -> None:
@@ -132,13 +128,13 @@ def forget_to_guard(history: History, task: Task) -> None:
 
 def rest(history: History, task: Task) -> None:
     """Some parameters do not learn for two steps."""
-    some = history.freeze()
+    frozen = history.freeze()
     for _ in range(2):
         history.step(task)
-    unfreeze(some)
+    unfreeze(frozen)
     history.step(task)
 
 
 EVENTS: list[Callable[[History, Task], None]] = [checkpoint, checkpoint, reattach, train_a_copy]
-EVENTS += [step_in_evaluation, skip_a_step, miss_gradients, replace_optimizers, interrupt_a_step]
+EVENTS += [step_in_evaluation, miss_gradients, replace_optimizers, interrupt_a_step]
 EVENTS += [explain, forget_to_guard, rest]

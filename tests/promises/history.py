@@ -21,7 +21,7 @@ APERTURE = 1e6
 
 
 class RefusedError(Exception):
-    """The shield has declined, and said why."""
+    """The shield has refused, and the message says why."""
 
 
 class InterruptedStepError(Exception):
@@ -41,16 +41,13 @@ class Task:
 class History:
     """A network, its shield and its optimizers, drawn by a seed.
 
-    Attributes:
-        log: what has happened.
-        told: what the shield has warned of.
-        tasks: those that were remembered.
+    `log` lists the events, `warned` the shield's warnings, `tasks` those that were remembered.
     """
 
     def __init__(self, seed: int) -> None:
         self.draw = Random(seed)
         self.log: list[str] = []
-        self.told: list[str] = []
+        self.warned: list[str] = []
         self.tasks: list[Task] = []
         self.count = self.draw.choice([2, 2, 3])  # of tasks
         self.plan: Plan = plan(seed, self.count)
@@ -66,31 +63,25 @@ class History:
         """Of the shield: hard, so that nothing of what is claimed may drift."""
         draw = self.draw
         aperture: Any = APERTURE if coin(draw, 0.8) else {"entry*": APERTURE, "*": APERTURE}
-        found: dict[str, Any] = {"aperture": aperture, "hard": True}
+        options: dict[str, Any] = {"aperture": aperture, "hard": True}
         if self.plan.strange:
-            found["unsupported"] = draw.choice(["freeze", "freeze", "error"])
+            options["unsupported"] = draw.choice(["freeze", "freeze", "error"])
         if coin(draw, 0.1):
-            found["increment_decay"] = 0.1
-        found["keep_tasks"] = coin(draw, 0.3)
+            options["increment_decay"] = 0.1
+        options["keep_tasks"] = coin(draw, 0.3)
         learning = [i for i, part in enumerate(self.network.parts) if list(part.parameters())]
         if coin(draw, 0.1) and learning:
-            found["freeze"] = [f"parts.{draw.choice(learning)}"]
+            options["freeze"] = [f"parts.{draw.choice(learning)}"]
         if learning and len(self.network.heads) == self.count and coin(draw, 0.2):
-            found["exclude"] = [f"heads.{self.count - 1}"]  # of the last task, never trained after
-        return found
+            options["exclude"] = [
+                f"heads.{self.count - 1}"
+            ]  # of the last task, never trained after
+        return options
 
     def describe(self) -> str:
-        shown = {k: v for k, v in self.options.items() if k != "hard"}
-        lines = [
-            f"network    {self.plan.text}",
-            f"optimizer  {self.recipe.text}",
-            f"shield     {shown}",
-            f"events     {', '.join(self.log)}",
-            *(f"told       {word}" for word in self.told),
-        ]
-        return "\n".join(lines)
-
-    # --- the shield ------------------------------------------------------------------------
+        lines = [f"network    {self.plan.text}", f"optimizer  {self.recipe.text}"]
+        lines += [f"shield     {self.options}", f"events     {', '.join(self.log)}"]
+        return "\n".join(lines + [f"warned     {message}" for message in self.warned])
 
     def attach(self) -> None:
         with self.asking():
@@ -128,8 +119,8 @@ class History:
             try:
                 yield
             finally:
-                ours = [w for w in caught if issubclass(w.category, UnprotectedWarning)]
-                self.told += [str(w.message) for w in ours]
+                ours = [w.message for w in caught if issubclass(w.category, UnprotectedWarning)]
+                self.warned += map(str, ours)
 
     @contextmanager
     def asking(self) -> Iterator[None]:
@@ -140,12 +131,9 @@ class History:
             except (ValueError, TypeError) as error:
                 raise RefusedError(str(error)) from error
 
-    # --- the network -----------------------------------------------------------------------
-
     def forward(self, x: Tensor, task: int) -> Tensor:
         with torch.no_grad(), evaluating(self.network):
-            found: Tensor = self.network(x, task)
-        return found
+            return self.network(x, task)  # type: ignore[no-any-return]
 
     def outputs(self, task: Task) -> Tensor:
         return torch.cat([self.forward(x, task.number).flatten() for x in task.batches])
@@ -193,21 +181,21 @@ class History:
             optimizer.step()
 
     def freeze(self) -> list[nn.Parameter]:
-        """Some parameters stop learning; returns these."""
+        """Freeze some parameters; return these."""
         modules = [m for m in [self.network.entry, *self.network.parts] if list(m.parameters())]
         if not modules:
             return []
-        some = list(self.draw.choice(modules).parameters())
+        frozen = list(self.draw.choice(modules).parameters())
         if coin(self.draw, 0.3):
-            some = [p for p in some if p.ndim == 1]
-        self.log.append(f"freeze {len(some)} parameters")
-        for p in some:
+            frozen = [p for p in frozen if p.ndim == 1]
+        self.log.append(f"freeze {len(frozen)} parameters")
+        for p in frozen:
             p.requires_grad_(False)
-        return some
+        return frozen
 
 
-def unfreeze(some: list[nn.Parameter]) -> None:
-    for p in some:
+def unfreeze(parameters: list[nn.Parameter]) -> None:
+    for p in parameters:
         p.requires_grad_(True)
 
 

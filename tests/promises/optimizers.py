@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn, optim
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, LinearLR, OneCycleLR, StepLR
 
 Parameters = list[nn.Parameter]
 
@@ -24,9 +25,9 @@ class SAM(Optimizer):
     def step(self, closure: Any = None) -> Any:
         with torch.enable_grad():
             loss = closure()
-        moved = [p for g in self.param_groups for p in g["params"] if p.grad is not None]
-        norms = [p.grad.norm() for p in moved if p.grad is not None]
-        scale = self.param_groups[0]["rho"] / torch.stack(norms).norm().clamp_min(1e-12)
+        moved: Any = [p for g in self.param_groups for p in g["params"] if p.grad is not None]
+        norms = torch.stack([p.grad.norm() for p in moved])
+        scale = self.param_groups[0]["rho"] / norms.norm().clamp_min(1e-12)
         for p in moved:
             self.state[p]["old"] = p.data.clone()
             p.add_(p.grad * scale)
@@ -71,49 +72,24 @@ class Lookahead:
         self.optimizer.load_state_dict(state)
 
 
-Settings = Callable[[Random], dict[str, Any]]
-
-
-def _choose(**choices: list[Any]) -> Settings:
-    return lambda draw: {name: draw.choice(values) for name, values in choices.items()}
-
-
 _WAY: list[dict[str, bool]] = [{}, {}, {"foreach": True}, {"foreach": False}, {"fused": True}]
-_DECAY = [0.0, 0.0, 0.1]
-TORCH: dict[type[Optimizer], Settings] = {
-    optim.SGD: _choose(
-        lr=[0.01, 0.03],
-        momentum=[0.0, 0.0, 0.9],
-        weight_decay=_DECAY,
-        maximize=[False, False, True],
-        way=_WAY,
-    ),
-    optim.Adam: _choose(
-        lr=[0.01],
-        weight_decay=_DECAY,
-        amsgrad=[False, True],
-        maximize=[False, False, True],
-        way=_WAY,
-    ),
-    optim.AdamW: _choose(
-        lr=[0.01], weight_decay=[0.0, 0.1], amsgrad=[False, True], way=[*_WAY, {"maximize": True}]
-    ),
-    optim.RAdam: _choose(lr=[0.05], weight_decay=_DECAY, decoupled_weight_decay=[False, True]),
-    optim.RMSprop: _choose(
-        lr=[0.005], momentum=[0.0, 0.5], centered=[False, True], weight_decay=_DECAY
-    ),
-    optim.Rprop: _choose(lr=[0.005], step_sizes=[(1e-6, 0.02)]),
-    optim.Adagrad: _choose(lr=[0.05], weight_decay=_DECAY, lr_decay=[0.0, 0.1], way=_WAY),
-    optim.Adafactor: _choose(lr=[0.02], weight_decay=_DECAY),
-    optim.LBFGS: _choose(
-        lr=[0.1], max_iter=[2, 3], line_search_fn=[None, "strong_wolfe"], history_size=[3]
-    ),
-    SAM: _choose(lr=[0.01], rho=[0.05]),
+_SIGN = [False, False, True]
+TORCH: dict[type[Optimizer], dict[str, list[Any]]] = {
+    optim.SGD: {"lr": [0.01, 0.03], "momentum": [0.0, 0.0, 0.9], "maximize": _SIGN, "way": _WAY},
+    optim.Adam: {"lr": [0.01], "amsgrad": [False, True], "maximize": _SIGN, "way": _WAY},
+    optim.AdamW: {"lr": [0.01], "amsgrad": [False, True], "way": [*_WAY, {"maximize": True}]},
+    optim.RAdam: {"lr": [0.05], "decoupled_weight_decay": [False, True]},
+    optim.RMSprop: {"lr": [0.005], "momentum": [0.0, 0.5], "centered": [False, True]},
+    optim.Rprop: {"lr": [0.005], "step_sizes": [(1e-6, 0.02)]},
+    optim.Adagrad: {"lr": [0.05], "lr_decay": [0.0, 0.1], "way": _WAY},
+    optim.Adafactor: {"lr": [0.02]},
+    optim.LBFGS: {"lr": [0.1], "max_iter": [2, 3], "line_search_fn": [None, "strong_wolfe"]},
+    SAM: {"lr": [0.01]},
 }
-SPARSE: dict[type[Optimizer], Settings] = {
-    optim.SparseAdam: _choose(lr=[0.02]),
-    optim.SGD: _choose(lr=[0.1], momentum=[0.0, 0.9]),
-    optim.Adagrad: _choose(lr=[0.05]),
+SPARSE: dict[type[Optimizer], dict[str, list[Any]]] = {
+    optim.SparseAdam: {"lr": [0.02]},
+    optim.SGD: {"lr": [0.1], "momentum": [0.0, 0.9]},
+    optim.Adagrad: {"lr": [0.05]},
 }
 
 
@@ -135,8 +111,10 @@ def recipe(draw: Random, sparse: bool) -> Recipe:
     if sparse:
         return _for_sparse(draw)
     kind = draw.choice(list(TORCH))
-    options = TORCH[kind](draw)
+    options = {name: draw.choice(values) for name, values in TORCH[kind].items()}
     options |= options.pop("way", {})
+    if kind not in (optim.Rprop, optim.LBFGS, SAM):
+        options["weight_decay"] = draw.choice([0.0, 0.0, 0.1])
     if options.get("fused") and options.get("momentum"):
         del options["fused"]  # torch fails there when a parameter's first gradient comes late
     closure = kind in (optim.LBFGS, SAM)
@@ -148,28 +126,26 @@ def recipe(draw: Random, sparse: bool) -> Recipe:
     chosen = draw.getrandbits(32)
 
     def make(network: nn.Module) -> list[Any]:
-        some = list(network.parameters())
-        found = _made(kind, options, split, some, chosen)
-        return [Lookahead(optimizer) for optimizer in found] if ahead else found
+        optimizers = _split(kind, options, split, list(network.parameters()), chosen)
+        return [Lookahead(optimizer) for optimizer in optimizers] if ahead else optimizers
 
     text = f"{'Lookahead of ' * ahead}{kind.__name__} {split} {options}"
     grows = split in ONE and not closure
     return Recipe(make, closure, bool(options.get("maximize")), grows, text)
 
 
-def _made(
-    kind: Any, options: Mapping[str, Any], split: str, some: Parameters, chosen: int
+def _split(
+    kind: Any, options: Mapping[str, Any], split: str, parameters: Parameters, chosen: int
 ) -> list[Optimizer]:
     draw = Random(chosen)
     if split == "all":
-        return [kind(some, **options)]
-    if split == "muon":  # matrices of more than one row have their own optimizer
-        flat = {p for p in some if p.ndim == 2}
-        rest = [p for p in some if p not in flat]
-        found: list[Optimizer] = [optim.Muon([p for p in some if p in flat], lr=0.01)]
-        return [*found, kind(rest, **options)] if rest else found
-    mine = [draw.random() < 0.5 for _ in some]  # also weight and bias of one layer apart
-    parts = [[p for p, own in zip(some, mine) if own is side] for side in (True, False)]
+        return [kind(parameters, **options)]
+    if split == "muon":  # matrices have their own optimizer
+        matrices = [p for p in parameters if p.ndim == 2]
+        others = [p for p in parameters if p.ndim != 2]
+        return [optim.Muon(matrices, lr=0.01), *([kind(others, **options)] if others else [])]
+    sides = [draw.random() < 0.5 for _ in parameters]  # also weight and bias of one layer apart
+    parts = [[p for p, s in zip(parameters, sides) if s is side] for side in (True, False)]
     parts = [part for part in parts if part]
     if split == "groups":
         rates = [options["lr"], options["lr"] / 3]
@@ -179,39 +155,32 @@ def _made(
 
 def _for_sparse(draw: Random) -> Recipe:
     kind: Any = draw.choice(list(SPARSE))
-    options = SPARSE[kind](draw)
+    options = {name: draw.choice(values) for name, values in SPARSE[kind].items()}
 
     def make(network: nn.Module) -> list[Any]:
-        apart = {
-            p for m in network.modules() if getattr(m, "sparse", False) for p in m.parameters()
-        }
-        rest = [p for p in network.parameters() if p not in apart]
-        return [kind(list(apart), **options), optim.AdamW(rest, lr=0.01)]
+        layers = [m for m in network.modules() if getattr(m, "sparse", False)]
+        sparse = {p for layer in layers for p in layer.parameters()}
+        dense = [p for p in network.parameters() if p not in sparse]
+        return [kind(list(sparse), **options), optim.AdamW(dense, lr=0.01)]
 
     return Recipe(make, False, False, False, f"{kind.__name__} {options} and AdamW")
 
 
 def schedule(draw: Random, optimizers: Iterable[Any]) -> list[Any]:
-    """Schedulers of all optimizers, and none as often."""
+    """Schedulers of all optimizers, or none."""
     choice = draw.choice(["none", "none", "step", "cycle", "warmup", "restarts"])
-    found: list[Any] = []
+    schedulers: list[Any] = []
     for wrapped in optimizers:
         optimizer = getattr(wrapped, "optimizer", wrapped)
         if choice == "step":
-            found.append(optim.lr_scheduler.StepLR(optimizer, 2, 0.5))
+            schedulers.append(StepLR(optimizer, 2, 0.5))
         elif choice == "cycle":
-            rate, cycles = optimizer.param_groups[0]["lr"], _has_momentum(optimizer)
-            found.append(
-                optim.lr_scheduler.OneCycleLR(
-                    optimizer, 2 * rate, total_steps=100, cycle_momentum=cycles
-                )
-            )
+            groups = optimizer.param_groups
+            cycles = all(g.get("momentum") or "betas" in g for g in groups)
+            rate = 2 * groups[0]["lr"]
+            schedulers.append(OneCycleLR(optimizer, rate, 100, cycle_momentum=cycles))
         elif choice == "warmup":
-            found.append(optim.lr_scheduler.LinearLR(optimizer, 0.1, 1.0, 3))
+            schedulers.append(LinearLR(optimizer, 0.1, 1.0, 3))
         elif choice == "restarts":
-            found.append(optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 2))
-    return found
-
-
-def _has_momentum(optimizer: Optimizer) -> bool:
-    return all(g.get("momentum") or "betas" in g for g in optimizer.param_groups)
+            schedulers.append(CosineAnnealingWarmRestarts(optimizer, 2))
+    return schedulers

@@ -1,4 +1,4 @@
-"""Parts of drawn networks: layers of all kinds, each from `[n, time, width]` to the same form."""
+"""Parts of drawn networks: layers of all kinds, each from `[n, time, width]` to that form."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Part = tuple[nn.Module, str]
 
 
 class Form(NamedTuple):
-    """Of what goes from part to part, beside samples."""
+    """The shape of one sample between two parts."""
 
     time: int
     width: int
@@ -38,19 +38,7 @@ class Residual(nn.Module):
         self.inner = inner
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = x + self.inner(x)
-        return found
-
-
-class Scale(nn.Module):
-    """A parameter that no rule knows."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.rand(width) + 0.5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.scale
+        return x + self.inner(x)  # type: ignore[no-any-return]
 
 
 def activation(draw: Random) -> nn.Module:
@@ -60,9 +48,6 @@ def activation(draw: Random) -> nn.Module:
 
 def coin(draw: Random, chance: float = 0.5) -> bool:
     return draw.random() < chance
-
-
-# --- parts -------------------------------------------------------------------------------
 
 
 def dense(draw: Random, form: Form) -> Part:
@@ -105,8 +90,7 @@ def norm(draw: Random, form: Form) -> Part:
 
 
 def _channels_first(layer: nn.Module, x: Tensor) -> Tensor:
-    found: Tensor = layer(x.transpose(1, 2)).transpose(1, 2)
-    return found
+    return layer(x.transpose(1, 2)).transpose(1, 2)  # type: ignore[no-any-return]
 
 
 def conv1d(draw: Random, form: Form) -> Part:
@@ -117,16 +101,9 @@ def conv1d(draw: Random, form: Form) -> Part:
         padding, mode = draw.choice([(kernel - 1) * dilation, "same"]), "zeros"
     groups = draw.choice([1, 1, *(g for g in (2, 4, 8) if form.width % g == 0)])
     stride = 1 if padding == "same" else draw.choice([1, 2])
+    width, bias = draw.choice(WIDTHS), coin(draw, 0.8)
     layer = nn.Conv1d(
-        form.width,
-        draw.choice(WIDTHS),
-        kernel,
-        stride,
-        padding,
-        dilation,
-        groups,
-        bias=coin(draw, 0.8),
-        padding_mode=mode,
+        form.width, width, kernel, stride, padding, dilation, groups, bias, padding_mode=mode
     )
     how = f"Conv1d(kernel {kernel}, stride {stride}, {padding=}, {dilation=}, {groups=}, {mode})"
     return nn.Sequential(Apply(layer, _channels_first), activation(draw)), how
@@ -144,52 +121,39 @@ def attention(draw: Random, form: Form) -> Part:
 
     def how(layer: nn.Module, x: Tensor) -> Tensor:
         query = x if batch_first else x.transpose(0, 1)
-        seen = query
+        keys = query
         if cross:
-            seen = query.flip(1 if batch_first else 0)[..., : width // 2 if apart else width]
+            keys = query.flip(1 if batch_first else 0)[..., : width // 2 if apart else width]
         options: dict[str, Any] = {"need_weights": weights}
         if causal:
             mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
             options |= {"attn_mask": mask, "is_causal": not zero}
-        found: Tensor = layer(query, seen, seen, **options)[0]
-        return x + (found if batch_first else found.transpose(0, 1))
+        result: Tensor = layer(query, keys, keys, **options)[0]
+        return x + (result if batch_first else result.transpose(0, 1))
 
     return Apply(layer, how), f"attention(cross={cross}, {causal=}, {batch_first=}, {bias=})"
 
 
 def transformer(draw: Random, form: Form) -> Part:
-    options: dict[str, Any] = {
-        "dim_feedforward": draw.choice(WIDTHS),
-        "dropout": draw.choice([0.0, 0.2]),
-        "batch_first": True,
-        "norm_first": coin(draw),
-        "activation": draw.choice(["relu", "gelu"]),
-        "bias": coin(draw, 0.8),
-    }
+    inner, rate = draw.choice(WIDTHS), draw.choice([0.0, 0.2])
+    options: dict[str, Any] = {"batch_first": True, "norm_first": coin(draw)}
+    options |= {"activation": draw.choice(["relu", "gelu"]), "bias": coin(draw, 0.8)}
     if coin(draw, 0.7):
-        return nn.TransformerEncoderLayer(form.width, 2, **options), "TransformerEncoderLayer"
-    layer = nn.TransformerDecoderLayer(form.width, 2, **options)
+        layer: nn.Module = nn.TransformerEncoderLayer(form.width, 2, inner, rate, **options)
+        return layer, "TransformerEncoderLayer"
+    layer = nn.TransformerDecoderLayer(form.width, 2, inner, rate, **options)
     return Apply(layer, lambda decoder, x: decoder(x, x.flip(1))), "TransformerDecoderLayer"
 
 
 def recurrent(draw: Random, form: Form) -> Part:
     kind, depth, both = draw.choice([nn.RNN, nn.LSTM, nn.GRU]), draw.choice([1, 1, 2]), coin(draw)
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"dropout": 0.1 * (depth - 1), "bidirectional": both}
     if kind is nn.LSTM and coin(draw, 0.2):
         options["proj_size"] = 12
     if kind is nn.RNN:
         options["nonlinearity"] = draw.choice(["tanh", "relu"])
     hidden, bias = draw.choice([16, 24]), coin(draw, 0.8)
-    layer = kind(
-        form.width,
-        hidden,
-        depth,
-        bias=bias,
-        batch_first=True,
-        dropout=0.1 * (depth - 1),
-        bidirectional=both,
-        **options,
-    )
+    layer = kind(form.width, hidden, depth, bias=bias, batch_first=True, **options)
     return Apply(layer, lambda rnn, x: rnn(x)[0]), f"{kind.__name__}({depth=}, {both=}, {bias=})"
 
 
@@ -197,11 +161,11 @@ def cell(draw: Random, form: Form) -> Part:
     kind = draw.choice([nn.RNNCell, nn.LSTMCell, nn.GRUCell])
 
     def how(layer: nn.Module, x: Tensor) -> Tensor:
-        state, found = None, []
+        state, hidden = None, []
         for moment in x.unbind(1):
             state = layer(moment, state)
-            found.append(state[0] if isinstance(state, tuple) else state)
-        return torch.stack(found, 1)
+            hidden.append(state[0] if isinstance(state, tuple) else state)
+        return torch.stack(hidden, 1)
 
     return Apply(kind(form.width, 24, bias=coin(draw, 0.8)), how), kind.__name__
 

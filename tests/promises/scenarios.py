@@ -15,35 +15,29 @@ from typing import NamedTuple
 
 import torch
 
-from conceptors.shield.remember.run import collect
+from helpers import drift
 from promises.events import EVENTS
 from promises.history import APERTURE, History, RefusedError, Task, unfreeze
 from promises.optimizers import Lookahead, recipe, schedule
 from promises.parts import coin
+from shield.common import moments
 
 LIMIT, LIMIT_OF_TAILS = 1e-8, 1e-5
 STEPS = (3, 5)
 
 
 class BrokenPromiseError(AssertionError):
-    """Something drifted in silence, or nothing did and it was said."""
+    """Something drifted without a warning, or a warning was wrong."""
 
 
 class Outcome(NamedTuple):
-    """How a scenario ended.
-
-    Attributes:
-        end: "kept", "warned" or "refused"; else what is wrong.
-        drift: the largest on a remembered task.
-        moved: the largest change of a weight after a task was remembered.
-        learned: whether the loss of a later task fell.
-    """
+    """How a scenario ended."""
 
     seed: int
-    end: str
-    drift: float
-    moved: float
-    learned: bool
+    end: str  # "kept", "warned" or "refused"; else what is wrong
+    drift: float  # the largest on a remembered task
+    moved: float  # the largest change of a weight after a task was remembered
+    learned: bool  # whether the loss of a later task fell
     text: str
 
     @property
@@ -69,13 +63,13 @@ class Scenario(History):
         self.learned = False
 
     def run(self) -> Outcome:
-        """Through all tasks; whatever is raised on the way is told, not raised."""
+        """Play all tasks; an exception on the way becomes the end."""
         end = "kept"
         with torch.random.fork_rng([]):
             torch.manual_seed(self.seed)
             try:
                 self._tasks()
-                end = "warned" if self.told else "kept"
+                end = "warned" if self.warned else "kept"
             except RefusedError as refusal:
                 names = self._names_something(str(refusal))
                 end = "refused" if names else f"refused without a name: {refusal}"
@@ -93,8 +87,6 @@ class Scenario(History):
         kinds = [type(getattr(o, "optimizer", o)).__name__ for o in self.optimizers]
         return any(name in message for name in [*names, *kinds])
 
-    # --- tasks -----------------------------------------------------------------------------
-
     def _tasks(self) -> None:
         self.attach()
         self.guard()
@@ -104,7 +96,7 @@ class Scenario(History):
                 self._go_on_to(number)
             self._learn(self._new_task(number))
             self._check()
-            if self.told:  # from here on nothing is promised
+            if self.warned:  # from here on nothing is promised
                 return
 
     def _new_task(self, number: int) -> Task:
@@ -128,7 +120,7 @@ class Scenario(History):
                 event = draw.choice(EVENTS)
                 self.log.append(event.__name__)
                 event(self, task)
-            if self.told:
+            if self.warned:
                 break
         if self.tasks:
             self.learned |= self.loss_of(task) < loss
@@ -141,11 +133,11 @@ class Scenario(History):
         unfreeze(frozen if late else [])
 
     def _go_on_to(self, number: int) -> None:
-        """Layers may come, optimizers are told or made anew, a task may be forgotten."""
+        """Layers may come, with optimizers that learn of them; a task may be forgotten."""
         draw = self.draw
         self.plan.grow(self.network, number)
-        held = {id(p) for o in self.optimizers for g in o.param_groups for p in g["params"]}
-        added = [p for p in self.network.parameters() if id(p) not in held]
+        stepped = {id(p) for o in self.optimizers for g in o.param_groups for p in g["params"]}
+        added = [p for p in self.network.parameters() if id(p) not in stepped]
         if added and self.recipe.takes_groups and coin(draw):
             self.log.append("add_param_group")
             inner = getattr(self.optimizers[0], "optimizer", self.optimizers[0])
@@ -160,47 +152,33 @@ class Scenario(History):
                 optimizer.slow.clear()  # else it goes half-way back to before the last task
         known = [task for task in self.tasks if task.before is not None]
         if self.options["keep_tasks"] and known and coin(draw, 0.3):
-            gone = draw.choice(known)
-            self.log.append(f"forget {gone.number}")
+            forgotten = draw.choice(known)
+            self.log.append(f"forget {forgotten.number}")
             with self.asking():
-                self.shield.forget(known.index(gone))
-            gone.before = None
-
-    # --- the promise -----------------------------------------------------------------------
+                self.shield.forget(known.index(forgotten))
+            forgotten.before = None
 
     def _check(self) -> None:
-        kept = [(task, task.before) for task in self.tasks if task.before is not None]
-        drifts = [float((self.outputs(task) - y).norm() / y.norm()) for task, y in kept]
+        known = [(task, task.before) for task in self.tasks if task.before is not None]
+        drifts = [drift(self.outputs(task), before) for task, before in known]
         self.drift = max([self.drift, *(math.inf if math.isnan(d) else d for d in drifts)])
         drifted = self.drift >= LIMIT
         if drifted and self.drift < LIMIT_OF_TAILS:
-            drifted = not any(self._tails(task) for task, _ in kept)
-        if drifted and not self.told:
-            shown = ", ".join(f"{drift:.1e}" for drift in drifts)
-            raise BrokenPromiseError(f"drifts of {shown}, and nothing was said")
-        if self.drift < LIMIT and any("moved within" in word for word in self.told):
-            raise BrokenPromiseError("nothing has drifted, but that was said")
+            drifted = not any(self._has_tails(task) for task, _ in known)
+        if drifted and not self.warned:
+            shown = ", ".join(f"{d:.1e}" for d in drifts)
+            raise BrokenPromiseError(f"drifts of {shown}, and no warning")
+        if self.drift < LIMIT and any("moved within" in message for message in self.warned):
+            raise BrokenPromiseError("nothing has drifted, and a warning says so")
 
-    def _tails(self, task: Task) -> list[str]:
-        """Layers with directions that are more than rounding, and too small to be claimed."""
-        moments = collect(
-            self.network,
-            self.shield._scan.sites,
-            [(x, task.number) for x in task.batches],
-            feed=lambda model, batch: model(*batch),
-            limit=None,
-            all_rows=True,
-            seed=0,
-            sketch=lambda dim: None,
-            progress=False,
-        )
-        found = {name: own.eigenvalues().flatten() for name, own in moments.items()}
-        rounding = 2 * torch.finfo(torch.float64).eps
-        return [
-            name
-            for name, sizes in found.items()
-            if bool(((sizes > rounding * sizes.max()) & (sizes < 2 / APERTURE**2)).any())
-        ]
+    def _has_tails(self, task: Task) -> bool:
+        """Whether a layer has directions that are more than rounding, and too small to claim."""
+        batches = [(x, task.number) for x in task.batches]
+        found = moments(self.network, batches, feed=lambda model, batch: model(*batch))
+        claimed, rounding = self.shield.conceptors(), 2 * torch.finfo(torch.float64).eps
+        energies = [moment.eigenvalues() for name, moment in found.items() if name in claimed]
+        tails = [(e > rounding * e.max()) & (e < 2 / APERTURE**2) for e in energies]
+        return any(bool(tail.any()) for tail in tails)
 
 
 def play(seed: int) -> Outcome:

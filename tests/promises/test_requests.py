@@ -1,8 +1,7 @@
-"""What is asked for is what is done: names, batches, precision, threads, states."""
+"""What is asked for is what is done: batches, precision, threads, states, statistics."""
 
 from __future__ import annotations
 
-import pickle
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -10,36 +9,16 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim import SGD, AdamW
 
 from conceptors import Shield
-from promises.common import data, drift, network, outputs, shielded, train
-
-# --- names ------------------------------------------------------------------------------------
+from promises.common import HARD, data, drift, network, outputs, shielded, train
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("batches", "message"),
     [
-        ({"exclude": "encoder.*"}, "exclude has a pattern .* 'encoder.*'.*did you mean 'decoder"),
-        ({"freeze": ["decoder", "haed"]}, "freeze has a pattern .* 'haed'; did you mean 'head'"),
-        ({"aperture": {"heads": 3.0, "*": 9.0}}, "aperture has a pattern .* 'heads'; did you mean"),
-    ],
-)
-def test_misspelt_patterns_are_refused(options: dict[str, Any], words: str) -> None:
-    model = nn.Module()
-    model.decoder, model.head = nn.Linear(3, 3), nn.Linear(3, 2)
-    with pytest.raises(ValueError, match=words):
-        Shield(model, **options)
-    assert Shield(model, exclude="head.*").n_tasks == 0  # nothing is left behind
-
-
-# --- batches ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("batches", "words"),
-    [
-        ({"x": data(1)}, r"got one mapping of \['x'\]; pass a DataLoader or \[batch\]; .*feed="),
+        ({"x": data(1)}, r"got one mapping of \['x'\]: pass a DataLoader or \[batch\]; .*feed="),
         (
             (data(1), torch.zeros(20)),
             r"one tuple of tensors of shapes \[\[20, 12\], \[20\]\].*feed=",
@@ -47,163 +26,147 @@ def test_misspelt_patterns_are_refused(options: dict[str, Any], words: str) -> N
         ([{"x": data(1)}], r"a mapping of \['x'\]: .*unexpected keyword.*model\(batch\['x'\]\)"),
     ],
 )
-def test_one_batch_for_many_shows_feed(batches: Any, words: str) -> None:
-    with pytest.raises(TypeError, match=words):
+def test_one_batch_for_many_shows_feed(batches: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
         Shield(network()).remember(batches)
 
 
-# --- precision --------------------------------------------------------------------------------
-
-
 def test_rounding_of_half_precision_is_not_taken_for_directions() -> None:
-    x = data(1, 2000, 64, 8).float()
-    claims = {}
-    for aperture in (3.0, 1000.0):
-        shield = Shield(nn.Linear(64, 10), aperture)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            if aperture > 100:
-                with pytest.raises(ValueError, match="half precision is too coarse for aperture"):
-                    shield.remember(x)
-            else:
-                claims[aperture] = shield.remember(x).quota()["Linear"]
-        claims[-aperture] = shield.remember(x).quota()["Linear"]
-    assert claims[3.0] == pytest.approx(claims[-3.0], rel=0.02)
-    assert claims[-1000.0] == pytest.approx(9 / 65, rel=0.01)
+    x = data(1, count=2000, inputs=64, rank=8).float()
 
+    def quota(aperture: float, half: bool) -> float:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
+            return Shield(nn.Linear(64, 10), aperture).remember(x).quota()["Linear"]
 
-# --- threads ----------------------------------------------------------------------------------
-
-
-def _meanwhile(work: Callable[[], object], other: Callable[[], object]) -> list[BaseException]:
-    """Run `other` in another thread; returns what it raised."""
-    raised: list[BaseException] = []
-
-    def attempt() -> None:
-        try:
-            other()
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=attempt)
-    thread.start()
-    thread.join()
-    work()
-    return raised
+    assert quota(3.0, True) == pytest.approx(quota(3.0, False), rel=0.02)
+    assert quota(1000.0, False) == pytest.approx(9 / 65, rel=0.01)
+    with pytest.raises(ValueError, match="half precision is too small for aperture"):
+        quota(1000.0, True)
 
 
 def test_a_shield_works_in_one_thread_at_a_time() -> None:
     model = network()
     shield = shielded(model)
-    optimizer = shield.guard(torch.optim.SGD(model.parameters(), lr=0.1))
-    found: list[BaseException] = []
+    optimizer = shield.guard(SGD(model.parameters(), lr=0.1))
+    errors: list[str] = []
+
+    def attempt(work: Callable[[], object]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(str(error)[:40])
 
     def feed(model: nn.Module, batch: Tensor) -> None:
-        for other in (lambda: shield.remember(data(4)), lambda: train(model, optimizer, 1)):
-            found.extend(_meanwhile(lambda: None, other))
+        for work in (lambda: shield.remember(data(4)), lambda: train(model, optimizer, 1)):
+            thread = threading.Thread(target=attempt, args=(work,))
+            thread.start()
+            thread.join()
         model(batch)
 
     shield.remember(data(3), feed=feed)
-    assert [str(error)[:39] for error in found] == ["this shield is in use by another thread"] * 2
+    assert errors == ["this shield is at work in another thread"] * 2
     assert shield.n_tasks == 2
 
 
 # --- states -----------------------------------------------------------------------------------
 
-
-def _break(state: dict[str, Any], how: str) -> None:
-    first = next(iter(state["claimed"]))
-    if how == "stiffness":
-        state["stiffness"][first] = torch.ones(7)
-    if how == "anchor":
-        state["anchors"]["0.weight"] = torch.full((64, 12), torch.nan)
-    if how == "note":
-        state["notes"] = {first: "none"}
-    if how == "format":
-        state["format"] = "x"
-    if how == "version":
-        state["version"] = 2
-    if how == "nan":
-        state["claimed"][first]["odds_matrix"][0, 0] = torch.nan
-    if how == "tasks":
-        state["tasks"] = [{}, {}]
-    if how == "names":
-        state["claimed"] = {f"other.{name}": c for name, c in state["claimed"].items()}
-    if how == "claims":
-        state["claimed"][first] = {"vectors": torch.eye(3), "odds": torch.ones(3), "rest": 0.0}
-
-
-HOW = ["format", "version", "nan", "stiffness", "anchor", "note", "tasks", "names", "claims"]
+Break = Callable[[dict[str, Any]], object]
+BROKEN: dict[str, Break] = {
+    "stiffness": lambda state: state["stiffness"].update({"0": torch.ones(7)}),
+    "anchor": lambda state: state["anchors"].update({"0.weight": torch.full((64, 12), torch.nan)}),
+    "note": lambda state: state.update(notes={"0": "none"}),
+    "format": lambda state: state.update(format="x"),
+    "version": lambda state: state.update(version=2),
+    "nan": lambda state: state["claimed"]["0"]["odds_matrix"].fill_(torch.nan),
+    "tasks": lambda state: state.update(tasks=[{}, {}]),
+    "names": lambda state: state.update(claimed={"other": state["claimed"]["0"]}),
+    "claims": lambda state: state["claimed"].update(
+        {"0": {"vectors": torch.eye(3), "odds": torch.ones(3), "rest": 0.0}}
+    ),
+}
 
 
 @pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", BROKEN)
 def test_a_state_that_fails_changes_nothing(how: str, strict: bool) -> None:
     state = Shield(network()).remember(data(5)).state_dict()
-    _break(state, how)
+    BROKEN[how](state)
     model = network()
-    shield = Shield(model, 1e6, hard=True)
-    with pytest.raises(ValueError, match=r"damaged|does not fit|anchors of|format|version"):
-        shield.load_state_dict(state, strict=strict)
-    assert (shield.n_tasks, set(shield.quota().values())) == (0, {0.0})
-    shield.remember(data(1))
-    with pytest.raises(ValueError, match=r"damaged|does not fit|anchors of|format|version"):
-        shield.load_state_dict(state, strict=strict)
+    shield = Shield(model, **HARD)
+    for tasks in range(2):
+        with pytest.raises(ValueError, match=r"damaged|does not fit|anchors of|format|version"):
+            shield.load_state_dict(state, strict=strict)
+        assert shield.n_tasks == tasks
+        if not tasks:
+            assert set(shield.quota().values()) == {0.0}
+            shield.remember(data(1))
     before = outputs(model)
-    train(model, shield.guard(torch.optim.AdamW(model.parameters(), lr=1e-2)))
-    assert shield.n_tasks == 1
+    train(model, shield.guard(AdamW(model.parameters(), lr=1e-2)))
     assert drift(model, before) < 1e-9
 
 
-def test_a_failure_while_guards_are_told_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+class Heads(nn.Module):
+    """One for each task."""
+
+    def __init__(self, count: int = 3) -> None:
+        super().__init__()
+        self.body = nn.Linear(12, 32)
+        self.heads = nn.ModuleList(nn.Linear(32, 2) for _ in range(count))
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.heads[0](self.body(x).tanh())  # type: ignore[no-any-return]
+
+
+def test_a_state_fits_its_model_also_before_all_heads_are_used() -> None:
+    shield = Shield(Heads(), **HARD)
+    for loaded in ([], ["body", "heads.0"]):
+        report = Shield(Heads(), **HARD).load_state_dict(shield.state_dict())
+        assert report.fits
+        assert report.loaded == loaded
+        shield.remember(data(1))
+    smaller = Shield(Heads(1), **HARD).remember(data(1)).state_dict()
+    with pytest.raises(ValueError, match=r"not in the state \(they start empty\): heads.1, heads"):
+        Shield(Heads(), **HARD).load_state_dict(smaller)
+
+
+def test_a_failure_while_guards_are_rebuilt_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model = network()
     shield = shielded(model)
-    optimizer = shield.guard(torch.optim.AdamW(model.parameters(), lr=1e-2))
+    optimizer = shield.guard(AdamW(model.parameters(), lr=1e-2))
     before, quota = outputs(model), shield.quota()
-    real, calls = torch.linalg.eigh, []
 
-    def fails_once(*args: Any, **kwargs: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 1:
-            raise torch.OutOfMemoryError("no memory left")
-        return real(*args, **kwargs)
+    def fail(*_: Any, **__: Any) -> Any:
+        monkeypatch.undo()
+        raise torch.OutOfMemoryError("no memory left")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.linalg, "eigh", fails_once)
-        with pytest.raises(torch.OutOfMemoryError):
-            shield.remember(data(3))
+    monkeypatch.setattr(torch.linalg, "eigh", fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        shield.remember(data(3))
     assert (shield.n_tasks, shield.quota()) == (1, quota)
     train(model, optimizer)
     assert drift(model, before) < 1e-9
 
 
-# --- statistics -------------------------------------------------------------------------------
-
-
-def _with_norm() -> nn.Sequential:
-    model = network()
+@pytest.mark.parametrize("release", ["forget", "detach", "follow"])
+def test_statistics_of_batchnorm_are_fixed_until_they_are_released(release: str) -> None:
+    model, follows = network(), release == "follow"
     model.insert(1, nn.BatchNorm1d(64).double())
-    return model
 
+    def moves() -> bool:
+        """Whether a pass in training changes the statistics."""
+        before = model[1].running_mean.clone()
+        model.train()(data(7) + 3)
+        return not torch.equal(before, model[1].running_mean)
 
-def _moves(model: nn.Module) -> bool:
-    """Whether a pass in training changes the statistics."""
-    before = model[1].running_mean.clone()  # type: ignore[index]
-    model.train()(data(7) + 3)
-    return not torch.equal(before, model[1].running_mean)  # type: ignore[index]
-
-
-@pytest.mark.parametrize("how", ["detach", "forget"])
-def test_batchnorm_is_released(how: str) -> None:
-    model = _with_norm()
-    shield = Shield(model, keep_tasks=True).remember(data(1))
-    assert not _moves(model)
-    shield.detach() if how == "detach" else shield.forget(0)
-    assert _moves(model)
-
-
-def test_a_pickled_model_comes_without_a_shield() -> None:
-    model = _with_norm()
-    shield = Shield(model).remember(data(1))
-    assert _moves(pickle.loads(pickle.dumps(model)))
-    assert not _moves(model)
-    assert shield.n_tasks == 1
+    shield = Shield(model, keep_tasks=True, batchnorm="follow" if follows else "freeze")
+    assert moves()
+    shield.remember(data(1))
+    assert moves() == follows
+    if release == "forget":
+        shield.forget(0)
+    elif release == "detach":
+        shield.detach()
+    assert moves()

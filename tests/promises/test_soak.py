@@ -1,16 +1,13 @@
-"""Drawn scenarios keep the promise, or warn; `make soak` plays thousands.
-
-A failure is played again by `python tests/promises/soak.py --seed 12345`.
-"""
+"""Drawn scenarios protect what they remember, or warn; `make soak` plays thousands."""
 
 from __future__ import annotations
 
 from promises.scenarios import play
 
-SEEDS = 100
+SEEDS = 60
 
 
-def test_drawn_scenarios_keep_what_they_remember_or_say_so() -> None:
+def test_drawn_scenarios_protect_what_they_remember_or_warn() -> None:
     outcomes = [play(seed) for seed in range(SEEDS)]
     failed = [outcome for outcome in outcomes if outcome.failed]
     assert not failed, "\n\n" + "\n\n".join(map(str, failed))

@@ -1,80 +1,89 @@
-"""Weights that move beside guarded steps are noticed, whatever moved them."""
+"""Whatever steps or moves the weights: it is protected, refused or reported."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.optim import SGD, AdamW
 
 from conceptors import Shield, UnprotectedWarning
-from promises.common import data, drift, network, outputs, shielded, train
+from promises.common import HARD, Signs, data, drift, network, outputs, shielded, train
 
-Move = Callable[[nn.Sequential], None]
+Move = Callable[[Any], None]
+
+either = pytest.mark.parametrize("options", [{}, HARD], ids=["soft", "hard"])
 
 
-def in_place(model: nn.Sequential) -> None:
+@contextmanager
+def in_silence() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+# --- moves beside guarded steps ---------------------------------------------------------------
+
+
+def in_place(model: Any) -> None:
     with torch.no_grad():
-        model[0].weight.mul_(1.5)  # type: ignore[operator]
+        model[0].weight.mul_(1.5)
 
 
-def replaced(model: nn.Sequential) -> None:
+def replaced(model: Any) -> None:
     model[0].weight = nn.Parameter(torch.randn(64, 12).double())
 
 
-def loaded(model: nn.Sequential) -> None:
-    torch.manual_seed(9)
-    model.load_state_dict(
-        nn.Sequential(nn.Linear(12, 64), nn.Tanh(), nn.Linear(64, 3)).state_dict()
-    )
+def loaded(model: Any) -> None:
+    model.load_state_dict({n: torch.randn_like(v) for n, v in model.state_dict().items()})
 
 
-MOVES = [in_place, replaced, loaded]
+MOVES = pytest.mark.parametrize("move", [in_place, replaced, loaded])
 
 
-@pytest.mark.parametrize("soft", [False, True])
-@pytest.mark.parametrize("move", MOVES)
-def test_what_moved_is_told_by_remember(move: Move, soft: bool) -> None:
+@either
+@MOVES
+def test_remember_reports_what_has_moved(move: Move, options: dict[str, Any]) -> None:
     model = network()
-    shield = Shield(model).remember(data(1)) if soft else shielded(model)
+    shield = Shield(model, **options).remember(data(1))
     before = outputs(model)
     move(model)
     assert drift(model, before) > 0.1
     with pytest.warns(UnprotectedWarning, match=r"moved in protected directions.*: 0 \(by \d+%\)"):
         shield.remember(data(3))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # told once; the weights of now count from here
+    with in_silence():  # once; the weights of now count from here
         shield.remember(data(4))
 
 
-@pytest.mark.filterwarnings("ignore:AdamW steps 1 of 4 parameters")  # told, too
-@pytest.mark.parametrize("soft", [False, True])
-@pytest.mark.parametrize("move", MOVES)
-def test_what_moved_after_a_task_is_told_at_the_first_step(move: Move, soft: bool) -> None:
+@pytest.mark.filterwarnings("ignore:AdamW steps 1 of 4 parameters")  # the replaced one
+@either
+@MOVES
+def test_the_first_step_reports_what_has_moved(move: Move, options: dict[str, Any]) -> None:
     """A checkpoint of another run, before anything else is asked of the shield."""
     model = network()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    shield = Shield(model) if soft else Shield(model, 1e4, hard=True)
+    optimizer = AdamW(model.parameters(), lr=1e-3)
+    shield = Shield(model, **options)
     shield.guard(optimizer)
-    train(model, optimizer, 3)
     shield.remember(data(1))
     move(model)
     with pytest.warns(UnprotectedWarning, match="moved in protected directions"):
         train(model, optimizer, 1)
 
 
-@pytest.mark.parametrize("soft", [False, True])
-def test_an_earlier_state_of_the_same_task_is_fine(soft: bool) -> None:
+@either
+def test_an_earlier_state_of_the_same_task_is_fine(options: dict[str, Any]) -> None:
     model = network()
-    shield = Shield(model).remember(data(1)) if soft else shielded(model)
-    optimizer = shield.guard(torch.optim.AdamW(model.parameters(), lr=1e-3))
+    shield = Shield(model, **options).remember(data(1))
+    optimizer = shield.guard(AdamW(model.parameters(), lr=1e-3))
     train(model, optimizer, 10)
     best = {name: value.clone() for name, value in model.state_dict().items()}
     train(model, optimizer, 10)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with in_silence():
         model.load_state_dict(best)
         train(model, optimizer, 2)
         model.load_state_dict(best)
@@ -87,11 +96,10 @@ def test_a_head_that_grew_is_no_replacement() -> None:
     shield = shielded(model)
     head = nn.Linear(64, 5).double()
     with torch.no_grad():
-        head.weight[:3], head.bias[:3] = model[2].weight, model[2].bias  # type: ignore[assignment]
+        head.weight[:3], head.bias[:3] = model[2].weight, model[2].bias
     model[2] = head
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        optimizer = shield.guard(torch.optim.AdamW(model.parameters(), lr=1e-3))
+    with in_silence():
+        optimizer = shield.guard(AdamW(model.parameters(), lr=1e-3))
         train(model, optimizer, 3)
         shield.remember(data(3))
     model[2] = nn.Linear(64, 5).double()
@@ -99,22 +107,121 @@ def test_a_head_that_grew_is_no_replacement() -> None:
         shield.refresh()
 
 
-def test_a_checkpoint_may_be_loaded_in_any_order() -> None:
+# --- steps ------------------------------------------------------------------------------------
+
+
+class ScheduleFree(SGD):
+    """Trains between two sequences of weights, and evaluates one of them."""
+
+    def train(self) -> None: ...
+
+    def eval(self) -> None: ...
+
+
+def test_an_optimizer_that_evaluates_other_weights_is_refused_by_name() -> None:
+    model = network()
+    with pytest.raises(ValueError, match="ScheduleFree evaluates other weights than it trains"):
+        shielded(model).guard(ScheduleFree(model.parameters(), lr=0.1))
+
+
+@either
+def test_an_optimizer_without_a_guard_is_reported_at_its_first_step(
+    options: dict[str, Any],
+) -> None:
+    model, free = network(), network()
+    shield = Shield(model, **options)
+    with in_silence():  # in a first task nothing is claimed, and other weights may step
+        train(model, SGD(model.parameters(), lr=0.1))
+        shield.remember(data(1))
+        train(free, SGD(free.parameters(), lr=0.1))
+    train(model, shield.guard(SGD(model.parameters(), lr=0.1)), 2)
+    forgotten = SGD(model.parameters(), lr=0.1)
+    with pytest.warns(UnprotectedWarning, match="SGD steps weights .* no guard holds it: 0, ") as w:
+        train(model, forgotten, 3)
+    assert len(w) == 1
+    assert w[0].filename.endswith("common.py")  # where step() was called
+    shield.detach()
+    with in_silence():
+        train(model, SGD(model.parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize("then", ["step", "remember", "detach", "state_dict"])
+def test_a_step_that_was_interrupted_is_corrected_by_what_follows(then: str) -> None:
     model = network()
     shield = shielded(model)
-    optimizer = shield.guard(torch.optim.AdamW(model.parameters(), lr=1e-3))
-    train(model, optimizer, 3)
-    weights, state = model.state_dict(), shield.state_dict()
-    torch.manual_seed(5)
+    optimizer: Any = shield.guard(Signs(model.parameters(), {}))
+    before = outputs(model)
+    train(model, optimizer, 2)
+    optimizer.interrupt = True
+    with pytest.raises(KeyboardInterrupt):
+        train(model, optimizer, 1)
+    optimizer.interrupt = False
+    assert drift(model, before) > 1e-3
+    if then == "step":
+        train(model, optimizer, 1)
+    else:
+        getattr(shield, then)(*([data(3)] if then == "remember" else []))
+    assert drift(model, before) < 1e-10
+
+
+def test_a_step_to_nan_and_a_restore_recover() -> None:
+    model = network()
+    shield = shielded(model)
+    optimizer = shield.guard(SGD(model.parameters(), lr=0.1))
+    before = outputs(model)
+    good = {name: value.clone() for name, value in model.state_dict().items()}
+    for p in model.parameters():
+        p.grad = torch.full_like(p, torch.nan)
+    optimizer.step()
+    assert not bool(outputs(model).isfinite().all())
+    model.load_state_dict(good)
+    train(model, optimizer, 5)
+    assert drift(model, before) < 1e-10
+
+
+# --- frozen parameters ------------------------------------------------------------------------
+
+
+def test_frozen_parameters_stay_and_are_protected_once_they_learn_again() -> None:
+    """Also from weight decay and momentum, where their gradients stay as zeros."""
+    model = network()
+    shield = shielded(model)
+    optimizer = shield.guard(AdamW(model.parameters(), lr=1e-2, weight_decay=0.5))
+    before = outputs(model)
+    train(model, optimizer, 2)
+    model[0].requires_grad_(False)
+    for p in model[0].parameters():
+        p.grad.zero_()
+    optimizer.step()
+    assert drift(model, before) < 1e-10
+    optimizer.zero_grad()
+    start = model[0].weight.detach().clone()
+    train(model, optimizer, 4)
+    assert torch.equal(model[0].weight, start)
+    model[0].requires_grad_(True)
+    train(model, optimizer, 1)
+    assert not torch.equal(model[0].weight, start)
+    assert drift(model, before) < 1e-10
+
+
+def test_what_was_frozen_when_a_task_was_remembered_is_reported_when_it_learns() -> None:
+    model = network()
+    model[0].requires_grad_(False)
+    shield = shielded(model)
+    optimizer = shield.guard(AdamW(model.parameters(), lr=1e-2))
+    with in_silence():
+        train(model, optimizer, 3)
+        state = shield.state_dict()
+    model[0].requires_grad_(True)
+    with pytest.warns(UnprotectedWarning, match=r"frozen when a task .* was remembered.*: 0\. "):
+        train(model, optimizer, 1)
+    with in_silence():  # once
+        train(model, optimizer, 3)
+        shield.remember(data(3))
     other = network()
-    for parameter in other.parameters():
-        nn.init.normal_(parameter)
-    second = Shield(other, 1e6, hard=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        second.load_state_dict(state)
-        other.load_state_dict(weights)
-        before = outputs(other)
-        train(other, second.guard(torch.optim.SGD(other.parameters(), lr=0.1)), 3)
-        second.remember(data(3))
-    assert drift(other, before) < 1e-10
+    other[0].requires_grad_(False)
+    resumed = Shield(other, **HARD)
+    resumed.load_state_dict(state)
+    other[0].requires_grad_(True)
+    with pytest.warns(UnprotectedWarning, match=r"frozen when a task"):
+        resumed.refresh()

@@ -1,17 +1,17 @@
-"""What the tests of the shield share: small networks, data of low rank, the law by definition."""
+"""Small networks, data of low rank and the law of a step, for the tests of the shield."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from conceptors import Shield
 from conceptors.shield.blocks import WeightBlock, scan
+from conceptors.shield.remember.run import collect
 
 
 def mlp(width: int = 24, inputs: int = 10) -> Any:
@@ -19,11 +19,16 @@ def mlp(width: int = 24, inputs: int = 10) -> Any:
     return nn.Sequential(nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, 3)).double()
 
 
-def samples(seed: int = 1, *, count: int = 40, inputs: int = 10, rank: int = 3) -> Tensor:
+def samples(seed: int = 1, count: int = 40, inputs: int = 10, rank: int = 3) -> Tensor:
     """`[count, inputs]` in a few directions, which depend on the seed."""
     generator = torch.Generator().manual_seed(seed)
     left = torch.randn(count, rank, generator=generator, dtype=torch.float64)
     return left @ torch.randn(rank, inputs, generator=generator, dtype=torch.float64)
+
+
+def with_unit(x: Tensor) -> Tensor:
+    """Rows `[n, d + 1]`: the samples, and the constant 1 of the bias."""
+    return torch.cat([x, torch.ones(*x.shape[:-1], 1).to(x)], -1).flatten(0, -2)
 
 
 def train(model: nn.Module, optimizer: Optimizer, x: Tensor, steps: int = 10) -> None:
@@ -38,22 +43,15 @@ def quiet(model: nn.Module, aperture: Any = 3.0, **options: Any) -> Shield:
     return Shield(model, aperture, **options)
 
 
-@pytest.fixture(autouse=True)
-def never_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no layer count as full."""
-    monkeypatch.setattr("conceptors.shield.room._FULL", 1.0)
+class Unknown(nn.Module):
+    """A layer the shield does not know: y = x ⊙ f₁ ⊙ f₂."""
 
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(2, size).double())
 
-def block(layer: nn.Linear) -> Tensor:
-    """[W | b]."""
-    return torch.cat([layer.weight.detach(), layer.bias.detach()[:, None]], 1)
-
-
-def gradient(layer: nn.Linear) -> Tensor:
-    """The same of its gradients."""
-    assert layer.weight.grad is not None
-    assert layer.bias.grad is not None
-    return torch.cat([layer.weight.grad, layer.bias.grad[:, None]], 1)
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor.prod(0)
 
 
 class Mixed(nn.Module):
@@ -73,15 +71,14 @@ class Mixed(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         x = torch.tanh(self.spread(self.words(tokens))).unflatten(-1, (3, 8, 8))
         x = self.back(torch.relu(self.grouped(torch.relu(self.norm(self.conv(x))))))
-        found: Tensor = self.head(self.end(x.mean((-1, -2))))
-        return found
+        return self.head(self.end(x.mean((-1, -2))))  # type: ignore[no-any-return]
 
 
-def mixed(channels_last: bool = False) -> Mixed:
-    """In evaluation mode, as a shield holds BatchNorm's statistics."""
+def mixed(channels_last: bool = False) -> Any:
+    """In evaluation mode, as a shield fixes the statistics of BatchNorm."""
     torch.manual_seed(0)
-    made = Mixed().double().eval()
-    return made.to(memory_format=torch.channels_last) if channels_last else made  # type: ignore[call-overload]
+    model: Any = Mixed().double().eval()
+    return model.to(memory_format=torch.channels_last) if channels_last else model
 
 
 def backward(model: nn.Module, seed: int = 0) -> None:
@@ -93,8 +90,7 @@ def root(claimed: Tensor) -> Tensor:
     """F^½ `[..., d, d]` of F = I - A, by its definition."""
     values, vectors = torch.linalg.eigh(torch.eye(claimed.shape[-1]).to(claimed) - claimed)
     values = torch.where(values < 1e-12, 0.0, values)  # rounding of what is claimed wholly
-    found: Tensor = (vectors * values.sqrt().unsqueeze(-2)) @ vectors.mT
-    return found
+    return (vectors * values.sqrt().unsqueeze(-2)) @ vectors.mT  # type: ignore[no-any-return]
 
 
 def sites(model: nn.Module) -> dict[str, WeightBlock]:
@@ -108,18 +104,25 @@ def blocks(model: nn.Module) -> dict[str, Tensor]:
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:
     """The same of the gradients."""
-    found = {}
-    for name, site in sites(model).items():
-        held: dict[int, Any] = {id(p): p.grad for p in site.parameters}
-        found[name] = site.matrix(site.parameters, held).clone()
-    return found
+    grads: dict[int, Any] = {id(p): p.grad for p in model.parameters()}
+    return {n: site.matrix(site.parameters, grads).clone() for n, site in sites(model).items()}
 
 
 def set_gradients(model: nn.Module, values: Mapping[str, Tensor]) -> None:
     """Put matrices [W | b] in place of the gradients."""
+    grads: dict[int, Any] = {id(p): p.grad for p in model.parameters()}
     for name, site in sites(model).items():
-        held: dict[int, Any] = {id(p): p.grad for p in site.parameters}
-        views = site.views(held, site.parameters)
+        views = site.views(grads, site.parameters)
         parts = values[name].split([view.shape[2:].numel() for view in views], -1)
         for view, part in zip(views, parts):
             view.copy_(part.reshape(view.shape))
+
+
+def moments(
+    model: nn.Module, batches: Any, *, feed: Any = None, all_rows: bool = True, seed: int = 0
+) -> dict[str, Any]:
+    """Second moments of the inputs of all layers."""
+    options: dict[str, Any] = {"limit": None, "sketch": lambda dim: None, "progress": False}
+    return dict(
+        collect(model, sites(model), batches, feed=feed, all_rows=all_rows, seed=seed, **options)
+    )

@@ -1,16 +1,22 @@
-"""What `remember` does not reach is said; what has other inputs than before is refused."""
+"""What `remember` does not reach is reported; layers with other inputs than before are refused."""
 
 from __future__ import annotations
 
 import gc
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
 
 from conceptors import Shield, UnprotectedWarning
+from shield.common import train
+
+X = torch.randn(32, 6, generator=torch.Generator().manual_seed(0))
 
 
 class Heads(nn.Module):
@@ -19,62 +25,61 @@ class Heads(nn.Module):
         self.body, self.one, self.two = nn.Linear(6, 12), nn.Linear(12, 3), nn.Linear(12, 3)
 
     def forward(self, x: Tensor, head: str = "one") -> Tensor:
-        found: Tensor = self.get_submodule(head)(torch.relu(self.body(x)))
-        return found
+        return self.get_submodule(head)(torch.relu(self.body(x)))  # type: ignore[no-any-return]
 
 
-def train(
-    model: nn.Module, optimizer: torch.optim.Optimizer, head: str, to_none: bool = True
-) -> None:
+def learn(model: nn.Module, optimizer: Optimizer, head: str, to_none: bool = True) -> None:
     for _ in range(3):
         optimizer.zero_grad(set_to_none=to_none)
         model(torch.randn(16, 6), head).square().mean().backward()
         optimizer.step()
 
 
+@contextmanager
+def in_silence() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UnprotectedWarning)
+        yield
+
+
 @pytest.mark.parametrize("tasks", [1, 2])
 def test_layers_that_were_trained_and_not_reached_are_named(tasks: int) -> None:
     model = Heads()
     shield = Shield(model)
-    optimizer = shield.guard(torch.optim.AdamW(model.parameters(), 1e-2))
+    optimizer = shield.guard(AdamW(model.parameters(), 1e-2))
     if tasks == 2:
-        train(model, optimizer, "one")
-        shield.remember(torch.randn(32, 6))
-    train(model, optimizer, "two")
-    with pytest.warns(UnprotectedWarning, match=r"remember has reached: two\. .*\['two'\]"):
-        shield.remember(torch.randn(32, 6))
-    train(model, optimizer, "two")
-    with warnings.catch_warnings():  # once is enough
-        warnings.simplefilter("error", UnprotectedWarning)
-        shield.remember(torch.randn(32, 6))
+        learn(model, optimizer, "one")
+        shield.remember(X)
+    learn(model, optimizer, "two")
+    with pytest.warns(UnprotectedWarning, match=r"remember has reached.*there: two\. .*\['two'\]"):
+        shield.remember(X)
+    learn(model, optimizer, "two")
+    with in_silence():  # once is enough
+        shield.remember(X)
     assert "two" not in shield.conceptors()
 
 
 @pytest.mark.parametrize("to_none", [True, False])
-def test_heads_that_rest_are_not(to_none: bool) -> None:
+def test_heads_that_rest_are_not_named(to_none: bool) -> None:
     """Also where their gradients are 0 instead of None."""
     model = Heads()
     shield = Shield(model)
-    optimizer = shield.guard(torch.optim.SGD(model.parameters(), 0.1))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UnprotectedWarning)
+    optimizer = shield.guard(SGD(model.parameters(), 0.1))
+    with in_silence():
         for head in ("one", "two", "one"):
-            train(model, optimizer, head, to_none)
-            shield.remember([torch.randn(32, 6)], feed=lambda m, x, head=head: m(x, head))  # type: ignore[misc]
+            learn(model, optimizer, head, to_none)
+            shield.remember([(X, head)], feed=lambda m, batch: m(*batch))
     assert set(shield.conceptors()) == {"body", "one", "two"}
 
 
 def test_layers_with_other_inputs_than_remembered_are_refused() -> None:
     model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3))
-    shield = Shield(model)
-    shield.guard(torch.optim.SGD(model.parameters(), 0.1))
-    x = torch.randn(32, 6)
-    shield.remember(x)
+    shield = Shield(model).remember(X)
     model[0], model[2] = nn.Linear(6, 20), nn.Linear(20, 3)
     with pytest.raises(ValueError, match=r"layer '2' has 21 inputs now .* had 13"):
-        shield.guard(torch.optim.SGD(model.parameters(), 0.1))
+        shield.guard(SGD(model.parameters(), 0.1))
     with pytest.raises(ValueError, match=r"layer '2' has 21 inputs now"):
-        shield.remember(x)
+        shield.remember(X)
     assert shield.n_tasks == 1
 
 
@@ -84,8 +89,7 @@ class Words(nn.Module):
         self.words, self.out = nn.Embedding(count, 6), nn.Linear(12, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.out(self.words(x).flatten(1))
-        return found
+        return self.out(self.words(x).flatten(1))  # type: ignore[no-any-return]
 
     def grow(self, count: int, in_place: bool = False) -> None:
         """As transformers' resize_token_embeddings does, in its two ways."""
@@ -98,12 +102,6 @@ class Words(nn.Module):
             self.words = grown
 
 
-def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> None:
-    optimizer.zero_grad()
-    model(x).square().mean().backward()
-    optimizer.step()
-
-
 @pytest.mark.parametrize("options", [{"hard": True}, {"aperture": 1e6}, {"hard": True, "rank": 1}])
 @pytest.mark.parametrize("keep_tasks", [False, True])
 @pytest.mark.parametrize("in_place", [False, True])
@@ -113,11 +111,9 @@ def test_a_vocabulary_may_grow(options: dict[str, Any], keep_tasks: bool, in_pla
     shield.remember(torch.randint(0, 6, (50, 2)))
     model.grow(14, in_place)
     before = model.words.weight.detach().clone()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UnprotectedWarning)
-        optimizer = shield.guard(torch.optim.AdamW(model.parameters(), 0.1, weight_decay=0.0))
-        for _ in range(3):
-            step(model, optimizer, torch.randint(0, 14, (50, 2)))
+    with in_silence():
+        optimizer = shield.guard(AdamW(model.parameters(), 0.1, weight_decay=0.0))
+        train(model, optimizer, torch.randint(0, 14, (150, 2)), 3)
         shield.remember(torch.randint(4, 14, (200, 2)))
     moved = (model.words.weight - before).abs().amax(1)
     assert bool((moved[:6] < 1e-5).all())
@@ -125,34 +121,22 @@ def test_a_vocabulary_may_grow(options: dict[str, Any], keep_tasks: bool, in_pla
     claimed = shield.conceptors()["words"].matrix()[:, 0, 0]
     torch.testing.assert_close(claimed, torch.ones_like(claimed))
     if keep_tasks:
-        shield.forget(0)
-        left = shield.conceptors()["words"].matrix()[:, 0, 0]
+        left = shield.forget(0).conceptors()["words"].matrix()[:, 0, 0]
         assert float(left[:4].max()) < 0.5 < float(left[4:].min())
 
 
-# --- optimizers that were made for other layers ------------------------------------------------
-
-
-def one_task() -> tuple[Heads, Shield, torch.optim.Optimizer]:
-    """Learned and remembered, of the first head."""
+def test_an_optimizer_of_weights_that_are_gone_is_named() -> None:
     model = Heads()
     shield = Shield(model)
-    optimizer = shield.guard(torch.optim.SGD(model.parameters(), 0.1))
-    train(model, optimizer, "one")
-    shield.remember([torch.randn(32, 6)])
-    return model, shield, optimizer
-
-
-def test_an_optimizer_of_weights_that_are_gone_is_named() -> None:
-    model, shield, optimizer = one_task()
+    optimizer = shield.guard(SGD(model.parameters(), 0.1))
+    shield.remember(X)
     model.load_state_dict({n: v.clone() for n, v in model.state_dict().items()}, assign=True)
     with pytest.warns(UnprotectedWarning, match="SGD steps 6 of 6 parameters .* assign=True"):
-        train(model, optimizer, "one")
-    optimizer = shield.guard(torch.optim.SGD(model.parameters(), 0.1))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UnprotectedWarning)
-        train(model, optimizer, "one")
-        shield.remember([torch.randn(32, 6)])
+        learn(model, optimizer, "one")
+    optimizer = shield.guard(SGD(model.parameters(), 0.1))
+    with in_silence():
+        learn(model, optimizer, "one")
+        shield.remember(X)
     assert shield.n_tasks == 2
 
 
@@ -160,15 +144,10 @@ def test_a_shield_that_is_gone_is_missed() -> None:
     model = Heads()
     Shield(model)  # remembered nothing
     gc.collect()
-    first = Shield(model)
-    first.remember([torch.randn(32, 6)])
-    del first
+    Shield(model).remember(X)
     gc.collect()
     with pytest.warns(UnprotectedWarning, match="had remembered 1 task of this Heads is gone"):
         second = Shield(model)
-    second.remember([torch.randn(32, 6)])
-    second.detach()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UnprotectedWarning)
+    second.remember(X).detach()
+    with in_silence():
         Shield(model)
-    assert second.n_tasks == 1
