@@ -84,7 +84,7 @@ def test_projected_gradients_are_clipped(start: Any, tmp_path: Path) -> None:
 def test_going_back_to_an_earlier_task_is_reported(start: Any, tmp_path: Path) -> None:
     run = start(tmp_path)
     run.fit(1, 2)
-    with pytest.warns(UnprotectedWarning, match="had remembered 1 tasks.* knows 0 of them"):
+    with pytest.warns(UnprotectedWarning, match="had remembered 1 tasks.* contains only 0 of them"):
         run.fit(2, 3, resume=run.checkpoint(1, 1))
 
 

@@ -136,7 +136,7 @@ def test_an_optimizer_without_a_guard_is_reported_at_its_first_step(
         train(free, SGD(free.parameters(), lr=0.1))
     train(model, shield.guard(SGD(model.parameters(), lr=0.1)), 2)
     forgotten = SGD(model.parameters(), lr=0.1)
-    with pytest.warns(UnprotectedWarning, match="SGD steps weights .* no guard holds it: 0, ") as w:
+    with pytest.warns(UnprotectedWarning, match="SGD is not guarded, .*: 0, ") as w:
         train(model, forgotten, 3)
     assert len(w) == 1
     assert w[0].filename.endswith("common.py")  # where step() was called

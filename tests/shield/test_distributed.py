@@ -293,9 +293,9 @@ def cut_by_columns(rank: int) -> None:
 
     model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3))
     parallelize_module(model, init_device_mesh("cpu", (2,)), {"1": RowwiseParallel()})
-    with pytest.raises(ValueError, match=r"1\.weight[^\n]*cut by rows") as error:
+    with pytest.raises(ValueError, match=r"1\.weight[^\n]*sharded by rows") as error:
         Shield(model)
-    assert "its weights are placed as (Shard(dim=1),)" in str(error.value)
+    assert "its weights have placements (Shard(dim=1),)" in str(error.value)
 
 
 def test_weights_cut_by_columns_are_refused(pair: Pair) -> None:

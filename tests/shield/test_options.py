@@ -70,7 +70,7 @@ def test_foreign_optimizers_are_refused() -> None:
         ({"rank": 0}, "rank"),
         ({"rank": 1.5}, "rank"),
         ({"seed": -1}, "seed"),
-        ({"exclude": [3]}, "exclude takes name patterns"),
+        ({"exclude": [3]}, "exclude needs name patterns"),
         ({"exclude": "encoder.*"}, r"exclude has a pattern .* 'encoder\.\*'"),
         ({"freeze": ["0", "0.wieght"]}, r"freeze has a pattern .* did you mean '0\.weight'"),
     ],

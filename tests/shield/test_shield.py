@@ -149,7 +149,7 @@ def test_wide_layers_store_a_sketch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"aperture": 1e3}, r"in: 0 \(9\d"), ({"hard": True}, r"in: 0 \(100.*Energy\(0\.9\) where")],
+    [({"aperture": 1e3}, r"in: 0 \(9\d"), ({"hard": True}, r"in: 0 \(100.*use Energy\(0\.9\)")],
 )
 def test_full_layers_are_named_once(
     options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
@@ -228,7 +228,7 @@ def test_a_mark_measures_how_far_old_outputs_have_moved() -> None:
     moved = shield.moved_since(mark)["0"]
     assert moved == pytest.approx(drift(model[0](x), before), rel=0.5)
     model[1] = nn.Linear(64, 2).double()
-    with pytest.warns(UnprotectedWarning, match="weights have moved within claimed space"):
+    with pytest.warns(UnprotectedWarning, match="weights have moved in protected directions"):
         shield.refresh()
     assert shield.moved_since(mark)["1"] == float("inf")
 
@@ -236,7 +236,7 @@ def test_a_mark_measures_how_far_old_outputs_have_moved() -> None:
 def test_explain_shows_what_is_done_where() -> None:
     model = nn.Sequential(mlp(), nn.Linear(3, 2).double(), Unknown(2))
     shield = quiet(model, hard=True, unsupported="ignore", freeze=["1.bias"])
-    assert {row.done for row in shield.explain()[:3]} == {"nothing is claimed"}
+    assert {row.done for row in shield.explain()[:3]} == {"no protected directions"}
     optimizer = AdamW([*model[0].parameters(), *model[2].parameters()], lr=1e-3)
     shield.guard(optimizer)
     shield.remember(samples())
@@ -247,9 +247,9 @@ def test_explain_shows_what_is_done_where() -> None:
     assert (rows["0.0"].rank, rows["0.0"].dim) == (4, 11)
     assert rows["0.0"].quota == pytest.approx(4 / 11)
     assert rows["1"].done == "no guarded optimizer steps it"
-    assert rows["1.bias"].done == "held fixed after the first task"
-    assert rows["2.factor"].done.startswith("left alone: Unknown")
+    assert rows["1.bias"].done == "fixed after the first task"
+    assert rows["2.factor"].done.startswith("not protected: Unknown")
     lines = str(shield.explain()).splitlines()
-    assert lines[0].split() == ["layer", "done", "there", "rank", "quota", "passing"]
+    assert lines[0].split() == ["layer", "done", "rank", "quota", "passing"]
     assert "4/11  36.4%" in lines[1]
     assert len(lines) == 6
