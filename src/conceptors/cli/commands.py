@@ -58,9 +58,7 @@ def _run(options: argparse.Namespace) -> int:
         if experiment.preset is None and (names := presets_of(experiment.scenario)):
             print(f"These are default settings. Other settings: --preset {' or '.join(names)}")
     for name, traceback in failures.items():
-        print(f"failed: {name}\n{traceback.rstrip()}", file=sys.stderr)
-    if failures:
-        print("All other seeds are done. The same command tries these again.", file=sys.stderr)
+        print(f"failed, run the command again to retry: {name}\n{traceback}", file=sys.stderr)
     if diverged:
         print(
             f"failed: {'; '.join(diverged)}. The table leaves them out. Set a lower rate, and "
@@ -153,16 +151,13 @@ def _list(options: argparse.Namespace) -> int:
         print(f"{options.method}: {method.about}\n\nsettings (--set {options.method}.NAME=VALUE)")
         print("\n".join(f"  {line}" for line in explain_settings(method.settings_type)))
         return 0
-    print("scenarios")
-    for name, kind in SCENARIOS.items():
-        print(f"  {name:<18} {kind.tasks:>3} tasks  {kind.about}")
-    print("\nmethods")
-    for name, method in METHODS.items():
-        print(f"  {name:<18} {method.about}")
-    print("\npresets")
-    print(f"  {'paper':<18} for {', '.join(presets('paper'))}")
-    print(f"  {'best':<18} tuned settings, or by name: {', '.join(presets('best'))}")
-    print("\nsettings of a method: conceptors list --method NAME")
+    scenarios = {name: f"{kind.tasks:>3} tasks  {kind.about}" for name, kind in SCENARIOS.items()}
+    methods = {name: method.about for name, method in METHODS.items()}
+    tuned = f"tuned settings, or by name: {', '.join(presets('best'))}"
+    named = {"paper": f"for {', '.join(presets('paper'))}", "best": tuned}
+    for title, entries in {"scenarios": scenarios, "methods": methods, "presets": named}.items():
+        print("\n".join([title, *(f"  {name:<18} {about}" for name, about in entries.items()), ""]))
+    print("settings of a method: conceptors list --method NAME")
     return 0
 
 
@@ -226,14 +221,17 @@ def _experiment(options: argparse.Namespace) -> Experiment:
             raise ExperimentError(f"--set takes NAME=VALUE or METHOD.NAME=VALUE, got {text!r}")
         method, _, name = name.rpartition(".")
         settings.setdefault(method or "*", {})[name] = value
-    names = ("tasks", "heads", "class_order", "limit", "layers")
-    chosen = {name: getattr(options, name) for name in names}
+    chosen = {
+        name: getattr(options, name)
+        for name in ("tasks", "heads", "class_order", "limit", "layers")
+        if getattr(options, name) is not None
+    }
     return Experiment(
         scenario=options.scenario,
         methods=list(dict.fromkeys(options.method)),
         seeds=list(range(options.first_seed, options.first_seed + options.seeds)),
         preset=options.preset,
-        options={name: value for name, value in chosen.items() if value is not None},
+        options=chosen,
         settings=settings,
         device=options.device,
         command=options.command_line,

@@ -32,23 +32,18 @@ def parser() -> argparse.ArgumentParser:
     commands = words.add_subparsers(title="commands", metavar="COMMAND", dest="command")
     add = partial(commands.add_parser, formatter_class=plain)
 
+    about = "Run methods on a scenario. The same command resumes a stopped run."
     _experiment_words(
-        add(
-            "run",
-            help="run methods on a scenario",
-            description="Run methods on a scenario. The same command resumes a stopped run.",
-            epilog=_EXAMPLES,
-        )
+        add("run", help="run methods on a scenario", description=about, epilog=_EXAMPLES)
     )
-    about = "choose settings of a method on validation data"
-    command = add("tune", help=about, description=f"Search: {about}.")
+    command = add("tune", help="choose settings of a method on validation data")
     _experiment_words(command)
     command.add_argument(
         "--vary",
         action="append",
         required=True,
         metavar="NAME=LOW:HIGH[:log]",
-        help="a setting and its range, or NAME=a,b,c for choices; repeat for more settings",
+        help="a setting with its range, or NAME=a,b,c for choices; repeat for more settings",
     )
     command.add_argument(
         "--trials", type=_positive, default=30, help="number of trials (default 30)"
