@@ -150,6 +150,11 @@ def test_explore(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatc
         ([*RUN, "--method", "sgd", "--preset", "papr"], "did you mean 'paper'"),
         ([*RUN, "--method", "sgd", "--set", "rate"], "--set takes NAME=VALUE"),
         ([*RUN, "--method", "sgd", "--set", "rat=3"], "did you mean 'rate'"),
+        ([*RUN, "--method", "sgd", "--set", "cab.aperture=3"], "not among the methods of this run"),
+        (
+            [*RUN, "--method", "cab", "--set", "cab.epochs=1"],
+            "epochs has no effect on method 'cab'",
+        ),
         ([*RUN, "--method", "sgd", "--tasks", "3"], "cannot be shared evenly by 3"),
         ([*RUN, "--method", "sgd", "--layers", "last"], "has no option 'layers'"),
         ([*RUN, "--method", "sgd", "--device", "gpu"], "did you mean 'cuda'?"),

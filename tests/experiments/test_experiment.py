@@ -26,7 +26,7 @@ ONE = replace(TWO, methods=["sgd"], seeds=[0], settings={"*": {**FAST, "steps": 
 
 
 def test_the_results_have_all_parts(tmp_path: Path) -> None:
-    settings = {"*": FAST, "cab": {"aperture": 4.0, "epochs": 1}}
+    settings = {"*": FAST, "cab": {"aperture": 4.0}}
     asked = replace(TWO, methods=["sgd", "cab"], settings=settings, command="conceptors run ...")
     events: list[Event] = []
     results = quietly(asked, tmp_path / "new" / "folder", progress=events.append)
@@ -72,12 +72,26 @@ def test_the_commit_is_that_of_a_checkout_of_this_project(tmp_path: Path) -> Non
 
 
 def test_a_preset_brings_reference_and_deviations(tmp_path: Path) -> None:
-    asked = replace(ONE, preset="paper", settings={"*": {"hidden": "6", "epochs": 0.1}})
+    asked = replace(ONE, preset="paper", settings={"*": {"hidden": "6", "steps": 3}})
     results = quietly(asked, tmp_path)
     assert results["reference"]["cab"]["mean"] == 94.91
     assert results["deviations"]
     config = results["runs"][0]["config"]
-    assert (config["gradient"], config["steps"]) == ("unit", 0)  # asking for epochs overrides steps
+    assert (config["gradient"], config["steps"]) == ("unit", 3)
+
+
+@pytest.mark.parametrize(
+    ("preset", "settings", "message"),
+    [
+        ("paper", {"epochs": 1}, "epochs has no effect on method 'sgd' because steps is 10000"),
+        (None, {"stop_above_later": 90.0}, "because stop_above is 0.0.*--set stop_above=VALUE"),
+    ],
+)
+def test_a_setting_that_another_one_overrides_is_refused(
+    preset: str | None, settings: dict[str, float], message: str
+) -> None:
+    with pytest.raises(ExperimentError, match=message):
+        replace(ONE, preset=preset, settings={"*": settings}).check()
 
 
 def test_the_same_seed_gives_the_same_numbers_in_any_order(tmp_path: Path) -> None:

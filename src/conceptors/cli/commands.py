@@ -220,6 +220,8 @@ def _experiment(options: argparse.Namespace) -> Experiment:
         if not sign or not name:
             raise ExperimentError(f"--set takes NAME=VALUE or METHOD.NAME=VALUE, got {text!r}")
         method, _, name = name.rpartition(".")
+        if method in set(METHODS) - set(options.method):
+            raise ExperimentError(f"--set {text}: {method} is not among the methods of this run")
         settings.setdefault(method or "*", {})[name] = value
     chosen = {
         name: getattr(options, name)

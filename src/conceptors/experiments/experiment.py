@@ -7,6 +7,7 @@ from typing import Any
 
 from conceptors._internal.checks import nearest
 from conceptors.experiments.methods import METHODS, Settings, parse_settings
+from conceptors.experiments.methods.settings import INEFFECTIVE
 from conceptors.experiments.presets import Preset, preset
 from conceptors.experiments.scenarios import SCENARIOS
 
@@ -72,12 +73,20 @@ class Experiment:
                 f"none of these methods has a setting {unknown[0]!r}{nearest(unknown[0], names)}"
             )
         try:
-            self.identity()
+            for method in self.methods:
+                self._refuse_ineffective(method, self.config(method))
         except ValueError as error:
             raise ExperimentError(str(error)) from error
 
     def _asked(self, method: str) -> dict[str, Any]:
-        asked = self.settings.get("*", {}) | self.settings.get(method, {})
-        return (
-            {"steps": 0} if "epochs" in asked else {}
-        ) | asked  # epochs override a preset's steps
+        return self.settings.get("*", {}) | self.settings.get(method, {})
+
+    def _refuse_ineffective(self, method: str, config: dict[str, Any]) -> None:
+        for name in sorted({*self._asked(method)} & {*INEFFECTIVE} & {*config}):
+            other, overrides_when_on = INEFFECTIVE[name]
+            if bool(config[other]) == overrides_when_on:
+                raise ValueError(
+                    f"{name} has no effect on method {method!r} because {other} is "
+                    f"{config[other]}. Results would not reflect the value that you asked for. "
+                    f"Leave {name} out, or add --set {other}={0 if overrides_when_on else 'VALUE'}."
+                )

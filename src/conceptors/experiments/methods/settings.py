@@ -12,6 +12,11 @@ from conceptors.experiments.networks import ACTIVATIONS
 
 T = TypeVar("T")
 
+INEFFECTIVE = {  # a setting -> the one that overrides it, and whether it does when on or off
+    "epochs": ("steps", True),
+    "stop_above_later": ("stop_above", False),
+}
+
 
 def setting(default: T, about: str, choices: Iterable[str] = ()) -> T:
     """A field of a settings class: its default, what it does, and its possible values."""
