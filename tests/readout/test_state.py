@@ -196,3 +196,12 @@ def test_processes_add_up(pair: Pair) -> None:
         assert "readout.fresh()" in messages[1]
     with pytest.raises(ValueError, match=r"different lifts.*readout\.fresh\(\)"):
         whole + Readout(DIM).learn(*samples(1))
+
+
+def test_a_state_of_another_lift_is_refused() -> None:
+    saved = Readout(8, lift=20).learn(normal(0, 30, 8), torch.arange(30) % 3).state_dict()
+    other = Readout(8, lift=20, activation="fourier")
+    before = copy.deepcopy(other.state_dict())
+    with pytest.raises(RuntimeError, match=r"they belong to the lift .*relu.*fourier"):
+        other.load_state_dict(saved)
+    assert_same_state(other.state_dict(), before)

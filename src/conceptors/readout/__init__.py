@@ -6,13 +6,5 @@ from conceptors.readout.patches import PatchFeatures
 from conceptors.readout.readout import Readout
 from conceptors.readout.sums import Sums
 
-__all__ = [
-    "LayerInputs",
-    "Lift",
-    "PatchFeatures",
-    "RandomFeatures",
-    "Readout",
-    "Scaling",
-    "SideBySide",
-    "Sums",
-]
+__all__ = ["LayerInputs", "Lift", "PatchFeatures", "RandomFeatures", "Readout", "Scaling"]
+__all__ += ["SideBySide", "Sums"]

@@ -361,6 +361,7 @@ class Readout(nn.Module):
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[prefix + "kind"] = torch.tensor(self._kind)
+        destination[prefix + "options"] = torch.tensor(list(repr(self.lift).encode())).byte()
         if self._sums:
             for name, value in self._sums.tensors().items():  # `learn` changes them in place
                 destination[f"{prefix}sums.{name}"] = value.clone()
@@ -374,7 +375,11 @@ class Readout(nn.Module):
         saved = {key: state[key] for key in state if key == "kind" or key.startswith("sums.")}
         for key in saved:
             del state_dict[prefix + key]  # the others are the lift's
+        options, lift_name = state_dict.pop(prefix + "options", None), repr(self.lift)
         try:
+            made = bytes(options.tolist()).decode() if isinstance(options, Tensor) else lift_name
+            if made != lift_name:
+                raise ValueError(f"they belong to the lift {made:.200}, not to {lift_name}")
             kind, sums = self._read(saved)
             lift: Any = copy.deepcopy(self.lift)
             lift.load_state_dict({k[5:]: v for k, v in state.items() if k.startswith("lift.")})
@@ -383,7 +388,7 @@ class Readout(nn.Module):
             if not all(bool(value.isfinite().all()) for value in lift.state_dict().values()):
                 raise ValueError("the lift has entries that are not finite")
         except (TypeError, ValueError, RuntimeError) as error:
-            args[-1].append(f"{prefix}sums are damaged: {error}; load another checkpoint")
+            args[-1].append(f"{prefix}saved sums do not fit: {error}; load another checkpoint")
             for key in [key for key in state_dict if key.startswith(prefix)]:
                 del state_dict[key]  # so the lift does not change either
             return
