@@ -128,7 +128,7 @@ def test_intents_are_learned_one_by_one(capsys: pytest.CaptureFixture[str]) -> N
     assert {len(texts) for texts in example["SENTENCES"].values()} == {8}
     example["main"](BagOfWords(200), 200, 500, ["where is my parcel", "play some jazz"])
     text = capsys.readouterr().out
-    accuracies = [float(value) for value in re.findall(r"([\d.]+) % right", text)]
+    accuracies = [float(value) for value in re.findall(r"([\d.]+) % correct", text)]
     assert len(accuracies) == 6
     assert min(accuracies) > 60  # guessing: 17
     assert "'where is my parcel': track_order" in text
