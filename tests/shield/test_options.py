@@ -71,6 +71,7 @@ def test_foreign_optimizers_are_refused() -> None:
         ({"rank": 1.5}, "rank"),
         ({"seed": -1}, "seed"),
         ({"exclude": [3]}, "exclude needs name patterns"),
+        ({"hard": "False"}, "hard must be True or False, got 'False'"),
         ({"exclude": "encoder.*"}, r"exclude has a pattern .* 'encoder\.\*'"),
         ({"freeze": ["0", "0.wieght"]}, r"freeze has a pattern .* did you mean '0\.weight'"),
     ],

@@ -139,6 +139,13 @@ def check_names(
                 )
 
 
+def check_flag(value: Any, name: str) -> bool:
+    """Check that a value is True or False; a word such as "False" would count as True."""
+    if value not in (True, False):
+        raise ValueError(f"{name} must be True or False, got {value!r}")
+    return bool(value)
+
+
 def one_of(value: Any, name: str, allowed: tuple[str, ...]) -> str:
     """Check that a value is one of the allowed words."""
     if value not in allowed:

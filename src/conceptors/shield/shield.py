@@ -31,6 +31,7 @@ from conceptors.shield.options import (
     Aperture,
     Protection,
     check_apertures,
+    check_flag,
     check_names,
     check_patterns,
     check_rank,
@@ -131,14 +132,14 @@ class Shield(Inspection, Persistence):
                 f"of its layers from a shield; shield the model before it is scripted"
             )
         self.aperture = check_apertures(aperture)
-        self.hard = bool(hard)
+        self.hard = check_flag(hard, "hard")
         self.increment_decay = checks.number(increment_decay, "increment_decay", 0.0, float("inf"))
         self.unsupported = one_of(unsupported, "unsupported", ("error", "freeze", "ignore"))
         self.batchnorm = one_of(batchnorm, "batchnorm", ("freeze", "follow"))
         self.exclude = check_patterns(exclude, "exclude")
         self.freeze = check_patterns(freeze, "freeze")
         self.rank = check_rank(rank)
-        self.keep_tasks = bool(keep_tasks)
+        self.keep_tasks = check_flag(keep_tasks, "keep_tasks")
         self.seed = checks.whole(seed, "seed", 0)
         self.model = unwrap(model)
         self._protection = Protection(self.aperture, self.hard, self.rank)
@@ -189,6 +190,11 @@ class Shield(Inspection, Persistence):
                 other weights than it trains; or the shield is detached.
         """
         self._check_attached()
+        if between is not None and not callable(between):
+            raise TypeError(
+                f"between must be a function without arguments, got {type(between).__name__}; "
+                f"write between=lambda: clip_grad_norm_(model.parameters(), 1.0)"
+            )
         given, optimizer = optimizer, unwrap_optimizer(optimizer)
         check_parameters(optimizer, self.model)
         check_steps_what_it_trains(optimizer)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -41,9 +43,13 @@ class Passing:
         self._means[name] = products if mean is None else products.lerp(mean.to(products), _DECAY)
 
     def shares(self) -> dict[str, float]:
-        """Return the share of each measured layer, in [0, 1]."""
+        """Return the share of each measured layer, in [0, 1]; none where gradients were NaN."""
         means = {name: mean.tolist() for name, mean in self._means.items()}
-        return {n: min(1.0, max(0.0, free / total)) for n, (free, total) in means.items() if total}
+        return {
+            name: min(1.0, max(0.0, free / total))
+            for name, (free, total) in means.items()
+            if total > 0 and math.isfinite(free / total)
+        }
 
 
 def is_capturing() -> bool:
