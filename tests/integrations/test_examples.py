@@ -45,7 +45,7 @@ def numbers_of(text: str, name: str) -> list[float]:
 def test_callbacks_protect_the_first_task(library: str, program: str) -> None:
     pytest.importorskip(library)
     text = start(program)
-    old, new = numbers_of(text, "as it was")
+    old, new = numbers_of(text, "without a shield")
     assert old < 60
     assert new > 90
     assert min(numbers_of(text, "with a shield")) > 85
