@@ -29,7 +29,7 @@ from conceptors.experiments.scenarios.data import (
 )
 
 CONTENT = {"alpha.bin": b"alpha" * 3000, "beta.bin": bytes(range(256)) * 40}
-PACKED = {f"{name}.gz": gzip.compress(content) for name, content in CONTENT.items()}
+PACKED = {f"{name}.gz": gzip.compress(content, mtime=0) for name, content in CONTENT.items()}
 ARCHIVE = io.BytesIO()
 with tarfile.open(fileobj=ARCHIVE, mode="w:gz") as _archive:
     for _name, _content in CONTENT.items():
