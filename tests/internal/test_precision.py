@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from conceptors.shield.step.numbers import rounded, sharp_product, split_bf16, split_tf32
 
 from conceptors._internal.precision import exactly, passes_in
-from conceptors.shield.step.numbers import rounded, sharp_product, split_bf16, split_tf32
 
 
 def test_numbers_are_sums_of_shorter_ones() -> None:

@@ -29,7 +29,7 @@ from shield.common import (
 OPTIMIZERS: dict[str, tuple[Any, str]] = {
     "adamw": (partial(AdamW, lr=0.01), "gradients and steps projected"),
     "sgd": (partial(SGD, lr=0.01), "gradients projected"),
-    "momentum": (partial(SGD, lr=0.01, momentum=0.9), "steps projected"),
+    "momentum": (partial(SGD, lr=0.01, momentum=0.9), "gradients and steps projected"),
 }
 
 
@@ -76,65 +76,45 @@ def push(layer: nn.Module, seed: int = 2) -> Tensor:
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_between_sees_and_may_clip_what_the_optimizer_receives(momentum: float) -> None:
-    """G F where the step is left alone, else G F^½; after the step `.grad` is G again."""
+def test_gradients_may_be_projected_early_and_clipped(momentum: float) -> None:
+    """G F where the step is left alone, else G F^½; the step does not project it again."""
     layer, shield = linear()
-    seen: list[Tensor] = []
-
-    def clip() -> None:
-        seen.append(gradients(layer)["Linear"])
-        nn.utils.clip_grad_norm_(layer.parameters(), 1e-3)
-
-    optimizer = SGD(layer.parameters(), lr=0.1, momentum=momentum)
-    shield.guard(optimizer, between=clip)
-    start, raw = blocks(layer)["Linear"], push(layer)
-    optimizer.step()
+    optimizer = shield.guard(SGD(layer.parameters(), lr=0.1, momentum=momentum))
     half = root(shield.conceptors()["Linear"].matrix())
-    expected = raw @ half if momentum else raw @ half @ half
-    torch.testing.assert_close(seen, [expected], rtol=0, atol=1e-12)
-    assert torch.equal(gradients(layer)["Linear"], raw)
-    step = 1e-4 * expected / expected.norm() @ (half if momentum else torch.eye(7).double())
-    torch.testing.assert_close(start - blocks(layer)["Linear"], step, rtol=1e-2, atol=0)
-    done = "gradients and steps projected" if momentum else "gradients projected"
-    assert [row.done for row in shield.explain()] == [done]
-
-
-def fail(optimizer: Optimizer) -> None:
-    """A step that raises when the optimizer has its gradients."""
-
-    def raises(*_: object) -> None:
-        raise RuntimeError("out of luck")
-
-    hook = optimizer.register_step_pre_hook(raises)
-    with pytest.raises(RuntimeError, match="out of luck"):
+    for seed in (2, 3):
+        start = blocks(layer)["Linear"]
+        optimizer.zero_grad()
+        optimizer.state.clear()
+        raw = push(layer, seed)
+        shield.project_(optimizer)
+        expected = raw @ half if momentum else raw @ half @ half
+        torch.testing.assert_close(gradients(layer)["Linear"], expected, rtol=0, atol=1e-12)
+        nn.utils.clip_grad_norm_(layer.parameters(), 1e-3)
+        clipped = gradients(layer)["Linear"]
         optimizer.step()
-    hook.remove()
+        assert torch.equal(gradients(layer)["Linear"], clipped)
+        step = 0.1 * clipped @ (half if momentum else torch.eye(7).double())
+        torch.testing.assert_close(start - blocks(layer)["Linear"], step, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("zero", [True, False, None], ids=["to none", "to zero", "not at all"])
-@pytest.mark.parametrize("clips", [False, True])
-def test_after_a_failed_step_the_next_has_the_users_gradients(
-    zero: bool | None, clips: bool
-) -> None:
-    """Whether they have zeroed our copies, put others in place, or try the same again."""
-    finals, afterwards = [], []
-    for fails in (True, False):
-        layer, shield = linear()
-        optimizer = AdamW(layer.parameters(), lr=0.1)
-        clip: Any = partial(nn.utils.clip_grad_norm_, list(layer.parameters()), 1e-3)
-        shield.guard(optimizer, between=clip if clips else None)
-        if fails and zero is not None:
-            push(layer, 7)
-            fail(optimizer)
-            optimizer.zero_grad(set_to_none=zero)
-        push(layer, 8)
-        if fails and zero is None:
-            fail(optimizer)
-        optimizer.step()
-        finals.append(blocks(layer)["Linear"])
-        afterwards.append(gradients(layer)["Linear"])
-    assert torch.equal(*finals)
-    assert torch.equal(*afterwards)
+def test_only_gradients_that_were_projected_early_are_left_alone() -> None:
+    """A step that was skipped after `project_`, as for NaN, leaves nothing behind."""
+    (layer, shield), (other, reference) = linear(), linear()
+    optimizer = shield.guard(SGD(layer.parameters(), lr=0.1))
+    alone = reference.guard(SGD(other.parameters(), lr=0.1))
+    push(layer, 2)
+    shield.project_(optimizer)
+    optimizer.zero_grad()
+    for model, steps in ((layer, optimizer), (other, alone)):
+        push(model, 3)
+        steps.step()
+    assert torch.equal(blocks(layer)["Linear"], blocks(other)["Linear"])
+
+
+def test_an_optimizer_without_a_guard_cannot_project() -> None:
+    layer, shield = linear()
+    with pytest.raises(ValueError, match="this SGD is not guarded; call shield.guard"):
+        shield.project_(SGD(layer.parameters(), lr=0.1))
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

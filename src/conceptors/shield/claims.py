@@ -15,8 +15,8 @@ from conceptors.algebra.spectrum import Spectrum, is_accurate
 from conceptors.shield.blocks import WeightBlock
 from conceptors.shield.novelty import join_novel
 from conceptors.shield.options import Protection
+from conceptors.shield.projection import Claim
 from conceptors.shield.remember.moments import Moments, SketchedMoments, rounding
-from conceptors.shield.step.context import Claim
 
 _LEAST = 0.02  # singular values up to this count as free with an automatic aperture
 _STOWED = 2048  # layers with at least this many inputs store their claims in main memory

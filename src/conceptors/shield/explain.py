@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from conceptors.layers.bare import is_bare
 from conceptors.shield.blocks import Scan
-from conceptors.shield.step.plan import StepPlan
+from conceptors.shield.guard import Guard
 
 
 class LayerRow(NamedTuple):
@@ -58,16 +58,16 @@ def explain(
     scan: Scan,
     ranks: Mapping[str, int],
     quotas: Mapping[str, float],
-    plans: Iterable[StepPlan],
+    guards: Iterable[Guard],
 ) -> Explanation:
     """Return one row per layer, frozen parameter, and parameter that cannot be shielded."""
     ways: dict[str, list[str]] = {}
     passing: dict[str, float] = {}
-    for plan in plans:
-        passing |= plan.passing.shares()
-        for block in plan.blocks:
+    for guard in guards:
+        passing |= guard.shares()
+        for block in guard.plan.blocks:
             words = ways.setdefault(block.name, [])
-            words += [block.way.about] if block.way.about not in words else []
+            words += [block.about] if block.about not in words else []
     rows = []
     for name, site in scan.sites.items():
         rank, dim = ranks.get(name, 0), site.size[1]

@@ -15,11 +15,11 @@ from conceptors.algebra.conceptor import Conceptor, similarity
 from conceptors.shield.blocks import Scan
 from conceptors.shield.claims import Claims, Remembered
 from conceptors.shield.explain import Explanation, explain
+from conceptors.shield.guard import Guards
 from conceptors.shield.moved import Mark
 from conceptors.shield.novelty import stride
 from conceptors.shield.options import Protection
 from conceptors.shield.room import stuck_layers
-from conceptors.shield.step.guards import Guards
 from conceptors.shield.watch import Watch
 
 
@@ -75,14 +75,15 @@ class Inspection(ABC):
         if self._attached:
             self.refresh()
             self._watch.look()
-        plans = [guard.prepare() for guard in self._guards]
+        for guard in self._guards:
+            guard.prepare()
         free = {
-            name: self._guards.context.protected.free(name, site.active())
+            name: self._guards.protected.free(name, site.active())
             for name, site in self._scan.sites.items()
             if site.active()
         }
         ranks = {name: 0 if space is None else space.rank for name, space in free.items()}
-        return explain(self._scan, ranks, self.quota(), plans)
+        return explain(self._scan, ranks, self.quota(), list(self._guards))
 
     def similarity(
         self,

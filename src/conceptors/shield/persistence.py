@@ -56,7 +56,7 @@ class Persistence:
             self.refresh()
             loaded = shield_state.read(self, state, strict=strict, rename=rename or {})
             with self._all_or_nothing():
-                self._remembered, self._resumed = loaded.remembered, loaded.resumed
+                self._remembered = loaded.remembered
                 self._anchors.values = self._anchors.values | loaded.anchors
                 self._claims_changed()
             self._watch.resting.names = loaded.resting

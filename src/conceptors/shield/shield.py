@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from conceptors._internal import checks
@@ -26,6 +26,7 @@ from conceptors.shield.attach import (
 )
 from conceptors.shield.blocks import Scan, survey
 from conceptors.shield.claims import Claims, Remembered, claims_of_task
+from conceptors.shield.guard import Guards, Protected
 from conceptors.shield.inspection import Inspection
 from conceptors.shield.options import (
     Aperture,
@@ -42,8 +43,6 @@ from conceptors.shield.remember.run import collect
 from conceptors.shield.remember.uses import StrayUse, refuse
 from conceptors.shield.room import full_layers, warn_if_full
 from conceptors.shield.statistics import Statistics
-from conceptors.shield.step.context import Context, Protected
-from conceptors.shield.step.guards import Guards
 from conceptors.shield.watch import Watch, check_steps_what_it_trains, warn_of_dropped
 
 
@@ -144,12 +143,10 @@ class Shield(Inspection, Persistence):
         self.model = unwrap(model)
         self._protection = Protection(self.aperture, self.hard, self.rank)
         self._remembered = Remembered()
-        self._guards = Guards(self._make_context)
         self._full: set[str] = set()
         self._stray: set[str] = set()  # blocks that are frozen because their uses are not covered
         self._anchors = Anchors(near=self.increment_decay > 0)
         self._statistics = Statistics(batchnorm=self.batchnorm == "freeze")
-        self._resumed: dict[str, Tensor] = {}  # notes of a checkpoint, until the next task
         self._attached = True
         claim_model(self.model, self)
         try:
@@ -157,6 +154,7 @@ class Shield(Inspection, Persistence):
             self._scan = self._rescan()
             check_names(self.model, self._scan.sites, self.exclude, self.freeze, self.aperture)
             self._watch = Watch(self)
+            self._guards = Guards(self._protected, self._watch)
         except BaseException:
             release_model(self.model)
             raise
@@ -165,21 +163,16 @@ class Shield(Inspection, Persistence):
 
     # --- use ------------------------------------------------------------------------------
 
-    def guard(
-        self, optimizer: Optimizer, *, between: Callable[[], None] | None = None
-    ) -> Optimizer:
+    def guard(self, optimizer: Optimizer) -> Optimizer:
         """Keep all steps of an optimizer in the free space, and return the optimizer.
 
         Call this for every optimizer of the model, before its first step. The shield uses the
-        optimizer's step hooks, so schedulers, gradient scalers and checkpoints work as usual.
+        optimizer's step hooks, so schedulers, gradient scalers and checkpoints work as usual. Each
+        step projects `.grad` in place.
 
         Args:
             optimizer: any torch optimizer, or a wrapper with the optimizer as its attribute
                 `optimizer`, such as that of accelerate.
-            between: a function that is called in every step, when `.grad` contains the projected
-                gradients that the optimizer is about to use. It may change them in place; clip
-                gradients here. For an optimizer that is already guarded, it replaces the
-                function.
 
         Returns:
             The optimizer that was passed.
@@ -190,18 +183,25 @@ class Shield(Inspection, Persistence):
                 other weights than it trains; or the shield is detached.
         """
         self._check_attached()
-        if between is not None and not callable(between):
-            raise TypeError(
-                f"between must be a function without arguments, got {type(between).__name__}; "
-                f"write between=lambda: clip_grad_norm_(model.parameters(), 1.0)"
-            )
         given, optimizer = optimizer, unwrap_optimizer(optimizer)
         check_parameters(optimizer, self.model)
         check_steps_what_it_trains(optimizer)
         with self._watch.alone(), outside_inference_mode():
             self.refresh()
-            self._guards.add(optimizer, between)
+            self._guards.add(optimizer)
         return given
+
+    def project_(self, optimizer: Optimizer) -> None:
+        """Project the gradients of a guarded optimizer now, in place; its next step does not again.
+
+        Call it before gradients are clipped, at the place of `scaler.unscale_(optimizer)`, and
+        after that: most of a gradient that is clipped first may not pass the shield.
+
+        Raises:
+            ValueError: the optimizer is not guarded, or the shield is detached.
+        """
+        self._check_attached()
+        self._guards.project(unwrap_optimizer(optimizer))
 
     def remember(
         self,
@@ -246,7 +246,6 @@ class Shield(Inspection, Persistence):
                 self._remembered = self._remembered.with_task(
                     task, self._scan.sites, self._protection, self.keep_tasks, known
                 )
-                self._resumed = {}
                 self._set_anchors()
                 self._claims_changed()
             self._watch.remembered(task.conceptors)
@@ -282,7 +281,6 @@ class Shield(Inspection, Persistence):
                 self._remembered = self._remembered.without_task(
                     index, self._scan.sites, self._protection
                 )
-                self._resumed = {}
                 self._claims_changed()
             self._watch.trust()
         self._full &= full_layers(self.quota()).keys()
@@ -375,20 +373,14 @@ class Shield(Inspection, Persistence):
         ]
         self._anchors.set(self.model, sites, new_only=new_only)
 
-    def _make_context(self, version: int) -> Context:
-        protected = Protected(
+    def _protected(self) -> Protected:
+        return Protected(
             sites=self._scan.sites,
             claims=self._remembered.claims(self._scan.sites, self._protection),
             frozen=self._scan.frozen if self.n_tasks else {},
             magnitudes=self._scan.magnitudes if self.n_tasks else {},
             anchors=self._anchors.by_parameter(self.model),
-            resumed=dict(self._resumed),
-        )
-        return Context(
-            version=version,
-            protected=protected,
             increment_decay=self.increment_decay,
-            callbacks=self._watch,
         )
 
     @outside_inference_mode()
@@ -409,11 +401,11 @@ class Shield(Inspection, Persistence):
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
         """Restore the remembered tasks and their protection if an error occurs inside."""
-        before = self._remembered, self._resumed, dict(self._anchors.values)
+        before = self._remembered, dict(self._anchors.values)
         try:
             yield
         except BaseException:
-            self._remembered, self._resumed, self._anchors.values = before
+            self._remembered, self._anchors.values = before
             self._claims_changed()
             raise
 

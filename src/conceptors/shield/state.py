@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,18 +16,16 @@ from conceptors.algebra.checks import check_spectrum
 from conceptors.algebra.conceptor import Conceptor
 from conceptors.algebra.forms import OddsForm, SpectrumForm
 from conceptors.algebra.spectrum import Spectrum
-from conceptors.shield.blocks import WeightBlock, is_sharded
 from conceptors.shield.claims import Claims, Remembered
-from conceptors.shield.shards import cut_like, cut_rows, gathered
+from conceptors.shield.shards import cut_like, gathered
 
 if TYPE_CHECKING:
     from conceptors.shield.shield import Shield
 
 FORMAT = "conceptors.Shield"
 VERSION = 1
-_TENSORS = ("anchors", "stiffness", "notes")
+_TENSORS = ("anchors", "stiffness")
 _SCALARS = ("format", "version", "n_tasks", "layers", "unclaimed", "resting")
-_PADDED = 15  # the most directions that padding on a GPU adds to a note
 _MOST_TASKS = 100_000  # in a file: a damaged header must not fill the memory
 
 
@@ -79,22 +76,13 @@ def pack(shield: Shield) -> dict[str, Any]:
         ],
         "anchors": {name: gathered(anchor) for name, anchor in shield._anchors.values.items()},
         "stiffness": {name: value.clone() for name, value in remembered.claimed.stiffness.items()},
-        "notes": _notes(shield),
     }
-
-
-def _notes(shield: Shield) -> dict[str, Tensor]:
-    """Return the notes of optimizers in the middle of a task, for layers with one optimizer."""
-    by_guard = [guard.plan.notes() for guard in shield._guards]
-    counts = Counter(name for notes in by_guard for name in notes)
-    return {n: note for notes in by_guard for n, note in notes.items() if counts[n] == 1}
 
 
 class LoadedState(NamedTuple):
     """A checked state, before the shield adopts it."""
 
     remembered: Remembered
-    resumed: dict[str, Tensor]
     anchors: dict[str, Tensor]
     resting: set[str]
     report: LoadReport
@@ -105,7 +93,6 @@ def read(
 ) -> LoadedState:
     """Read a state for this shield without changing it; see `Shield.load_state_dict`."""
     n_tasks, claimed, tasks, anchors = _parsed(state, rename)
-    notes = _tensors(state, "notes", rename)
     known, unclaimed, resting = (
         _names(state, label, rename) for label in ("layers", "unclaimed", "resting")
     )
@@ -144,9 +131,6 @@ def read(
     devices = {name: s.parameters[0].device for name, s in sites.items()}
     where = {name: devices[name] for name in report.loaded}
     parameters = dict(shield.model.named_parameters())
-    for name, note in notes.items():
-        if name in where:
-            _check_note(sites[name], note)
     for name, anchor in anchors.items():
         if name in parameters and not _has_grown(anchor.shape, parameters[name].shape):
             raise _damaged(
@@ -155,7 +139,6 @@ def read(
             )
     return LoadedState(
         Remembered(_placed(claimed, where), [_placed(task, where) for task in tasks], n_tasks),
-        {n: _local_note(sites[n], note) for n, note in notes.items() if n in where},
         {
             name: cut_like(anchor, parameters[name].data)
             for name, anchor in anchors.items()
@@ -169,24 +152,6 @@ def read(
 def _has_grown(before: torch.Size, now: torch.Size) -> bool:
     """Whether a shape is equal to an earlier one, or larger in some dimensions."""
     return len(before) == len(now) and all(a <= b for a, b in zip(before, now))
-
-
-def _check_note(site: WeightBlock, note: Tensor) -> None:
-    """Check that a note W U `[g, out, r]` fits its layer, where only `out` may have grown."""
-    groups, dim = site.size
-    outputs = site.parameters[0].numel() // (groups * max(1, dim - len(site.biases)))
-    most = torch.Size((groups, max(outputs, 1), dim + _PADDED))
-    if note.ndim != 3 or len(note) != groups or not _has_grown(note.shape, most):
-        raise _damaged(
-            f"the note of layer {site.name!r} has shape {list(note.shape)}, but the layer has "
-            f"{groups} groups of {outputs} outputs and {dim} inputs"
-        )
-
-
-def _local_note(site: WeightBlock, note: Tensor) -> Tensor:
-    """Return the part of a note that this process needs."""
-    first = site.parameters[0]
-    return cut_rows(note, first) if site.block.rows_first and is_sharded(first.data) else note
 
 
 def _placed(claims: Claims, where: Mapping[str, torch.device]) -> Claims:

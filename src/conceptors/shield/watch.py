@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -16,10 +15,10 @@ from torch.utils.hooks import RemovableHandle
 from conceptors._internal.checks import outside
 from conceptors.shield.alone import OneThread
 from conceptors.shield.buffers import Buffers
+from conceptors.shield.guard import Callbacks
 from conceptors.shield.moved import Baseline, tolerance
 from conceptors.shield.resting import Resting
 from conceptors.shield.room import warn_if_stuck
-from conceptors.shield.step.context import GuardCallbacks
 
 if TYPE_CHECKING:
     from conceptors.shield.shield import Shield
@@ -31,7 +30,7 @@ class UnprotectedWarning(UserWarning):
     """A remembered task is not fully protected."""
 
 
-class Watch(GuardCallbacks):
+class Watch(Callbacks):
     """Observe the weights, buffers and optimizers of one shield's model.
 
     Attributes:
@@ -54,9 +53,6 @@ class Watch(GuardCallbacks):
         _join(self)
 
     # --- callbacks of guards ---------------------------------------------------------------
-
-    def optimizer_counts(self) -> Counter[int]:
-        return self._shield._guards.optimizer_counts()
 
     def report_passing(self, shares: Mapping[str, float]) -> None:
         warn_if_stuck(shares, self._shield._large())
@@ -210,7 +206,7 @@ class Watch(GuardCallbacks):
     def before_any_step(self, optimizer: Optimizer) -> None:
         """Warn if an optimizer that is not guarded steps protected layers."""
         shield = self._shield
-        version = shield._guards.context.version
+        version = shield._guards.version
         if not shield.n_tasks or self._strangers.get(optimizer) == version:
             return
         if shield._guards.is_guarded(optimizer):

@@ -1,0 +1,185 @@
+"""A block of weights as one optimizer steps it: its gradients, its weights, and their projection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from conceptors._internal.precision import full, tensor_cores
+from conceptors.shield.blocks import WeightBlock, is_sharded, shard_like
+from conceptors.shield.projection import FreeSpace, make_projection
+
+
+class GuardedBlock:
+    """A block, or those of its parameters that one optimizer steps.
+
+    Attributes:
+        once: whether gradients or steps are multiplied by F, instead of both by F^½.
+        corrects: whether steps are projected.
+        crossed: whether another block shares some of its memory in another layout.
+        origin: W_previous in the coordinates of the projection; None without a pull.
+        scale: the factor `[]` of a gradient scaler, which the pull needs too.
+        previous: the weights before a step, and after it; None before the first step. Weights in
+            half precision are followed in float32, so that rounding does not add up.
+    """
+
+    def __init__(
+        self,
+        site: WeightBlock,
+        parameters: list[nn.Parameter],
+        free: FreeSpace,
+        scale: Tensor,
+        *,
+        once: bool = False,
+        corrects: bool = True,
+        crossed: bool = False,
+        anchors: list[Tensor] | None = None,
+    ) -> None:
+        self.name, self.site, self.parameters = site.name, site, parameters
+        self.once, self.corrects, self.crossed = once, corrects, crossed
+        self.device = parameters[0].device
+        self.is_sharded = any(is_sharded(p.data) for p in parameters)
+        self.projection = make_projection(free, once, dense=not self.is_sharded)
+        self.scale = scale
+        self.origin: Tensor | None = None
+        if self.projection.pulls and anchors is not None:
+            before = {id(p): site.plain(a) for p, a in zip(parameters, anchors)}
+            self.origin = self.projection.coordinates(site.views(before, parameters)).clone()
+        self.previous: list[Tensor] | None = None
+        self._weights: dict[int, Tensor] = {}
+        self._gradients: dict[int, Tensor] = {}
+
+    @property
+    def about(self) -> str:
+        """A description for `Shield.explain`."""
+        return "gradients projected" if self.once else "gradients and steps projected"
+
+    # --- gradients ------------------------------------------------------------------------
+
+    def load_gradients(self) -> bool:
+        """Read the gradients, as zeros where there are none; return whether there are any."""
+        self._gradients = {}
+        if all(p.grad is None for p in self.parameters):
+            return False
+        for parameter in self.parameters:
+            if parameter.grad is None and self.once:
+                # a step that is not projected is in the free space only as a whole
+                parameter.grad = torch.zeros_like(parameter)
+            self._gradients[id(parameter)] = self._gradient(parameter)
+        return True
+
+    def _gradient(self, parameter: nn.Parameter) -> Tensor:
+        """Return a gradient as a plain tensor of the shape of `WeightBlock.read`."""
+        gradient: Any = parameter.grad
+        if gradient is None:
+            return torch.zeros_like(self.site.read(parameter))
+        if gradient.layout == torch.sparse_coo:
+            return gradient.to_dense()  # type: ignore[no-any-return]
+        return self.site.plain(gradient)
+
+    def apply_gradients(self) -> None:
+        """Project the gradients that were read, and add the pull."""
+        if self._gradients:
+            with self.precision():
+                self.projection.apply_(self.gradient_parts(), self._drift())
+
+    def store_gradients(self) -> None:
+        """Write gradients back that were read as copies."""
+        for parameter in self.parameters:
+            gradient: Any = parameter.grad
+            if gradient is None or id(parameter) not in self._gradients:
+                continue
+            value = self._gradients[id(parameter)]
+            if gradient.layout == torch.sparse_coo:
+                places = gradient.coalesce().indices()
+                parameter.grad = torch.sparse_coo_tensor(
+                    places, value[places[0]], value.shape, check_invariants=False
+                )
+            elif is_sharded(gradient) and not self.site.block.rows_first:
+                gradient.copy_(shard_like(value, gradient))
+        self._gradients = {}
+
+    def gradient_parts(self) -> list[Tensor]:
+        """Return the gradients as views `[g, out, ...]`."""
+        return self.site.views(self._gradients, self.parameters)
+
+    def _drift(self) -> Tensor | None:
+        """Compute W - W_previous in coordinates, times the scale of the gradients."""
+        if self.origin is None:
+            return None
+        return (self.projection.coordinates(self.load_weights()) - self.origin) * self.scale
+
+    # --- weights --------------------------------------------------------------------------
+
+    def load_weights(self) -> list[Tensor]:
+        """Return the weights as views `[g, out, ...]`, of copies where they are gathered."""
+        self._weights = {id(p): self.site.read(p) for p in self.parameters}
+        return self.site.views(self._weights, self.parameters)
+
+    def store_weights(self) -> None:
+        """Write weights back that were read as copies."""
+        for parameter in self.parameters:
+            self.site.write(parameter, self._weights[id(parameter)])
+        self._weights = {}
+
+    def copy_weights(self) -> None:
+        """Copy the weights before a step."""
+        if not self.corrects:
+            return
+        weights = self.load_weights()
+        if self.previous is None:
+            self.previous = [full(w).clone() for w in weights]
+            return
+        for previous, now in zip(self.previous, weights):
+            if previous.dtype == now.dtype:
+                previous.copy_(now)
+            else:  # keep what was rounded in the last step
+                previous.copy_(torch.where(previous.to(now.dtype) == now, previous, now))
+
+    def project_step(self) -> None:
+        """W ← W_before + ΔW F^½."""
+        if not self.corrects or self.previous is None:
+            return
+        weights = self.load_weights()
+        steps = [now - before for now, before in zip(weights, self.previous)]
+        with self.precision():
+            self.projection.apply_(steps)
+        for now, before, step in zip(weights, self.previous, steps):
+            now.copy_(before.add_(step))
+        self.store_weights()
+
+    def precision(self) -> AbstractContextManager[None]:
+        """On a GPU, products may be rounded to TF32 where a pull corrects the drift."""
+        rough = self.corrects and self.origin is not None and self.device.type == "cuda"
+        return tensor_cores() if rough else nullcontext()
+
+    # --- measurements ---------------------------------------------------------------------
+
+    def passing(self) -> Tensor:
+        """Compute <G, G F> and <G, G> `[2]` of the gradients that were read."""
+        removed, total = self._energies(self.gradient_parts())
+        return torch.stack([total - removed, total])
+
+    def moved(self) -> Tensor | None:
+        """Compute <D, D A> and <W, W A> `[2]` for the change D of W since the last step."""
+        if not self.corrects or self.previous is None or self.crossed:
+            return None
+        added = [now - before for now, before in zip(self.load_weights(), self.previous)]
+        return torch.stack([self._energies(added)[0], self._energies(self.previous)[0]])
+
+    def _energies(self, parts: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Compute <X, X A> and <X, X>."""
+        before = [full(part) for part in parts]
+        after = [part.clone() for part in before]
+        self.projection.apply_(after)
+        total = _sum(x.square() for x in before)
+        kept = (x * y if self.once else y.square() for x, y in zip(before, after))
+        return total - _sum(kept), total
+
+
+def _sum(parts: Iterator[Tensor]) -> Tensor:
+    return torch.stack([part.sum() for part in parts]).sum()

@@ -1,0 +1,554 @@
+"""Keep an optimizer's steps in the free space, through its step hooks.
+
+Before a step, gradients are projected in place, G ← G F^½, as `clip_grad_norm_` clips them, and the
+weights are copied. After it, the step is projected, W ← W_before + ΔW F^½. See `projection` for
+the mathematics.
+
+| optimizer                             | gradients | steps         |
+|---------------------------------------|-----------|---------------|
+| SGD without momentum and weight decay | times F   | unchanged     |
+| LBFGS, which searches with gradients  | times F   | hard: times F |
+| any other                             | times F^½ | times F^½     |
+
+Where an optimizer steps only some parameters of a block, the free space is that of changes of these
+alone. Momentum is unchanged when a task ends, because steps are projected anyway. Only the history
+of LBFGS is cleared, because it belongs to another free space.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import is_
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import LBFGS, SGD, Optimizer
+
+from conceptors._internal.precision import exactly
+from conceptors.layers.magnitude import Magnitude
+from conceptors.shield.block import GuardedBlock
+from conceptors.shield.blocks import WeightBlock
+from conceptors.shield.gpu import Work
+from conceptors.shield.projection import Claim, FreeSpace, free_space
+
+_STEADY = 0.5  # the share of the distance that a plain step may pull weights back
+_INTERVAL = 1024  # the most steps between measurements, which double until then
+_DECAY = 0.5  # weight of earlier measurements
+_RELIABLE = 128  # steps after which a warning about `passing` may be issued
+
+
+@dataclass(frozen=True)
+class Protected:
+    """The protected parts of a model, and their state at the beginning of the task."""
+
+    sites: Mapping[str, WeightBlock] = field(default_factory=dict)
+    claims: Mapping[str, Claim] = field(default_factory=dict)
+    frozen: Mapping[str, nn.Parameter] = field(default_factory=dict)
+    magnitudes: Mapping[str, Magnitude] = field(default_factory=dict)
+    anchors: Mapping[int, Tensor] = field(default_factory=dict)  # W_previous, by a parameter's id
+    increment_decay: float = 0.0
+    _spaces: dict[object, tuple[FreeSpace, list[nn.Parameter]]] = field(default_factory=dict)
+
+    def free(self, name: str, parameters: list[nn.Parameter]) -> FreeSpace | None:
+        """Return the free space of some parameters of a block, or None if it is everything."""
+        if name not in self.claims:
+            return None
+        first = parameters[0]
+        key = (name, first.dtype, first.device, *(id(p) for p in parameters))
+        if key not in self._spaces:  # stores the parameters too, so their ids stay valid
+            columns = self.sites[name].columns(parameters)
+            self._spaces[key] = free_space(self.claims[name], columns, first), parameters
+        space = self._spaces[key][0]
+        return space if space.rank else None
+
+
+class Callbacks:
+    """What a guard tells its shield. The default implementation does nothing."""
+
+    def check_thread(self) -> None:
+        """Raise RuntimeError if another thread is using the shield."""
+
+    def look_again(self, optimizer: Optimizer) -> None:
+        """Check whether layers were added or replaced."""
+
+    def look_before_step(self) -> None:
+        """Check the weights, which other code than a guarded step has changed."""
+
+    def report_passing(self, shares: Mapping[str, float]) -> None:
+        """Receive the share of the gradients that is applied, by layer."""
+
+
+@dataclass
+class Plan:
+    """What is done around the steps of one optimizer.
+
+    Attributes:
+        key: what the plan depends on.
+        blocks: the blocks with protected directions that the optimizer steps.
+        work: their projections.
+        scales: the factor of a gradient scaler, on each device.
+        still: parameters that a step must not move.
+        magnitudes: parameters that follow their directions, by name.
+        decaying: parameters and W_previous, for the decay of Algorithm 2.
+        decays_apart: the same for parameters whose decay leaves the free space, because a block
+            has several learning rates; it is projected like the step.
+    """
+
+    key: object = None
+    blocks: list[GuardedBlock] = field(default_factory=list)
+    work: Work = field(default_factory=lambda: Work([]))
+    scales: list[Tensor] = field(default_factory=list)
+    still: list[nn.Parameter] = field(default_factory=list)
+    magnitudes: Mapping[str, Magnitude] = field(default_factory=dict)
+    decaying: list[tuple[nn.Parameter, Tensor]] = field(default_factory=list)
+    decays_apart: list[tuple[nn.Parameter, Tensor]] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        lists = (self.blocks, self.still, self.magnitudes, self.decaying, self.decays_apart)
+        return any(map(bool, lists))
+
+    @exactly()
+    def moved(self) -> dict[str, float]:
+        """Compute how far blocks have moved since the last step, relative to their claimed part."""
+        sizes = {block.name: block.moved() for block in self.blocks}
+        numbers = {name: size.tolist() for name, size in sizes.items() if size is not None}
+        return {n: math.sqrt(max(0.0, d) / max(w, 1e-30)) for n, (d, w) in numbers.items()}
+
+
+def make_plan(
+    optimizer: Optimizer, protected: Protected, key: object, copies: Sequence[GuardedBlock] = ()
+) -> Plan:
+    """Create the plan of an optimizer; keep the copies of weights of these blocks."""
+    groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    scales: dict[torch.device, Tensor] = {}
+    plan = Plan(key)
+    for site in protected.sites.values():
+        stepped = [p for p in site.active() if id(p) in groups]
+        crossed = any(site.crosses(other) for other in protected.sites.values())
+        whole = len({id(groups[id(p)]) for p in stepped}) == 1
+        if protected.increment_decay:
+            decays = plan.decaying if whole else plan.decays_apart
+            anchored = [p for p in stepped if id(p) in protected.anchors]
+            decays.extend((p, protected.anchors[id(p)]) for p in anchored)
+        # only projections of single parameters commute with those of the other block
+        for parameters in [[p] for p in stepped] if crossed else [stepped] if stepped else []:
+            free = protected.free(site.name, parameters)
+            if free is not None:
+                used = [groups[id(p)] for p in parameters]
+                scale = scales.setdefault(
+                    parameters[0].device, torch.ones((), device=parameters[0].device)
+                )
+                plan.blocks.append(
+                    _guarded(optimizer, site, parameters, free, scale, used, protected, crossed)
+                )
+    previous = {(b.name, *map(id, b.parameters)): b.previous for b in copies}
+    for block in plan.blocks:
+        block.previous = previous.get((block.name, *map(id, block.parameters)))
+    plan.work, plan.scales = Work(plan.blocks), list(scales.values())
+    if protected.claims:
+        plan.magnitudes = protected.magnitudes
+        fixed = {id(p) for p in protected.frozen.values()}
+        # momentum and weight decay also move parameters that do not require gradients
+        parameters = (p for group in optimizer.param_groups for p in group["params"])
+        plan.still = [p for p in parameters if id(p) in fixed or not p.requires_grad]
+    return plan
+
+
+def _guarded(
+    optimizer: Optimizer,
+    site: WeightBlock,
+    parameters: list[nn.Parameter],
+    free: FreeSpace,
+    scale: Tensor,
+    groups: list[dict[str, Any]],
+    protected: Protected,
+    crossed: bool,
+) -> GuardedBlock:
+    """Choose how the steps of a block are projected; see the table above."""
+    if isinstance(optimizer, SGD) and free.stiffness is not None:
+        stiffest = _STEADY / max(1e-12, *map(_rate, groups))
+        free = free._replace(stiffness=free.stiffness.clamp(max=stiffest))
+    # G F of parameters with separate rates is no step in the free space
+    whole = all(group is groups[0] for group in groups)
+    plain = type(optimizer) is SGD and not groups[0]["weight_decay"] and not groups[0]["momentum"]
+    exact = all(p.dtype in (torch.float32, torch.float64) for p in parameters)
+    searches = type(optimizer) is LBFGS
+    once = searches or (plain and whole and exact)
+    anchors = None
+    if free.stiffness is not None and all(id(p) in protected.anchors for p in parameters):
+        anchors = [protected.anchors[id(p)].to(p.device, p.dtype) for p in parameters]
+    return GuardedBlock(
+        site,
+        parameters,
+        free,
+        scale,
+        once=once,
+        corrects=free.hard or not whole if searches else not once,
+        crossed=crossed,
+        anchors=anchors,
+    )
+
+
+def _rate(group: dict[str, Any]) -> float:
+    """Return the largest learning rate of a schedule, which may start with a small one."""
+    return max(float(group.get(name) or 0.0) for name in ("lr", "initial_lr", "max_lr"))
+
+
+class Guard:
+    """The hooks of one optimizer.
+
+    Attributes:
+        in_step: whether a step has begun and is not projected yet, also after Ctrl-C.
+        steps: the number of steps since the claims changed.
+        passing: running means of <G, G F> and <G, G> `[2]` by layer, from steps 1, 2, 4, 8, …
+        stepped: names of the blocks that were stepped since the last `remember`.
+        trained: ids of parameters that had gradients since then.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        guards: Guards,
+    ) -> None:
+        this = weakref.ref(self)
+        self._optimizer = weakref.ref(optimizer, lambda _: guards.drop(this()))
+        self._guards = guards
+        self.plan = Plan()
+        self.in_step = False
+        self.steps = 0
+        self.passing: dict[str, Tensor] = {}
+        self.stepped: set[str] = set()
+        self.trained: set[int] = set()
+        self._still: list[tuple[nn.Parameter, Tensor]] = []
+        self._ratios: dict[str, Tensor] = {}
+        self._projected: list[Tensor | None] | None = None  # gradients that `project` projected
+        self._versions: list[int] = []  # of the weights after the last step
+        self._handles = [
+            optimizer.register_step_pre_hook(self._before),
+            optimizer.register_step_post_hook(self._after),
+        ]
+
+    def remove(self) -> None:
+        """Remove the hooks from the optimizer."""
+        for handle in self._handles:
+            handle.remove()
+
+    def guards(self, optimizer: Optimizer) -> bool:
+        return self._optimizer() is optimizer
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Return the parameters of the optimizer."""
+        optimizer = self._optimizer()
+        return [] if optimizer is None else [p for g in optimizer.param_groups for p in g["params"]]
+
+    def prepare(self) -> Plan:
+        """Rebuild the plan if the claims or the parameters have changed."""
+        optimizer = self._optimizer()
+        if optimizer is None:
+            return Plan()
+        key = (self._guards.version, _key(optimizer))
+        if self.plan.key != key:
+            is_same = isinstance(self.plan.key, tuple) and self.plan.key[0] == key[0]
+            copies = self.plan.blocks if is_same else ()  # weights have moved in memory
+            with exactly():
+                self.plan = make_plan(optimizer, self._guards.protected, key, copies)
+            if not is_same:
+                self.steps, self.passing = 0, {}
+                if isinstance(optimizer, LBFGS):
+                    optimizer.state.clear()
+        return self.plan
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Project a step that was interrupted before its projection."""
+        if self.in_step:
+            self.prepare()
+            self._finish()
+
+    # --- around a step --------------------------------------------------------------------
+
+    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        self.settle()
+        callbacks = self._guards.callbacks
+        callbacks.check_thread()
+        self.steps += 1
+        due = _is_due(self.steps)
+        if due or self.plan.key != (self._guards.version, _key(optimizer)):
+            callbacks.look_again(optimizer)  # layers may have been added, removed, or frozen
+        plan = self.prepare()
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if plan:
+            if self.steps == 1:
+                self.stepped |= {block.name for block in plan.blocks}
+            if self._versions != _versions(plan):
+                callbacks.look_before_step()  # other code may have changed weights
+            self._begin(optimizer, plan)
+        if closure is None:  # else gradients are those of the previous step
+            self._project(optimizer, due)
+            return None
+
+        def shielded() -> Any:
+            """Call the user's closure, and project its gradients."""
+            loss = closure()
+            self._project(optimizer, due)
+            return loss
+
+        if len(args) > 1:
+            return (args[0], shielded, *args[2:]), kwargs
+        return args, {**kwargs, "closure": shielded}
+
+    @torch.no_grad()
+    def _begin(self, optimizer: Optimizer, plan: Plan) -> None:
+        """Copy what `_finish` needs to know about the weights before the step."""
+        decay = 0.0 if _skips(optimizer) else 2 * self._guards.protected.increment_decay
+        self._ratios = {name: m.ratio() for name, m in plan.magnitudes.items()}
+        if decay:
+            _decay(plan.decaying, optimizer, decay)
+        plan.work.copy_weights()
+        if decay:
+            _decay(plan.decays_apart, optimizer, decay)
+        moves_all = isinstance(optimizer, LBFGS)  # along its history
+        self._still = [
+            (p, p.data.clone())
+            for p in plan.still
+            if p.requires_grad or p.grad is not None or moves_all
+        ]
+        self.in_step = True
+
+    @torch.no_grad()
+    def project(self, optimizer: Optimizer) -> None:
+        """Project the gradients now; the next step does not project them again."""
+        self.prepare()
+        self._project(optimizer, _is_due(self.steps + 1))
+        self._projected = [p.grad for p in self.parameters()]
+
+    @torch.no_grad()
+    def _project(self, optimizer: Optimizer, due: bool) -> None:
+        if due:
+            self.trained |= _with_gradients(self.parameters(), self.trained)
+        early, self._projected = self._projected, None
+        if early is not None and _same(early, [p.grad for p in self.parameters()]):
+            return
+        plan, scale = self.plan, getattr(optimizer, "grad_scale", None)
+        if not plan:
+            return
+        for factor in plan.scales:
+            factor.fill_(1.0) if scale is None else factor.copy_(scale)
+        if due:
+            self._measure(plan)
+        plan.work.project_gradients()
+
+    @exactly()
+    def _measure(self, plan: Plan) -> None:
+        """Measure the share of the gradients that is applied."""
+        for block in plan.blocks:
+            if block.load_gradients():
+                now, mean = block.passing(), self.passing.get(block.name)
+                self.passing[block.name] = now if mean is None else now.lerp(mean.to(now), _DECAY)
+        if self.steps == _RELIABLE:
+            self._guards.callbacks.report_passing(self.shares())
+
+    def shares(self) -> dict[str, float]:
+        """Return the applied share of each layer's gradients; none where gradients were NaN."""
+        means = {name: mean.tolist() for name, mean in self.passing.items()}
+        return {
+            name: min(1.0, max(0.0, free / total))
+            for name, (free, total) in means.items()
+            if total > 0 and math.isfinite(free / total)
+        }
+
+    @torch.no_grad()
+    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not self.in_step:
+            return
+        if _skips(optimizer):
+            self.in_step = False
+            return
+        self.prepare()  # SAM replaces weights by copies
+        self._finish()
+
+    def _finish(self) -> None:
+        """Project a step of the optimizer."""
+        self.plan.work.project_steps()
+        for parameter, value in self._still:
+            parameter.data.copy_(value)
+        for name, magnitude in self.plan.magnitudes.items():
+            if name in self._ratios:
+                magnitude.follow(self._ratios[name])
+        self._versions, self.in_step = _versions(self.plan), False
+
+
+class Guards(list[Guard]):
+    """The guards of all optimizers of one model.
+
+    Attributes:
+        protected: what they protect, computed anew by `make` when anything in it changes.
+        version: the number of these changes.
+    """
+
+    def __init__(self, make: Callable[[], Protected], callbacks: Callbacks) -> None:
+        super().__init__()
+        self._make, self.callbacks = make, callbacks
+        self.protected, self.version = Protected(), 0
+        self._past_stepped: set[str] = set()  # blocks that removed guards have stepped
+        self._past_trained: set[int] = set()  # parameters that they have trained
+
+    def add(self, optimizer: Optimizer) -> None:
+        """Guard an optimizer."""
+        guard = self._of(optimizer)
+        if guard is None:
+            guard = Guard(optimizer, self)
+            self.append(guard)
+        guard.prepare()
+
+    def project(self, optimizer: Optimizer) -> None:
+        """Project the gradients of a guarded optimizer now."""
+        guard = self._of(optimizer)
+        if guard is None:
+            raise ValueError(
+                f"this {type(optimizer).__name__} is not guarded; call shield.guard(optimizer) "
+                f"before its first step"
+            )
+        guard.project(optimizer)
+
+    def renew(self) -> None:
+        """Compute anew what is protected, and prepare all guards before the next step."""
+        self.settle()
+        self.protected, self.version = self._make(), self.version + 1
+        for guard in list(self):
+            guard.prepare()
+
+    def settle(self) -> None:
+        """Finish interrupted steps; see `Guard.settle`."""
+        for guard in list(self):
+            guard.settle()
+
+    def abandon(self) -> None:
+        """Abandon interrupted steps, and leave the weights as they are."""
+        for guard in list(self):
+            guard.in_step = False
+
+    def detach(self) -> None:
+        """Remove all hooks."""
+        self.settle()
+        for guard in list(self):
+            guard.remove()
+        self.clear()
+
+    def optimizer_counts(self) -> Counter[int]:
+        """Count the guarded optimizers of each parameter, by id."""
+        return Counter(id(p) for guard in list(self) for p in guard.parameters())
+
+    def is_guarded(self, optimizer: Optimizer) -> bool:
+        """Whether an optimizer is guarded."""
+        return self._of(optimizer) is not None
+
+    def in_step(self) -> set[int]:
+        """Return the ids of parameters that a guarded optimizer is stepping now."""
+        return {id(p) for guard in list(self) if guard.in_step for p in guard.parameters()}
+
+    def moved(self) -> dict[str, float]:
+        """Compute how far other code has moved blocks since their last step."""
+        drifts: dict[str, float] = {}
+        for guard in list(self):
+            drifts |= guard.plan.moved()
+        return drifts
+
+    def stepped(self) -> set[str]:
+        """Return the names of blocks that were stepped since the weights were trusted."""
+        return self._past_stepped | {name for guard in list(self) for name in guard.stepped}
+
+    def trained(self) -> set[int]:
+        """Return the ids of parameters that had gradients since the weights were trusted."""
+        return self._past_trained.union(*(guard.trained for guard in list(self)))
+
+    def trust(self) -> None:
+        """Restart the records of stepped blocks and trained parameters."""
+        self._past_stepped, self._past_trained = set(), set()
+        for guard in list(self):
+            guard.stepped, guard.trained = set(), set()
+
+    def drop(self, guard: Guard | None) -> None:
+        """Remove a guard whose optimizer was deleted."""
+        if guard is not None:
+            self._past_stepped |= guard.stepped
+            self._past_trained |= guard.trained
+            self[:] = [other for other in self if other is not guard]
+
+    def _of(self, optimizer: Optimizer) -> Guard | None:
+        return next((guard for guard in list(self) if guard.guards(optimizer)), None)
+
+
+def _same(some: list[Tensor | None], others: list[Tensor | None]) -> bool:
+    """Whether two lists contain the same objects."""
+    return len(some) == len(others) and all(map(is_, some, others))
+
+
+def _key(optimizer: Optimizer) -> object:
+    """Return what a plan depends on besides the claims: parameters' memory, and their groups."""
+    is_sgd = isinstance(optimizer, SGD)
+    return [
+        (
+            bool(group.get("weight_decay", 0)),
+            bool(group.get("momentum", 0)),
+            math.frexp(_rate(group))[1] if is_sgd and not isinstance(group["lr"], Tensor) else 0,
+            [_local(p).data_ptr() for p in group["params"]],
+            [p.requires_grad for p in group["params"]],
+        )
+        for group in optimizer.param_groups
+    ]
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """Return the local part of a sharded tensor."""
+    part: Tensor = getattr(tensor, "_local_tensor", tensor)  # to_local() is slow and makes views
+    return part
+
+
+def _versions(plan: Plan) -> list[int]:
+    """Return the version counters of all weights, a hint that other code has changed them."""
+    return [_local(p)._version for block in plan.blocks for p in block.parameters]
+
+
+def _decay(anchored: list[tuple[nn.Parameter, Tensor]], optimizer: Optimizer, rate: float) -> None:
+    """W ← W - rate η (W - W_previous), independently of the projection (Algorithm 2)."""
+    rates = {id(p): g.get("lr", 1.0) for g in optimizer.param_groups for p in g["params"]}
+    for parameter, anchor in anchored:
+        share = rate * rates[id(parameter)]
+        parameter.data.lerp_(anchor, share.to(anchor) if isinstance(share, Tensor) else share)
+
+
+def _with_gradients(parameters: list[nn.Parameter], known: set[int]) -> set[int]:
+    """Return the ids of parameters with nonzero gradients, beyond those that are known."""
+    by_device: dict[torch.device, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        if parameter.grad is not None and id(parameter) not in known:
+            by_device.setdefault(parameter.device, []).append(parameter)
+    trained: set[int] = set()
+    for unknown in by_device.values():  # wait once per device
+        learns = torch.stack([_is_nonzero(p.grad) for p in unknown]).tolist()
+        trained |= {id(p) for p, is_trained in zip(unknown, learns) if is_trained}
+    return trained
+
+
+def _is_nonzero(gradient: Tensor | None) -> Tensor:
+    assert gradient is not None
+    part = _local(gradient)
+    return (part._values() if part.is_sparse else part).any()
+
+
+def _is_due(step: int) -> bool:
+    """Whether to measure this step: 1, 2, 4, 8, …, but not while a CUDA graph is captured."""
+    is_capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    return (step & (step - 1) == 0 or step % _INTERVAL == 0) and not is_capturing
+
+
+def _skips(optimizer: Optimizer) -> bool:
+    """Whether a gradient scaler makes a fused optimizer skip this step."""
+    found_inf = getattr(optimizer, "found_inf", None)
+    return found_inf is not None and bool(found_inf)

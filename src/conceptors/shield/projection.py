@@ -1,0 +1,296 @@
+"""The free space F = I - A of one weight block, and the projection X ← X F^½.
+
+A step runs in the coordinates V of W = W_before + V F^½: the optimizer receives G F^½, and its step
+is multiplied by F^½. Whatever an optimizer does with its gradients, a soft conceptor is applied
+once in total, and plain SGD computes W - η G F, which is Algorithm 2.
+
+With A = U diag(s) Uᵀ, X F^½ = X - X U diag(1 - √(1 - s)) Uᵀ. A matrix X `[g, out, d]` is given in
+parts, one view `[g, out, ...]` per parameter, and changed in place.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from conceptors._internal.precision import full
+from conceptors.algebra import logic
+from conceptors.algebra import spectrum as spectra
+from conceptors.algebra.aperture import slack
+from conceptors.algebra.conceptor import Conceptor
+from conceptors.algebra.forms import SpectrumForm
+
+Parts = Sequence[Tensor]
+
+
+class Claim(NamedTuple):
+    """The protected space of one layer.
+
+    Attributes:
+        conceptor: A, a batch of g conceptors.
+        rank: the largest number of protected directions; None for all.
+        least: singular values up to this count as free.
+        stiffness: c `[g]` of a layer with a pull, see `FreeSpace.pull`.
+        room: the share of the space that always stays free, see `Auto`.
+    """
+
+    conceptor: Conceptor
+    rank: int | None = None
+    least: float = 0.0
+    stiffness: Tensor | None = None
+    room: float = 0.0
+
+
+class FreeSpace(NamedTuple):
+    """F = I - U diag(s) Uᵀ of g groups with r protected directions.
+
+    Attributes:
+        dim: d.
+        vectors: U `[g, d, r]`.
+        values: s `[g, r]`, in [0, 1].
+        stiffness: c `[g]` of a layer with a pull.
+    """
+
+    dim: int
+    vectors: Tensor
+    values: Tensor
+    stiffness: Tensor | None
+
+    @property
+    def rank(self) -> int:
+        return self.values.shape[-1]
+
+    @property
+    def hard(self) -> bool:
+        return bool(((self.values == 0) | (self.values == 1)).all())
+
+    def gain(self, once: bool) -> Tensor:
+        """Return what F^½ (with `once`, F) removes along each direction, `[g, 1, r]`."""
+        values = self.values.unsqueeze(-2)
+        return values if once else 1 - (1 - values).sqrt()
+
+    def pull(self, once: bool) -> Tensor | None:
+        """Return `[g, 1, r]`; times (W - W_previous) U, it is the pull that is added along U.
+
+        The pull is the gradient of c/2 tr ΔW Q ΔWᵀ, times F^½ (with `once`, F): c q √(1 - s) with
+        odds q = s / (1 - s). Weights do not move along hard directions, so these have no pull.
+        """
+        if self.stiffness is None:
+            return None
+        free = (1 - self.values).unsqueeze(-2)
+        weight = self.values.unsqueeze(-2) * self.stiffness[:, None, None]
+        return weight if once else torch.where(free > 0, weight / free.sqrt(), 0.0)
+
+    def matrix(self, scale: Tensor) -> Tensor:
+        """Compute U diag(scale) Uᵀ `[g, d, d]` for a scale `[g, 1, r]`."""
+        matrix: Tensor = (self.vectors * scale) @ self.vectors.mT
+        return matrix
+
+
+def free_space(claim: Claim, columns: Tensor | None, like: Tensor) -> FreeSpace:
+    """Compute the free space of these columns (None for all), on the device of a weight.
+
+    With `room`, all odds are scaled down until the mean of s over d is at most 1 - room.
+    """
+    claimed = claim.conceptor if columns is None else restrict(claim.conceptor, columns)
+    claimed = claimed.to(like.device)
+    dtype = torch.float32 if like.dtype in (torch.float16, torch.bfloat16) else like.dtype
+    least = max(claim.least, torch.finfo(dtype).eps)  # smaller values vanish in rounding
+    if claim.rank is not None and claim.rank < claimed.dim:
+        claimed = claimed.top_k(claim.rank)
+    if claimed.spectrum[2]:  # all other directions are claimed: list them
+        complete = spectra.complete(claimed.form.spectrum())
+        claimed = Conceptor.from_form(SpectrumForm(complete, claimed.dtype))
+    vectors, values, _ = claimed.spectrum
+    needed = int((values > least).sum(-1).max()) if values.numel() else 0
+    if needed < values.shape[-1]:
+        values, order = values.topk(needed, -1)
+        vectors = vectors.take_along_dim(order.unsqueeze(-2), -1)
+    values = torch.where(values > least, values, 0.0)
+    stiffness = None if claim.stiffness is None else claim.stiffness.to(values)
+    if claim.room and values.numel():
+        by = slack(values, claimed.dim, claim.room).unsqueeze(-1)
+        values = torch.where(by < 1, by * values / (1 - values + by * values), values)
+        # the pull is that of A as claimed, so it is relative to the scaled odds
+        stiffness = None if stiffness is None else stiffness / by.squeeze(-1)
+    return FreeSpace(
+        claimed.dim,
+        vectors.to(dtype).contiguous(),
+        values.to(dtype),
+        None if stiffness is None else stiffness.to(dtype),
+    )
+
+
+def restrict(claimed: Conceptor, columns: Tensor) -> Conceptor:
+    """Return the conceptor for changes of these columns, with the other columns fixed.
+
+    It is the conceptor of the submatrix of the odds Q. Directions of infinite odds are claimed
+    with their components in these columns.
+    """
+    spectrum = claimed.form.spectrum()
+    batch = claimed.batch_shape
+    items = []
+    if spectrum.rest:  # everything else is claimed: list all directions
+        spectrum = spectra.complete(spectrum)
+    for item in spectra.items_of(spectrum, batch):
+        rows = item.vectors[columns.to(item.vectors.device)]  # [k, r]
+        hard = torch.isinf(item.odds)
+        soft_part = spectra.from_odds_matrix((rows * torch.where(hard, 0.0, item.odds)) @ rows.mT)
+        left, sines, _ = spectra.svd(rows[:, hard], full_matrices=False)
+        vectors = left[:, sines > spectra.tolerance(len(columns), rows.dtype)]
+        odds = torch.full((vectors.shape[1],), torch.inf, dtype=rows.dtype, device=rows.device)
+        hard_part = spectra.Spectrum(vectors, odds)
+        items.append(logic.disjoin(soft_part, hard_part) if vectors.shape[1] else soft_part)
+    joined = spectra.stack(items, batch) if batch else items[0]
+    return Conceptor.from_form(SpectrumForm(joined, claimed.dtype))
+
+
+class Projection(ABC):
+    """The projection of one block: X ← X F^½ (with `once`, X F), plus a pull where there is one.
+
+    Each form represents X in coordinates in which the projection is cheap.
+    """
+
+    pulls: bool
+
+    def apply_(self, parts: Parts, drift: Tensor | None = None) -> None:
+        """Project X in place; add the pull of a `drift`, W - W_previous in coordinates."""
+        self._subtract_(parts, self._removed(self.coordinates(parts), drift))
+
+    @abstractmethod
+    def coordinates(self, parts: Parts) -> Tensor:
+        """Compute the coordinates of X, in float32 at least."""
+
+    @abstractmethod
+    def _removed(self, x: Tensor, drift: Tensor | None) -> Tensor:
+        """Compute what is removed from X with the coordinates x."""
+
+    @abstractmethod
+    def _subtract_(self, parts: Parts, amount: Tensor) -> None:
+        """Subtract an amount in coordinates from X."""
+
+
+class Factored(Projection):
+    """Thin products with U: the coordinates of X are X U `[g, out, r]`."""
+
+    def __init__(self, vectors: Tensor, gain: Tensor, pull: Tensor | None) -> None:
+        self.vectors, self.gain, self.pull = vectors, gain, pull
+        self.pulls = pull is not None
+
+    def coordinates(self, parts: Parts) -> Tensor:
+        total, start = None, 0
+        for part in parts:
+            x = full(part.flatten(2))
+            rows = self.vectors[:, start : start + x.shape[-1]]
+            start += x.shape[-1]
+            total = _product(x, rows) if total is None else _add_product_(total, x, rows)
+        assert total is not None
+        return total
+
+    def _removed(self, x: Tensor, drift: Tensor | None) -> Tensor:
+        amount = x * self.gain
+        return amount if drift is None else amount.addcmul_(drift, self.pull, value=-1)
+
+    def _subtract_(self, parts: Parts, amount: Tensor) -> None:
+        start = 0
+        for part in parts:
+            size = part.shape[2:].numel()
+            rows = self.vectors[:, start : start + size].mT
+            start += size
+            matrix = part.flatten(2)
+            is_view = matrix.untyped_storage().data_ptr() == part.untyped_storage().data_ptr()
+            if is_view and matrix.dtype == amount.dtype:
+                _add_product_(matrix, amount, rows, -1)
+            else:
+                part.sub_(_product(amount, rows).view(part.shape))
+
+
+class Dense(Projection):
+    """One product with A: where `once`, and most directions are protected.
+
+    Its pull is proportional to A, too: G F + c (W - W_previous) A = G - (G - c (W - W_previous)) A.
+    """
+
+    def __init__(self, claimed: Tensor, stiffness: Tensor | None) -> None:
+        self.claimed = claimed
+        self.stiffness = None if stiffness is None else stiffness[:, None, None]
+        self.pulls = stiffness is not None
+
+    def coordinates(self, parts: Parts) -> Tensor:
+        return side_by_side(parts)
+
+    def _removed(self, x: Tensor, drift: Tensor | None) -> Tensor:
+        if drift is not None:
+            x = torch.addcmul(x, drift, self.stiffness, value=-1)
+        return _product(x, self.claimed)
+
+    def _subtract_(self, parts: Parts, amount: Tensor) -> None:
+        subtract_(parts, amount)
+
+
+class ElementWise(Projection):
+    """Embeddings and norm layers, with one or two columns per group: a few sums of columns."""
+
+    def __init__(self, matrix: Tensor, pull: Tensor | None) -> None:
+        self.matrix, self.pull = matrix, pull  # [g, d, d]
+        self.pulls = pull is not None
+
+    def coordinates(self, parts: Parts) -> Tensor:
+        return side_by_side(parts)
+
+    def _removed(self, x: Tensor, drift: Tensor | None) -> Tensor:
+        removed = _small_product(x, self.matrix)
+        return removed if drift is None else removed - _small_product(drift, self.pull)
+
+    def _subtract_(self, parts: Parts, amount: Tensor) -> None:
+        subtract_(parts, amount)
+
+
+def make_projection(free: FreeSpace, once: bool, dense: bool) -> Projection:
+    """Choose the form of a projection; `dense` allows products with A itself."""
+    gain, pull = free.gain(once), free.pull(once)
+    if free.dim <= 2:
+        return ElementWise(free.matrix(gain), None if pull is None else free.matrix(pull))
+    if dense and once and 2 * free.rank >= free.dim:
+        return Dense(free.matrix(gain), free.stiffness)
+    return Factored(free.vectors, gain, pull)
+
+
+def side_by_side(parts: Parts) -> Tensor:
+    """Return [W | b ...] `[g, out, d]`, in float32 at least."""
+    matrices = [full(part.flatten(2)) for part in parts]
+    return matrices[0] if len(matrices) == 1 else torch.cat(matrices, -1)
+
+
+def subtract_(parts: Parts, amount: Tensor) -> None:
+    """Subtract an amount `[g, out, d]` from all parts."""
+    start = 0
+    for part in parts:
+        size = part.shape[2:].numel()
+        part.sub_(amount[..., start : start + size].reshape(part.shape))
+        start += size
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """Compute left @ right; a single matrix is faster than a batch of one."""
+    return (left[0] @ right[0])[None] if len(left) == 1 else left @ right
+
+
+def _add_product_(added: Tensor, left: Tensor, right: Tensor, alpha: float = 1.0) -> Tensor:
+    """Add alpha left @ right, in place."""
+    if len(added) == 1:
+        added[0].addmm_(left[0], right[0], alpha=alpha)
+    else:
+        added.baddbmm_(left, right, alpha=alpha)
+    return added
+
+
+def _small_product(left: Tensor, right: Tensor | None) -> Tensor:
+    """Compute left `[g, out, d]` @ right `[g, d, d]` for a small d, where sums are faster."""
+    assert right is not None
+    columns = [left[..., i, None] * right[:, None, i] for i in range(left.shape[-1])]
+    return columns[0] if len(columns) == 1 else torch.stack(columns).sum(0)
