@@ -51,23 +51,21 @@ def learn(protect: bool) -> tuple[Encoder, float]:
         shield = Shield(model)
     first = 0.0
 
-    def clip() -> None:
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-
     for images in TASKS.values():
         optimizer: torch.optim.Optimizer = torch.optim.AdamW(
             model.parameters(), lr=3e-3, weight_decay=0.01
         )
         if protect:
-            optimizer = shield.guard(optimizer, between=clip)  # clip projected gradients
+            optimizer = shield.guard(optimizer)
         schedule = CosineAnnealingLR(optimizer, EPOCHS)
         x, target = images[~test], y[~test]
         for _ in range(EPOCHS):
             for batch in torch.randperm(len(x)).split(64):
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(model(x[batch]), target[batch]).backward()
-                if not protect:
-                    clip()
+                if protect:
+                    shield.project_(optimizer)  # before gradients are clipped
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
             schedule.step()
         if protect:

@@ -145,11 +145,11 @@ class Accelerate(Run):
         self.accelerator = accelerate.Accelerator(cpu=True)
         if self.first:
             self.shield = Shield(self.net, **options)
-            self.shield.guard(self.optimizer, between=self.limit)
+            self.shield.guard(self.optimizer)
         self.model, self.optimizer = self.accelerator.prepare(self.net, self.optimizer)
         if not self.first:
             self.shield = Shield(self.model, **options)
-            assert self.shield.guard(self.optimizer, between=self.limit) is self.optimizer
+            assert self.shield.guard(self.optimizer) is self.optimizer
         self.accelerator.register_for_checkpointing(self.shield)
 
     def limit(self) -> None:
@@ -169,6 +169,8 @@ class Accelerate(Run):
             for batch in loader:
                 self.optimizer.zero_grad()
                 self.accelerator.backward(self.model(*batch)["loss"])
+                self.shield.project_(self.optimizer)
+                self.limit()
                 self.optimizer.step()
             self.accelerator.save_state(str(self.checkpoint(number, epoch + 1)))
         self.shield.remember(loader)

@@ -74,7 +74,6 @@ Break = Callable[[dict[str, Any]], object]
 BROKEN: dict[str, Break] = {
     "stiffness": lambda state: state["stiffness"].update({"0": torch.ones(7)}),
     "anchor": lambda state: state["anchors"].update({"0.weight": torch.full((64, 12), torch.nan)}),
-    "note": lambda state: state.update(notes={"0": "none"}),
     "format": lambda state: state.update(format="x"),
     "version": lambda state: state.update(version=2),
     "nan": lambda state: state["claimed"]["0"]["odds_matrix"].fill_(torch.nan),

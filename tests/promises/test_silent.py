@@ -99,7 +99,7 @@ def test_every_batch_is_checked_for_direct_uses_of_weights() -> None:
         Shield(Switching()).remember(list(rows(1).split(10)))
 
 
-@pytest.mark.parametrize("part", ["claimed", "notes", "anchors"])
+@pytest.mark.parametrize("part", ["claimed", "anchors"])
 def test_a_state_that_lacks_a_conceptor_or_has_other_shapes_is_refused(part: str) -> None:
     model, fresh = nn.Linear(8, 3).double(), Shield(nn.Linear(8, 3).double())
     shield = Shield(model)

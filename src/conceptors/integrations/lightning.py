@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 
 from conceptors._internal.batches import Feed
 from conceptors.shield import Shield
@@ -14,7 +12,6 @@ from conceptors.shield.watch import warn_of_lost_tasks
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
-    from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 except ImportError:
     raise ImportError(
         "lightning is not installed, and ShieldCallback needs it; run "
@@ -27,10 +24,8 @@ class ShieldCallback(Callback):  # type: ignore[misc]
 
     The shield's state is part of every checkpoint, and `fit(..., ckpt_path=...)` restores it.
 
-    From the second task on, `gradient_clip_val` limits the projected gradients. Otherwise the
-    protected components, which are not applied, would use up the limit. This does not apply to
-    clipping by value, scaled gradients (16-mixed), and an overridden
-    `configure_gradient_clipping`.
+    Gradients are projected before Trainer clips them (`gradient_clip_val`). Otherwise the protected
+    components, which are not applied, would use up the limit.
 
     Args:
         shield: the shield of the LightningModule, or of a part of it.
@@ -45,9 +40,6 @@ class ShieldCallback(Callback):  # type: ignore[misc]
         self.feed = feed
         self.limit = limit
         self._fitting = False
-        self._clipping: tuple[Trainer, float] | None = (
-            None  # its gradient_clip_val is None meanwhile
-        )
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Record whether a checkpoint is loaded for training."""
@@ -55,41 +47,17 @@ class ShieldCallback(Callback):  # type: ignore[misc]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Guard all optimizers, which exist from here on."""
-        clips = self._clips(trainer, pl_module)
         for optimizer in trainer.optimizers:
-            self.shield.guard(optimizer, between=partial(self._clip, optimizer) if clips else None)
-        if clips and self.shield.n_tasks:
-            self._clipping = trainer, trainer.gradient_clip_val
-            trainer.gradient_clip_val = None
+            self.shield.guard(optimizer)
 
-    def _clips(self, trainer: Trainer, pl_module: LightningModule) -> bool:
-        """Whether this callback can clip gradients after the projection, instead of Trainer."""
-        hook = "configure_gradient_clipping"
-        return (
-            bool(trainer.gradient_clip_val)
-            and trainer.gradient_clip_algorithm in (None, "norm")
-            and str(trainer.precision) != "16-mixed"
-            and getattr(type(pl_module), hook) is getattr(LightningModule, hook)
-            and not isinstance(trainer.strategy, (FSDPStrategy, DeepSpeedStrategy))
-        )
-
-    def _clip(self, optimizer: Any) -> None:
-        if self._clipping is not None:
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            nn.utils.clip_grad_norm_(parameters, self._clipping[1])
-
-    def _restore_clipping(self) -> None:
-        if self._clipping is not None:
-            trainer, limit = self._clipping
-            trainer.gradient_clip_val, self._clipping = limit, None
-
-    def on_exception(self, *_: Any) -> None:
-        """Restore the Trainer's settings."""
-        self._restore_clipping()
+    def on_before_optimizer_step(
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: Any
+    ) -> None:
+        """Project the gradients before they are clipped."""
+        self.shield.project_(optimizer)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Remember the task after the last checkpoint, so a resumed run remembers it again."""
-        self._restore_clipping()
         loader, strategy = trainer.train_dataloader, trainer.strategy
         pl_module.to(strategy.root_device)  # Trainer has just moved it to the CPU
         try:

@@ -68,7 +68,7 @@ class ShieldCallback(TrainerCallback):  # type: ignore[misc]
         """Guard the optimizer; load the shield when a checkpoint is resumed."""
         entry = state.stateful_callbacks.get(_ENTRY)
         clips = self._clips(args)
-        self.shield.guard(optimizer, between=self._clip if clips else None)
+        self.shield.guard(optimizer)
         if entry:
             self._load(resumed_folder(args, state, entry))
         if clips and self.shield.n_tasks:
@@ -107,8 +107,12 @@ class ShieldCallback(TrainerCallback):  # type: ignore[misc]
         clips_first = any(getattr(args, name, None) for name in ("fp16", "fsdp", "deepspeed"))
         return bool(args.max_grad_norm) and not clips_first
 
-    def _clip(self) -> None:
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: Any, control: Any, *, optimizer: Any = None, **_: Any
+    ) -> None:
+        """Clip the projected gradients."""
         if self._clipping is not None:
+            self.shield.project_(optimizer)
             nn.utils.clip_grad_norm_(self.shield.model.parameters(), self._clipping[1])
 
     def _restore_clipping(self) -> None:

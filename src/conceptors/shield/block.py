@@ -1,4 +1,4 @@
-"""A block of weights as one optimizer steps it: its gradients, its weights, and their projection."""
+"""A block of weights as one optimizer steps it: gradients, weights, and their projection."""
 
 from __future__ import annotations
 

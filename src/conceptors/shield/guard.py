@@ -154,8 +154,8 @@ def make_plan(
         plan.magnitudes = protected.magnitudes
         fixed = {id(p) for p in protected.frozen.values()}
         # momentum and weight decay also move parameters that do not require gradients
-        parameters = (p for group in optimizer.param_groups for p in group["params"])
-        plan.still = [p for p in parameters if id(p) in fixed or not p.requires_grad]
+        everything = (p for group in optimizer.param_groups for p in group["params"])
+        plan.still = [p for p in everything if id(p) in fixed or not p.requires_grad]
     return plan
 
 
@@ -283,10 +283,10 @@ class Guard:
         plan = self.prepare()
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if plan:
-            if self.steps == 1:
-                self.stepped |= {block.name for block in plan.blocks}
             if self._versions != _versions(plan):
                 callbacks.look_before_step()  # other code may have changed weights
+            if self.steps == 1:
+                self.stepped |= {block.name for block in plan.blocks}
             self._begin(optimizer, plan)
         if closure is None:  # else gradients are those of the previous step
             self._project(optimizer, due)

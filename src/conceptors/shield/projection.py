@@ -193,7 +193,9 @@ class Factored(Projection):
 
     def _removed(self, x: Tensor, drift: Tensor | None) -> Tensor:
         amount = x * self.gain
-        return amount if drift is None else amount.addcmul_(drift, self.pull, value=-1)
+        if drift is not None and self.pull is not None:
+            amount.addcmul_(drift, self.pull, value=-1)
+        return amount
 
     def _subtract_(self, parts: Parts, amount: Tensor) -> None:
         start = 0
@@ -224,7 +226,7 @@ class Dense(Projection):
         return side_by_side(parts)
 
     def _removed(self, x: Tensor, drift: Tensor | None) -> Tensor:
-        if drift is not None:
+        if drift is not None and self.stiffness is not None:
             x = torch.addcmul(x, drift, self.stiffness, value=-1)
         return _product(x, self.claimed)
 
@@ -244,7 +246,9 @@ class ElementWise(Projection):
 
     def _removed(self, x: Tensor, drift: Tensor | None) -> Tensor:
         removed = _small_product(x, self.matrix)
-        return removed if drift is None else removed - _small_product(drift, self.pull)
+        if drift is not None and self.pull is not None:
+            removed -= _small_product(drift, self.pull)
+        return removed
 
     def _subtract_(self, parts: Parts, amount: Tensor) -> None:
         subtract_(parts, amount)
@@ -289,8 +293,7 @@ def _add_product_(added: Tensor, left: Tensor, right: Tensor, alpha: float = 1.0
     return added
 
 
-def _small_product(left: Tensor, right: Tensor | None) -> Tensor:
+def _small_product(left: Tensor, right: Tensor) -> Tensor:
     """Compute left `[g, out, d]` @ right `[g, d, d]` for a small d, where sums are faster."""
-    assert right is not None
     columns = [left[..., i, None] * right[:, None, i] for i in range(left.shape[-1])]
     return columns[0] if len(columns) == 1 else torch.stack(columns).sum(0)

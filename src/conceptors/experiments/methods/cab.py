@@ -48,7 +48,12 @@ class Shielded(Learner):
         return Shield(self.model, **options)
 
     def guarded(self, optimizer: torch.optim.Optimizer, finish: Callable[[], None]) -> None:
-        self.shield.guard(optimizer, between=finish)
+        def project_and_finish(*_: Any) -> None:
+            self.shield.project_(optimizer)
+            finish()
+
+        optimizer.register_step_pre_hook(project_and_finish)
+        self.shield.guard(optimizer)
 
     def learn(self, number: int) -> dict[str, Any]:
         with warnings.catch_warnings():  # full layers are expected here; the results record quotas
