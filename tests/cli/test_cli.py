@@ -147,6 +147,7 @@ def test_explore(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatc
     [
         (["run", "disjont-mnist", "--method", "sgd"], "did you mean 'disjoint-mnist'"),
         ([*RUN, "--method", "cba"], "did you mean 'cab'"),
+        ([*RUN, "--method", "cba"], "load your own with --import FILE.py"),
         ([*RUN, "--method", "sgd", "--preset", "papr"], "did you mean 'paper'"),
         ([*RUN, "--method", "sgd", "--set", "rate"], "--set takes NAME=VALUE"),
         ([*RUN, "--method", "sgd", "--set", "rat=3"], "did you mean 'rate'"),
