@@ -68,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
 def _experiment_words(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("scenario", help="sequence of tasks, see: conceptors list")
-    add("--method", action="append", required=True, help="repeat for more methods")
+    add("--method", action="append", required=True, help="see: conceptors list; repeat for more")
     _import_word(command)
     add("--seeds", type=_positive, default=1, help="number of seeds (default 1)")
     add("--first-seed", type=int, default=0, help="first seed (default 0)")

@@ -282,7 +282,7 @@ class Readout(nn.Module):
 
     @torch.no_grad()
     def predict(self, features: Tensor) -> Tensor:
-        """Predicted labels `[n]` among the classes seen so far, or numbers."""
+        """Predicted labels `[n]` among the classes seen so far, or numbers, for finite features."""
         scores: Tensor = self(checks.finite(self._rows(features), "features"))
         if KINDS[self._kind] != "labels":
             return scores
