@@ -95,6 +95,14 @@ def trim_code(app: Sphinx, document: nodes.document) -> None:
         block.append(nodes.Text(text))
 
 
+def unbreak_numbers(app: Sphinx, document: nodes.document) -> None:
+    """Keep 97.2 ± 0.1 and 4.1 → 0.9 on one line."""
+    for text in list(document.findall(nodes.Text)):
+        joined = re.sub(" ([±→]) ", "\u00a0\\1\u00a0", text)
+        if joined != text and not isinstance(text.parent, nodes.literal_block):
+            text.parent.replace(text, nodes.Text(joined))
+
+
 # --- docstrings, before napoleon reads them ------------------------------------------------
 
 
@@ -139,4 +147,5 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-signature", short_arrays)
     app.add_html_math_renderer("mathml", (visit_math, None), (visit_math_block, None))
     app.connect("doctree-read", trim_code)
+    app.connect("doctree-read", unbreak_numbers)
     app.connect("autodoc-process-docstring", prepare, priority=400)

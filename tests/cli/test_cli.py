@@ -147,8 +147,10 @@ def test_explore(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatc
     [
         (["run", "disjont-mnist", "--method", "sgd"], "did you mean 'disjoint-mnist'"),
         ([*RUN, "--method", "cba"], "did you mean 'cab'"),
+        ([*RUN, "--method", "cba"], "load your own with --import FILE.py"),
         ([*RUN, "--method", "sgd", "--preset", "papr"], "did you mean 'paper'"),
         ([*RUN, "--method", "sgd", "--set", "rate"], "--set takes NAME=VALUE"),
+        (["tune", *RUN[1:], "--method", "sgd", "--vary", "rate=1-9"], "write a range as NAME=LOW"),
         ([*RUN, "--method", "sgd", "--set", "rat=3"], "did you mean 'rate'"),
         ([*RUN, "--method", "sgd", "--set", "cab.aperture=3"], "not among the methods of this run"),
         (

@@ -101,7 +101,9 @@ def test_tensors_must_be_dense_floats(name: str, value: Any, message: str) -> No
 def test_nan_and_infinity_are_refused(name: str, bad: float) -> None:
     x = torch.eye(3)
     x[2, 1] = x[1, 2] = bad
-    with pytest.raises(ValueError, match=rf"the first at \(1, 2\) \({bad}\).*remove or impute"):
+    with pytest.raises(
+        ValueError, match=rf"the first in row 1, column 2 \({bad}\).*remove or impute"
+    ):
         TENSORS[name](x)
 
 

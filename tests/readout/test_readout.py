@@ -181,6 +181,17 @@ def test_bad_samples_change_nothing(name: str, new: bool, lift: int) -> None:
     assert readout.learn(X, y).n_samples == (20 if new else 40)
 
 
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("lift", [0, 9])
+def test_features_that_are_not_finite_get_no_prediction(lift: int, bad: float) -> None:
+    X, y = samples(0, 20, dtype=torch.float32)
+    for targets in (y, y.float()):
+        readout, wrong = Readout(DIM, lift).learn(X, targets), X.clone()
+        wrong[3, 1] = bad
+        with pytest.raises(ValueError, match=r"the first in row 3, column 1 .*remove or impute"):
+            readout.predict(wrong)
+
+
 def test_a_readout_that_learned_nothing_has_no_answers() -> None:
     readout, X = Readout(DIM, 5), normal(0, 3, DIM)
     asks: list[Any] = [lambda: readout(X), lambda: readout.quota, readout.export]

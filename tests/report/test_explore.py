@@ -98,7 +98,7 @@ def test_layers_of_a_shield(options: dict[str, Any], visit: Open, tmp_path: Path
     shield = Shield(nn.Sequential(*layers).double(), **options)
     file = tmp_path / "<script>document.title='owned'<|script>.safetensors"
     shield.save(file)
-    with pytest.raises(ValueError, match=r"safetensors claims nothing: call"):
+    with pytest.raises(ValueError, match=r"safetensors protects nothing: call"):
         write_explorer(tmp_path / "page.html", file)
     assert not (tmp_path / "page.html").exists()
     for seed in range(2):

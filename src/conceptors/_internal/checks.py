@@ -46,9 +46,11 @@ def finite(x: Tensor, name: str) -> Tensor:
     good = torch.isfinite(x)
     if not bool(good.all()):
         where = tuple((~good).nonzero()[0].tolist())
+        place = f"in row {where[0]}, column {where[1]}" if x.ndim == 2 else f"at {where}"
         raise ValueError(
-            f"{name} of shape {list(x.shape)} has {int((~good).sum())} NaN or infinite entries, "
-            f"the first at {where} ({float(x[where])}); remove or impute them first"
+            f"{name} of shape {list(x.shape)} must be finite, but {int((~good).sum())} of "
+            f"{x.numel()} entries are NaN or infinite, the first {place} ({float(x[where])}); "
+            f"remove or impute them first"
         )
     return x
 
@@ -91,7 +93,7 @@ def positive_semidefinite(given: Any, name: str) -> Tensor:
 
 
 def number(value: Any, name: str, low: float, high: float, *, open_low: bool = False) -> float:
-    """Return a real number in [low, high] (or ]low, high] with `open_low`) as a float."""
+    """Return a real number from `low` (above it with `open_low`) to `high` as a float."""
     if isinstance(value, Tensor) and value.ndim == 0:
         value = value.item()
     if not isinstance(value, Real) or isinstance(value, bool):
@@ -101,9 +103,9 @@ def number(value: Any, name: str, low: float, high: float, *, open_low: bool = F
     except OverflowError:
         raise ValueError(f"{name} exceeds the range of floats; pass less") from None
     if not low <= result <= high or (open_low and result == low):
-        raise ValueError(
-            f"{name} must be a number in {']' if open_low else '['}{low:g}, {high:g}], got {result}"
-        )
+        least, most = "above" if open_low else "at least", f" and at most {high:g}"
+        limit = most if high < math.inf else ""
+        raise ValueError(f"{name} must be a number {least} {low:g}{limit}, got {result}")
     return result
 
 
@@ -160,7 +162,7 @@ def whole(value: Any, name: str, low: int, high: int | None = None) -> int:
             f"{name} must be a whole number, got {value!r} of type {type(value).__name__}"
         )
     if value < low or (high is not None and value > high):
-        limit = f"at least {low}" if high is None else f"in [{low}, {high}]"
+        limit = f"at least {low}" + ("" if high is None else f" and at most {high}")
         raise ValueError(f"{name} must be {limit}, got {value}")
     return int(value)
 

@@ -15,7 +15,7 @@ from conceptors.algebra.checks import check_states
 from conceptors.algebra.conceptor import Conceptor
 
 _ROUNDING = 1e-12  # share of the energy that rounding in float32 may add after several layers
-CLAIMED = 0.9  # share of the energy that a soft shield claims by default
+PROTECTED = 0.9  # share of the energy that a soft shield protects by default
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,15 @@ class Auto:
     pull / 2 · E|ΔW x|² / E|W x|², summed over earlier tasks, pulls each layer back to its old
     outputs. Changing all outputs on one task costs pull / 2; the loss should start near one.
 
-    A hard shield moves no claimed direction, so it needs no pull.
+    A hard shield changes no protected direction, so it needs no pull.
 
     Args:
-        share: share of the energy that each task claims, in ]0, 1[. The default is 0.9; for a
-            hard shield it is everything above rounding, as with `Energy(1)`.
+        share: share of each task's energy that is protected, above 0 and below 1. The default is
+            0.9; for a hard shield it is everything above rounding, as with `Energy(1)`.
         pull: strength of the pull, at least 0; 0 turns it off.
-        room: share of each layer's input space that stays free, in [0, 1[. In a fuller layer all
-            odds are scaled down alike for the projection, but not for the pull. Layers with one or
-            two inputs per group, such as norms, are exempt.
+        room: share of each layer's input space that stays free, at least 0 and below 1. In a
+            fuller layer all odds are scaled down alike for the projection, but not for the pull.
+            Layers with one or two inputs per group, such as norms, are exempt.
 
     >>> Auto(pull=0)
     Auto(share=None, pull=0, room=0.2)
@@ -52,11 +52,11 @@ class Auto:
         checks.number(self.room, "Auto room", 0.0, 1.0)
         if self.room == 1.0:
             raise ValueError(
-                "Auto room must be below 1: room=1 leaves nothing to claim; the default is 0.2"
+                "Auto room must be below 1: room=1 leaves nothing to protect; the default is 0.2"
             )
         if self.share == 1.0:
             raise ValueError(
-                "Auto share must be below 1: no soft conceptor claims all energy; use share=0.99"
+                "Auto share must be below 1: no soft conceptor retains all energy; use share=0.99"
             )
 
     def aperture(self, sigma: Tensor, dim: int, hard: bool, rounding: float = _ROUNDING) -> Tensor:
@@ -65,18 +65,18 @@ class Auto:
             energy = Energy(1.0 if self.share is None else self.share)
             return energy.aperture(sigma, dim, hard, rounding)
         share = _shares(sigma).cpu()
-        goal = CLAIMED if self.share is None else self.share
+        goal = PROTECTED if self.share is None else self.share
         return _solve(sigma, lambda s: (s * share).sum(-1), goal)
 
 
 @dataclass(frozen=True)
 class Quota:
-    """Choose apertures so that every task claims a given share of each layer's input space.
+    """Choose apertures so that every task uses a given share of each layer's input space.
 
-    A task whose inputs span less than this share claims all that they span.
+    A task whose inputs span less than this share uses all that they span.
 
     Args:
-        share: mean singular value of the task's conceptor, in ]0, 1].
+        share: mean singular value of the task's conceptor, above 0 and at most 1.
     """
 
     share: float
@@ -96,8 +96,8 @@ class Energy:
     """Choose apertures so that every task's conceptor retains a given share of the energy.
 
     Args:
-        share: E|C x|² / E|x|² of the layer's inputs x, in ]0, 1]. With a hard shield, `Energy(1)`
-            retains every direction above rounding.
+        share: E|C x|² / E|x|² of the layer's inputs x, above 0 and at most 1. With a hard shield,
+            `Energy(1)` retains every direction above rounding.
     """
 
     share: float

@@ -160,7 +160,7 @@ class Conceptor:
     def zero(
         cls, dim: int, *, dtype: torch.dtype = torch.float64, device: Device = None
     ) -> Conceptor:
-        """Return the conceptor that claims nothing, C = 0."""
+        """Return the conceptor that includes nothing, C = 0."""
         dim, dtype = checks.whole(dim, "dim", 1), checks.real_dtype(dtype)
         vectors = torch.zeros(dim, 0, dtype=dtype, device=device)
         return cls.from_form(SpectrumForm(Spectrum(vectors, vectors[0].clone()), dtype))
@@ -169,7 +169,7 @@ class Conceptor:
     def identity(
         cls, dim: int, *, dtype: torch.dtype = torch.float64, device: Device = None
     ) -> Conceptor:
-        """Return the conceptor that claims everything, C = I."""
+        """Return the conceptor that includes everything, C = I."""
         return ~cls.zero(dim, dtype=dtype, device=device)
 
     # --- properties -----------------------------------------------------------------------
@@ -223,7 +223,7 @@ class Conceptor:
 
     @property
     def quota(self) -> Tensor:
-        """Mean singular value: the share of the space that C claims, `[...]`."""
+        """Mean singular value: the share of the space that C includes, `[...]`."""
         return self.form.quota()
 
     def odds_trace(self) -> Tensor:
@@ -247,7 +247,7 @@ class Conceptor:
         return self._with(spectra.negate(self.form.spectrum()))
 
     def __or__(self, other: Conceptor) -> Conceptor:
-        """OR: the union of both claims. At equal aperture, correlation matrices add."""
+        """OR: what either includes. At equal aperture, correlation matrices add."""
         self._check_partner(other)
         aperture = _common_aperture(self._aperture, other._aperture)
         if isinstance(self.form, OddsForm) and isinstance(other.form, OddsForm):
@@ -258,7 +258,7 @@ class Conceptor:
         return self._with(logic.disjoin(*parts, self.dtype), aperture)
 
     def __and__(self, other: Conceptor) -> Conceptor:
-        """AND: the intersection of both claims, ¬(¬A ∨ ¬B)."""
+        """AND: what both include, ¬(¬A ∨ ¬B)."""
         self._check_partner(other)
         parts = self.form.exact_spectrum(), other.form.exact_spectrum()
         return self._with(logic.conjoin(*parts, self.dtype))
@@ -332,7 +332,7 @@ class Conceptor:
         return spectra.project(self.form.spectrum(), x)
 
     def evidence(self, x: Tensor) -> Tensor:
-        """Return xᵀ C x for vectors x `[..., d]`: how much of x lies in the claimed directions."""
+        """Return xᵀ C x for vectors x `[..., d]`: how much of x lies in the directions of C."""
         x = checks.real_tensor(x, "x")
         return (x * (self @ x)).sum(-1)
 

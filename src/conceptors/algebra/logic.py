@@ -21,7 +21,7 @@ _ACCURATE = 1e-12  # an error of singular values that eigh may make
 def disjoin(a: Spectrum, b: Spectrum, stored: torch.dtype | None = None) -> Spectrum:
     """Return A ∨ B, the sum of odds matrices, exact also for singular values of 0 and 1.
 
-    A direction that A or B claims fully is claimed fully: directions of infinite odds span H, the
+    A direction that A or B includes fully stays so: directions of infinite odds span H, the
     sum of both such spaces. Elsewhere odds add: with F = [U_a √o_a, U_b √o_b], projected out of H,
     the odds of A ∨ B are the squared singular values of F, and its directions those on the left.
 
@@ -154,10 +154,10 @@ def _add_inside(a: Spectrum, b: Spectrum, stored: torch.dtype, is_dense: bool) -
 
 
 def _add_outside(a: Spectrum, b: Spectrum, stored: torch.dtype) -> Spectrum:
-    """A ∨ B without batch, where at least one claims all directions that it does not store."""
+    """A ∨ B without batch, where at least one includes all directions that it does not store."""
     if not a.rest:
         a, b = b, a
-    free = a.vectors[:, ~a.odds.isinf()]  # [d, k]: A does not claim these fully
+    free = a.vectors[:, ~a.odds.isinf()]  # [d, k]: A does not include these fully
     if b.rest:
         free_b = b.vectors[:, ~b.odds.isinf()]
         claimed = free - free_b @ (free_b.mT @ free)

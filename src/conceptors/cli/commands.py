@@ -6,6 +6,7 @@ import argparse
 import shlex
 import sys
 import webbrowser
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,14 +71,20 @@ def _run(options: argparse.Namespace) -> int:
 
 def _data_source(name: str) -> str:
     """Where a data set comes from, in one line."""
-    folders = dict.fromkeys(str(path.parent) for path in where(name).values() if path)
-    source = ", ".join(folders) or f"a download, stored in {cache_folder() / name}"
+    source = _folders(where(name)) or f"a download, stored in {cache_folder() / name}"
     return f"data: {name.upper()} from {source}"
+
+
+def _folders(files: Mapping[str, Path | None]) -> str:
+    return ", ".join(dict.fromkeys(str(path.parent) for path in files.values() if path))
 
 
 def _tune(options: argparse.Namespace) -> int:
     from conceptors.experiments.tune import tune
 
+    for text in options.vary:
+        if "=" in text and not set(":,") & set(text):
+            raise ExperimentError(f"--vary {text}: write a range as NAME=LOW:HIGH, or NAME=a,b,c")
     line = ProgressLine(options.quiet)
     best = tune(
         _experiment(options),
@@ -142,11 +149,7 @@ def _explore(options: argparse.Namespace) -> int:
 
 def _list(options: argparse.Namespace) -> int:
     if options.method:
-        if options.method not in METHODS:
-            raise ValueError(
-                f"unknown method {options.method!r}{nearest(options.method, METHODS)} "
-                f"(--import FILE.py loads your own)"
-            )
+        _check_method(options.method)
         method = METHODS[options.method]
         print(f"{options.method}: {method.about}\n\nsettings (--set {options.method}.NAME=VALUE)")
         print("\n".join(f"  {line}" for line in explain_settings(method.settings_type)))
@@ -167,9 +170,8 @@ def _data(options: argparse.Namespace) -> int:
     print(f"cache: {cache_folder()}")
     for name in CATALOGUE:
         files = where(name)
-        paths = [path for path in files.values() if path is not None]
-        state = "here" if len(paths) == len(files) else f"{len(paths)} of {len(files)} files here"
-        folders = ", ".join(dict.fromkeys(str(path.parent) for path in paths))
+        present, folders = sum(path is not None for path in files.values()), _folders(files)
+        state = "here" if present == len(files) else f"{present} of {len(files)} files here"
         print(f"  {name:<14} {state}{': ' + folders if folders else ''}")
     if not options.name:
         print("download: conceptors data NAME")
@@ -213,8 +215,16 @@ def _engine(options: argparse.Namespace) -> Engine:
     return Ray(options.cpus_per_run or 1, gpus, options.address or "", imports)
 
 
+def _check_method(name: str) -> None:
+    if name not in METHODS:
+        hint = "load your own with --import FILE.py"
+        raise ExperimentError(f"unknown method {name!r}{nearest(name, METHODS)}; {hint}")
+
+
 def _experiment(options: argparse.Namespace) -> Experiment:
     settings: dict[str, dict[str, Any]] = {}
+    for method in options.method:
+        _check_method(method)
     for text in options.set:
         name, sign, value = text.partition("=")
         if not sign or not name:

@@ -45,34 +45,30 @@ def parser() -> argparse.ArgumentParser:
         metavar="NAME=LOW:HIGH[:log]",
         help="a setting with its range, or NAME=a,b,c for choices; repeat for more settings",
     )
-    command.add_argument(
-        "--trials", type=_positive, default=30, help="number of trials (default 30)"
-    )
+    command.add_argument("--trials", type=_positive, default=30, help="trials in all (default 30)")
 
     command = add("report", help="write a page and figures from results")
     command.add_argument("folder", nargs="+", help="folders with results.json; one page for each")
-    about = "write an offline page with sliders for the aperture of conceptors"
-    command = add("explore", help=about, description=about)
-    command.add_argument(
-        "--shield", metavar="FILE", help="show the layers of a file that shield.save wrote"
-    )
-    command.add_argument(
-        "--out", metavar="FILE", default="explore.html", help="the page (default: explore.html)"
-    )
-    command.add_argument("--open", action="store_true", help="open the page in a browser")
+    about = "write an interactive page that shows how the aperture changes conceptors"
+    command = add("explore", help=about, description=f"{about[0].upper()}{about[1:]}.")
+    option = command.add_argument
+    option("--shield", metavar="FILE", help="show the layers of a shield saved with shield.save")
+    option("--out", metavar="FILE", default="explore.html", help="default: explore.html")
+    option("--open", action="store_true", help="open the page in a browser")
 
     command = add("list", help="list scenarios, methods, presets and settings")
     command.add_argument("--method", help="explain the settings of this method")
     _import_word(command)
-    command = add("data", help="show which data sets are on this machine, or download them")
-    command.add_argument("name", nargs="*", help="data sets to download")
+    about = "list the data sets and where they are stored, or download some"
+    command = add("data", help=about, description=f"{about[0].upper()}{about[1:]}.")
+    command.add_argument("name", nargs="*", help="data set to download; without names, only list")
     return words
 
 
 def _experiment_words(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("scenario", help="sequence of tasks, see: conceptors list")
-    add("--method", action="append", required=True, help="repeat for more methods")
+    add("--method", action="append", required=True, help="see: conceptors list; repeat for more")
     _import_word(command)
     add("--seeds", type=_positive, default=1, help="number of seeds (default 1)")
     add("--first-seed", type=int, default=0, help="first seed (default 0)")
@@ -96,12 +92,7 @@ def _experiment_words(command: argparse.ArgumentParser) -> None:
     add("--jobs", type=_positive, metavar="N", help="run N seeds at once, each in a process")
     add("--quiet", action="store_true", help="show no progress")
     add = command.add_argument_group("many machines").add_argument
-    add(
-        "--engine",
-        choices=("local", "ray"),
-        default="local",
-        help="where to run (default: this machine)",
-    )
+    add("--engine", choices=("local", "ray"), default="local", help="where to run (default local)")
     add(
         "--address",
         metavar="HOST:PORT",
@@ -128,7 +119,6 @@ def _import_word(command: argparse.ArgumentParser) -> None:
 
 
 def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
-    return value
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text}")
+    return int(text)

@@ -16,7 +16,7 @@ from torch import Tensor
 from conceptors._internal import checks
 from conceptors._internal.checks import outside
 from conceptors.estimators import closed_form
-from conceptors.estimators.tasks import Joint, Known, MemoryFullWarning
+from conceptors.estimators.tasks import JointRidge, Known, MemoryFullWarning
 
 try:
     from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
@@ -69,7 +69,7 @@ class ConceptorLinear(BaseEstimator):  # type: ignore[misc]
     fit_intercept: bool
     random_state: Any
     warn_at_quota: float
-    _memory: Joint | Known
+    _memory: JointRidge | Known
     _fixed: dict[str, Any]
 
     @property
@@ -156,7 +156,7 @@ class ConceptorLinear(BaseEstimator):  # type: ignore[misc]
 
     def _known(self) -> Known:
         check_is_fitted(self)
-        return self._memory.known() if isinstance(self._memory, Joint) else self._memory
+        return self._memory.known() if isinstance(self._memory, JointRidge) else self._memory
 
     def _validated(self, X: Any) -> Array:
         check_is_fitted(self)
@@ -172,11 +172,11 @@ class ConceptorLinear(BaseEstimator):  # type: ignore[misc]
     def _warn_if_full(self) -> None:
         """Warn after a task learned in turn; the joint solution goes on learning."""
         memory = self._memory
-        if isinstance(memory, Joint) or memory.quota < self.warn_at_quota:
+        if isinstance(memory, JointRidge) or memory.quota < self.warn_at_quota:
             return
         tasks = "1 task" if memory.n_tasks == 1 else f"{memory.n_tasks} tasks"
         warnings.warn(
-            f"The memory is nearly full after {tasks}: they claim {memory.quota:.1%} of the input "
+            f"The memory is nearly full after {tasks}: they use {memory.quota:.1%} of the input "
             f"space (quota_ {memory.quota:.4f}, warning from {self.warn_at_quota:g}). Further "
             f"tasks can change little. Lower the aperture ({memory.aperture:g}), or use more "
             f"features.",

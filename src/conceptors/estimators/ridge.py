@@ -19,7 +19,7 @@ from conceptors.estimators.base import (
     positive,
     without_overflow,
 )
-from conceptors.estimators.tasks import Joint, Known, learned_in_turn
+from conceptors.estimators.tasks import JointRidge, Known, learned_in_turn
 from conceptors.readout.features import Activation, RandomFeatures, warn_of_scales
 from conceptors.readout.sums import Sums
 
@@ -105,8 +105,8 @@ class _Ridge(ConceptorLinear):
             sums.add(self._lifted(part), y)
         memory = None if first else self._memory
         if self.solution == "joint":
-            if not isinstance(memory, Joint):
-                memory = Joint(
+            if not isinstance(memory, JointRidge):
+                memory = JointRidge(
                     constant=self.fit_intercept,
                     by_task=self.weighting == "tasks",
                     of_classes=targets.ndim == 1,
@@ -115,7 +115,7 @@ class _Ridge(ConceptorLinear):
             memory.learn(sums, self._joint_penalty())
             self._memory = memory
         else:
-            assert not isinstance(memory, Joint)
+            assert not isinstance(memory, JointRidge)
             self._memory = self._learned_in_turn(memory, sums)
 
     def _learned_in_turn(self, before: Known | None, sums: Sums) -> Known:
@@ -196,7 +196,7 @@ class ConceptorRidge(ConceptorRegressor, _Ridge):
     Attributes:
         coef_, intercept_: the linear model so far, on the random features if `lift` is set.
         aperture_, regularization_: in use; if chosen, for inputs of mean 0 and mean square 1.
-        quota_: share of the space claimed so far, in [0, 1].
+        quota_: share of the space used so far, in [0, 1].
         n_tasks_: number of tasks learned.
         correlation_: R `[d, d]` (d + 1 with an intercept) that `aperture_` refers to.
         increment_norm_: Frobenius norm of the last task's change of the weights (not for "joint").

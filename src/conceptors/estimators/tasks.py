@@ -16,12 +16,12 @@ _VARIATION = 1e-13  # of inputs relative to their squares, below which it is rou
 
 
 class MemoryFullWarning(UserWarning):
-    """The tasks learned so far claim nearly the whole input space."""
+    """The tasks learned so far use nearly the whole input space."""
 
 
 @dataclass(frozen=True)
 class Known:
-    """A linear model, and the space that its tasks claim; b `[d]` is x, or [x; 1]."""
+    """A linear model, and the space that its tasks use; b `[d]` is x, or [x; 1]."""
 
     weights: Tensor  # W [m, d], outputs in the order in which they came
     correlation: Tensor  # R [d, d] that the aperture refers to
@@ -32,7 +32,7 @@ class Known:
     increment_norm: float | None = None  # |W - W_before| of the last task learned in turn
 
 
-class Joint:
+class JointRidge:
     """Ridge regression on all tasks at once, from sums, in any order.
 
     W = K (R + λ I)⁻¹ with R = E[b bᵀ], K = E[y bᵀ] over all samples, or, where tasks count equally,

@@ -1,7 +1,7 @@
 """Bare parameters, which belong to no layer: class tokens, positions, masks, channel scales.
 
 A parameter that is added to activations, or concatenated with them, multiplies the constant 1. All
-of it is claimed once a task has used it. A vector that multiplies activations is treated like the
+of it is protected once a task has used it. A vector that multiplies activations is treated like the
 weight of a norm layer. `shield.remember.bare` observes which of the two a parameter is.
 """
 

@@ -282,8 +282,8 @@ class Readout(nn.Module):
 
     @torch.no_grad()
     def predict(self, features: Tensor) -> Tensor:
-        """Predicted labels `[n]` among the classes seen so far, or numbers."""
-        scores: Tensor = self(features)
+        """Predicted labels `[n]` among the classes seen so far, or numbers, for finite features."""
+        scores: Tensor = self(checks.finite(self._rows(features), "features"))
         if KINDS[self._kind] != "labels":
             return scores
         return scores.masked_fill(self.counts.to(scores.device) == 0, -torch.inf).argmax(1)

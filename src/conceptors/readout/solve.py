@@ -2,7 +2,7 @@
 
 With R = Σ b bᵀ / n and K = Σ y bᵀ / n over all n samples, W = K (R + λ I)⁻¹ minimises
 E|y - W b|² + λ |W|². With λ = α⁻², each direction is used as far as the conceptor
-C = R (R + α⁻² I)⁻¹ claims it.
+C = R (R + α⁻² I)⁻¹ includes it.
 
 A chosen λ minimises generalised cross-validation (Golub, Heath & Wahba 1979),
 
@@ -38,7 +38,7 @@ _NEVER = -1e4  # log-likelihood of a class that was never seen
 
 
 class Solution(NamedTuple):
-    """Weights W `[m, d]`, their λ, and the share tr C / d of the space that the data claim."""
+    """Weights W `[m, d]`, their λ, and the share tr C / d of the space that the data use."""
 
     weights: Tensor
     regularization: float
@@ -82,7 +82,7 @@ def solve(
     return trial.solution
 
 
-class _Trial(NamedTuple):
+class _Candidate(NamedTuple):
     """A solution, and estimates of its predictions of new samples."""
 
     solution: Solution
@@ -98,7 +98,7 @@ def _chosen(sums: Sums, largest: bool) -> Solution:
         raise ValueError("all inputs are zero, so nothing can be learned; check the features")
     least = math.ceil(math.log10(max(16 * sums.eps, 1e-12)))
     most = _SHARE_OF_LABELS if largest else _SHARE
-    trials: dict[float, _Trial | None] = {}
+    trials: dict[float, _Candidate | None] = {}
 
     def error(exponent: float) -> float:
         if exponent not in trials:
@@ -125,7 +125,7 @@ def _chosen(sums: Sums, largest: bool) -> Solution:
     return trial.solution
 
 
-def _try(sums: Sums, regularization: float) -> _Trial | None:
+def _try(sums: Sums, regularization: float) -> _Candidate | None:
     """The solution; None if R + λ I is not positive definite in float64."""
     n, dim = sums.count, sums.dim
     raised = sums.gram.clone()
@@ -149,7 +149,7 @@ def _try(sums: Sums, regularization: float) -> _Trial | None:
     left = max(1 - share, 1e-12)
     retained = 1 - (1 - along / max(targets, 1e-300)) / left
     solution = Solution(weights, regularization, fitted / dim)
-    return _Trial(solution, error / n / left**2, retained, share)
+    return _Candidate(solution, error / n / left**2, retained, share)
 
 
 def _inverse_trace(factor: Tensor) -> float:

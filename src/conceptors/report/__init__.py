@@ -70,7 +70,7 @@ def write_explorer(path: Path | str, shield: Path | str | None = None) -> Path:
     of `Shield.save`, it shows the conceptors of that shield's layers.
 
     Raises:
-        ValueError: `shield` is not a file of a shield, or it claims nothing.
+        ValueError: `shield` is not a file of a shield, or it protects nothing.
         ImportError: scikit-learn, which contains the digits, is not installed.
     """
     need_charts()

@@ -94,7 +94,7 @@ def learning(results: dict[str, Any]) -> pd.DataFrame:
 
 
 def quotas(results: dict[str, Any]) -> pd.DataFrame:
-    """`method, seed, layer, after, value`: the share of each layer's space that is claimed."""
+    """`method, seed, layer, after, value`: the share of each layer's space that is protected."""
     rows = [
         (run["method"], run["seed"], layer, after, value)
         for run in results["runs"]

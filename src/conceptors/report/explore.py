@@ -61,20 +61,21 @@ def digits_page(pixels: Tensor, classes: Tensor) -> str:
 
 
 def layers(file: Path) -> str:
-    """Return the page about what a saved shield claims in each layer.
+    """Return the page about what a saved shield protects in each layer.
 
     Raises:
-        ValueError: the file is not a shield, or it claims nothing.
+        ValueError: the file is not a shield, or it protects nothing.
     """
-    tasks, claimed = read_claims(file)
-    if not claimed:
-        raise ValueError(f"{file} claims nothing: call shield.remember(data) before shield.save")
-    return layers_page(file.name, tasks, claimed)
+    tasks, conceptors = read_claims(file)
+    if not conceptors:
+        raise ValueError(f"{file} protects nothing: call shield.remember(data) before shield.save")
+    return layers_page(file.name, tasks, conceptors)
 
 
-def layers_page(title: str, tasks: int, claimed: Mapping[str, Conceptor]) -> str:
+def layers_page(title: str, tasks: int, conceptors: Mapping[str, Conceptor]) -> str:
     """Return the page about the conceptors of layers by name."""
-    large = {name: c for name, c in claimed.items() if c.dim > 2} or claimed  # leave out norms
+    wide = {name: c for name, c in conceptors.items() if c.dim > 2}  # no norms
+    large = wide or conceptors
     data = {"kind": "layers", "layers": [_layer(conceptor) for conceptor in large.values()]}
     return _page(title, data, labels(list(large), 60), tasks)
 

@@ -93,13 +93,13 @@ def learning(results: dict[str, Any]) -> Section:
 
 
 def quota(results: dict[str, Any]) -> Section:
-    """The claimed share of every layer, one panel per method."""
+    """The protected share of every layer, one panel per method."""
     means = data.over_seeds(data.quotas(results), "method", "layer", "after")
     means = means.rename(columns={"layer": "series", "after": "x"})
     panels = []
     for method, frame in means.groupby("method", sort=False):
         looks = [look(k) for k in range(frame.series.nunique())]
-        titles = ("after task", LEARNED, "quota of A (claimed share)")
+        titles = ("after task", LEARNED, "quota of A (protected share)")
         panels.append(curve_panel(method, frame, looks, *titles, digits=3, domain=(0, 1)))
     return Section("quota", panels)
 

@@ -74,7 +74,7 @@ const algebra = (() => {
     });
   }
 
-  // Singular values of the conceptor with these λ at an aperture; infinite λ are claimed fully.
+  // Singular values of the conceptor with these λ at an aperture; infinite λ are included fully.
   function singular(values, aperture) {
     return Float64Array.from(values, (value) => {
       const odds = Math.max(value, 0) * aperture * aperture;

@@ -164,7 +164,7 @@ document.addEventListener("DOMContentLoaded", () => {
     showSpectra(alpha);
     if (isDigits) showDigits(alpha);
     clearTimeout(later); // one announcement when the hand rests, not one per step
-    later = setTimeout(() => { byId("live").textContent = `${describe(alpha)}. ${quotas(alpha) || "nothing is chosen"}`; }, 400);
+    later = setTimeout(() => { byId("live").textContent = `${describe(alpha)}. ${quotas(alpha) || "no conceptor is selected"}`; }, 400);
   }
   function fromSlider() {
     exact.value = Number((10 ** Number(slider.value)).toPrecision(3));
