@@ -140,3 +140,25 @@ def test_a_wide_layer_is_protected_to_the_precision_of_its_weights(dtype: torch.
     assert max(drifts) < (5e-4 if dtype == torch.float32 else 1e-2)
     assert max(drifts[40:]) < 2 * max(drifts[:40])  # it does not add up
     assert drift(layer.weight.float(), start) > 0.05
+
+
+@pytest.mark.filterwarnings("ignore:few free directions:conceptors.shield.ShieldFullWarning")
+def test_plain_steps_of_a_wide_layer_have_the_precision_of_float32() -> None:
+    """Nearly all of this gradient is claimed: an error of 1e-6 of it would exceed what is applied.
+
+    On tensor cores rounding has a direction, and adds up over the steps of a task.
+    """
+    x = torch.rand(1000, 784, generator=torch.Generator().manual_seed(0))
+    changes = []
+    for device, dtype in ((DEVICE, torch.float32), ("cpu", torch.float64)):
+        layer = nn.Linear(784, 800).to(device, dtype)
+        nn.init.zeros_(layer.weight)
+        shield, rows = Shield(layer, 800.0), x.to(device, dtype)
+        optimizer = shield.remember(rows).guard(torch.optim.SGD(layer.parameters(), lr=1.0))
+        layer(rows[:64]).mul(rows[64:128, :1] - 0.5).sum().backward()
+        assert layer.weight.grad is not None
+        gradient = layer.weight.grad.cpu().double()
+        optimizer.step()
+        changes.append(layer.weight.detach().cpu().double() @ x.double().T)
+    error = (changes[0] - changes[1]).norm() / (gradient @ x.double().T).norm()
+    assert float(error) < 3e-7
