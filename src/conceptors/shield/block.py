@@ -13,6 +13,8 @@ from conceptors._internal.precision import full, tensor_cores
 from conceptors.shield.blocks import WeightBlock, is_sharded, shard_like
 from conceptors.shield.projection import FreeSpace, make_projection
 
+_SOFT = 1 - 2**-14  # √(1 - s) > 2⁻⁷ for smaller values s; TF32 has 11 bits
+
 
 class GuardedBlock:
     """A block, or those of its parameters that one optimizer steps.
@@ -43,6 +45,9 @@ class GuardedBlock:
         self.once, self.corrects, self.crossed = once, corrects, crossed
         self.device = parameters[0].device
         self.is_sharded = any(is_sharded(p.data) for p in parameters)
+        # TF32 rounds steps less than a soft conceptor lets through, or a pull corrects the drift
+        is_soft = free.stiffness is not None or float(free.values.max()) < _SOFT
+        self.rough = self.device.type == "cuda" and corrects and is_soft
         self.projection = make_projection(free, once, dense=not self.is_sharded)
         self.scale = scale
         self.origin: Tensor | None = None
@@ -153,9 +158,8 @@ class GuardedBlock:
         self.store_weights()
 
     def precision(self) -> AbstractContextManager[None]:
-        """On a GPU, products may be rounded to TF32 where a pull corrects the drift."""
-        rough = self.corrects and self.origin is not None and self.device.type == "cuda"
-        return tensor_cores() if rough else nullcontext()
+        """Round the factors of products to TF32 on a GPU, where that is precise enough."""
+        return tensor_cores() if self.rough else nullcontext()
 
     # --- measurements ---------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ class Stack(GuardedBlock):
         first = members[0]
         self._members, self.device, self.scale = members, first.device, first.scale
         self.once, self.corrects, self.crossed = first.once, first.corrects, False
+        self.is_sharded, self.rough = False, first.rough
         self.projection = _joined([member.projection for member in members])
         origins = [m.origin for m in members if m.origin is not None]
         self.origin = _padded(origins) if origins else None
@@ -174,8 +175,8 @@ def _kind(block: GuardedBlock) -> object:
         return None
     shapes = tuple((w.shape[1:], w.dtype) for w in weights)
     is_sparse = any(p.grad is not None and p.grad.is_sparse for p in block.parameters)
-    kind = (type(projection), shapes, block.once, block.corrects, id(block.scale), is_sparse)
-    return None if is_sparse else (*kind, block.origin is None, block.device)
+    ways = (block.once, block.corrects, block.rough, block.origin is None)
+    return None if is_sparse else (type(projection), shapes, ways, id(block.scale), block.device)
 
 
 def _joined(projections: Sequence[Projection]) -> Projection:
