@@ -20,10 +20,12 @@ class GuardedBlock:
     """A block, or those of its parameters that one optimizer steps.
 
     Attributes:
+        gradients: the gradients that were read, by the ids of parameters.
         once: whether gradients or steps are multiplied by F, instead of both by F^½.
         corrects: whether steps are projected.
         crossed: whether another block shares some of its memory in another layout.
         origin: W_previous in the coordinates of the projection; None without a pull.
+        drift: W - W_previous in coordinates, which follows the steps.
         scale: the factor `[]` of a gradient scaler, which the pull needs too.
         previous: the weights before a step, and after it; None before the first step. Weights in
             half precision are followed in float32, so that rounding does not add up.
@@ -54,9 +56,10 @@ class GuardedBlock:
         if self.projection.pulls and anchors is not None:
             before = {id(p): site.plain(a) for p, a in zip(parameters, anchors)}
             self.origin = self.projection.coordinates(site.views(before, parameters)).clone()
+        self.drift: Tensor | None = None
         self.previous: list[Tensor] | None = None
         self._weights: dict[int, Tensor] = {}
-        self._gradients: dict[int, Tensor] = {}
+        self.gradients: dict[int, Tensor] = {}
 
     @property
     def about(self) -> str:
@@ -67,14 +70,22 @@ class GuardedBlock:
 
     def load_gradients(self) -> bool:
         """Read the gradients, as zeros where there are none; return whether there are any."""
-        self._gradients = {}
-        if all(p.grad is None for p in self.parameters):
+        self.gradients = {}
+        if not self.has_gradients():
             return False
-        for parameter in self.parameters:
-            if parameter.grad is None and self.once:
-                # a step that is not projected is in the free space only as a whole
-                parameter.grad = torch.zeros_like(parameter)
-            self._gradients[id(parameter)] = self._gradient(parameter)
+        self.gradients = {id(p): self._gradient(p) for p in self.parameters}
+        return True
+
+    def has_gradients(self) -> bool:
+        """Whether there is any gradient. Where gradients alone are projected, fill in the others.
+
+        A step that is not projected is in the free space only as a whole.
+        """
+        missing = [p for p in self.parameters if p.grad is None]
+        if len(missing) == len(self.parameters):
+            return False
+        for parameter in missing if self.once else ():
+            parameter.grad = torch.zeros_like(parameter)
         return True
 
     def _gradient(self, parameter: nn.Parameter) -> Tensor:
@@ -86,37 +97,41 @@ class GuardedBlock:
             return gradient.to_dense()  # type: ignore[no-any-return]
         return self.site.plain(gradient)
 
-    def apply_gradients(self) -> None:
+    def project_gradients(self) -> None:
         """Project the gradients that were read, and add the pull."""
-        if self._gradients:
-            with self.precision():
-                self.projection.apply_(self.gradient_parts(), self._drift())
+        if not self.corrects or self.crossed:
+            self.measure_drift()  # it does not follow the steps
+        with self.precision():
+            self.projection.apply_(self.gradient_parts(), self.scaled_drift())
 
     def store_gradients(self) -> None:
         """Write gradients back that were read as copies."""
         for parameter in self.parameters:
             gradient: Any = parameter.grad
-            if gradient is None or id(parameter) not in self._gradients:
+            if gradient is None:
                 continue
-            value = self._gradients[id(parameter)]
+            value = self.gradients[id(parameter)]
             if gradient.layout == torch.sparse_coo:
                 places = gradient.coalesce().indices()
                 parameter.grad = torch.sparse_coo_tensor(
                     places, value[places[0]], value.shape, check_invariants=False
                 )
-            elif is_sharded(gradient) and not self.site.block.rows_first:
+            elif self.is_sharded and not self.site.block.rows_first:
                 gradient.copy_(shard_like(value, gradient))
-        self._gradients = {}
 
     def gradient_parts(self) -> list[Tensor]:
         """Return the gradients as views `[g, out, ...]`."""
-        return self.site.views(self._gradients, self.parameters)
+        return self.site.views(self.gradients, self.parameters)
 
-    def _drift(self) -> Tensor | None:
-        """Compute W - W_previous in coordinates, times the scale of the gradients."""
-        if self.origin is None:
-            return None
-        return (self.projection.coordinates(self.load_weights()) - self.origin) * self.scale
+    def measure_drift(self) -> None:
+        """Compute W - W_previous in coordinates."""
+        if self.origin is not None:
+            now = self.projection.coordinates(self.load_weights()) - self.origin
+            self.drift = now if self.drift is None else self.drift.copy_(now)
+
+    def scaled_drift(self) -> Tensor | None:
+        """Return the drift times the scale of the gradients."""
+        return None if self.drift is None else self.drift * self.scale
 
     # --- weights --------------------------------------------------------------------------
 
@@ -143,7 +158,7 @@ class GuardedBlock:
             if previous.dtype == now.dtype:
                 previous.copy_(now)
             else:  # keep what was rounded in the last step
-                previous.copy_(torch.where(previous.to(now.dtype) == now, previous, now))
+                torch.where(previous.to(now.dtype) == now, previous, now, out=previous)
 
     def project_step(self) -> None:
         """W ← W_before + ΔW F^½."""
@@ -152,7 +167,9 @@ class GuardedBlock:
         weights = self.load_weights()
         steps = [now - before for now, before in zip(weights, self.previous)]
         with self.precision():
-            self.projection.apply_(steps)
+            left = self.projection.apply_(steps)
+        if self.drift is not None:
+            self.drift += left
         for now, before, step in zip(weights, self.previous, steps):
             now.copy_(before.add_(step))
         self.store_weights()

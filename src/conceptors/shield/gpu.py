@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from conceptors._internal.cuda_graph import CudaGraph
@@ -21,26 +21,40 @@ _TILE = 16  # odd sizes of factors are slow
 
 
 class Stack(GuardedBlock):
-    """Equal blocks, whose groups are concatenated, in memory that does not move."""
+    """Equal blocks with concatenated groups. Their gradients are in memory that does not move."""
 
     def __init__(self, members: Sequence[GuardedBlock]) -> None:
         first = members[0]
-        self._members, self.device, self.scale = members, first.device, first.scale
-        self.once, self.corrects, self.crossed = first.once, first.corrects, False
-        self.is_sharded, self.rough = False, first.rough
+        self.device, self.scale, self.is_sharded = first.device, first.scale, False
+        self.once, self.corrects, self.rough = first.once, first.corrects, first.rough
         self.projection = _joined([member.projection for member in members])
         origins = [m.origin for m in members if m.origin is not None]
         self.origin = _padded(origins) if origins else None
+        self._members = members
         self._views = [member.load_weights() for member in members]
+        self._slots = [member.gradient_parts() for member in members]
         self._sizes = [len(views[0]) for views in self._views]
-        columns = range(len(self._views[0]))
-        self._now = [torch.cat([views[i] for views in self._views]) for i in columns]
-        self._static = [torch.zeros_like(now) for now in self._now]  # gradients
-        self.previous = None
+        self.crossed, self.drift, self.previous = False, None, None
         copies = [m.previous for m in members if m.previous is not None]
         if len(copies) == len(members):
-            self.previous = [torch.cat([copy[i] for copy in copies]) for i in columns]
+            self.previous = [torch.cat(parts) for parts in zip(*copies)]
             self._share_copies(self.previous)
+
+    def project_gradients(self) -> None:
+        parts = [torch.cat(views) for views in zip(*self._slots)]
+        if not self.corrects:
+            self.measure_drift()
+        with self.precision():
+            self.projection.apply_(parts, self.scaled_drift())
+        self._scatter(parts, self._slots)
+
+    def load_weights(self) -> list[Tensor]:
+        self._now = [torch.cat(views) for views in zip(*self._views)]
+        return self._now
+
+    def store_weights(self) -> None:
+        self._scatter(self._now, self._views)
+        self._now = []
 
     def copy_weights(self) -> None:
         is_first = self.previous is None
@@ -53,104 +67,105 @@ class Stack(GuardedBlock):
         for member, copies in zip(self._members, zip(*parts)):
             member.previous = list(copies)
 
-    def load_gradients(self) -> bool:
-        here, there, loaded = [], [], False
-        for number, member in enumerate(self._members):
-            static = [part.split(self._sizes)[number] for part in self._static]
-            if member.load_gradients():
-                loaded = True
-                here += static
-                there += member.gradient_parts()
-            else:
-                torch._foreach_zero_(static)
-        if here:
-            torch._foreach_copy_(here, there)
-        return loaded
-
-    def apply_gradients(self) -> None:
-        with self.precision():
-            self.projection.apply_(self._static, self._drift())
-
-    def gradient_parts(self) -> list[Tensor]:
-        return self._static
-
-    def store_gradients(self) -> None:
-        here, there = [], []
-        for number, member in enumerate(self._members):
-            if member._gradients:
-                there += member.gradient_parts()
-                here += [part.split(self._sizes)[number] for part in self._static]
-        if here:
-            torch._foreach_copy_(there, here)
-        for member in self._members:
-            member.store_gradients()
-
-    def load_weights(self) -> list[Tensor]:
-        for i, now in enumerate(self._now):
-            torch.cat([views[i] for views in self._views], out=now)
-        return self._now
-
-    def store_weights(self) -> None:
-        for i, now in enumerate(self._now):
-            torch._foreach_copy_([views[i] for views in self._views], list(now.split(self._sizes)))
+    def _scatter(self, parts: list[Tensor], views: list[list[Tensor]]) -> None:
+        for i, part in enumerate(parts):
+            torch._foreach_copy_([view[i] for view in views], list(part.split(self._sizes)))
 
 
 class Work:
     """What is done around the steps of some blocks; on a GPU, recorded once and replayed."""
 
     def __init__(self, blocks: Sequence[GuardedBlock]) -> None:
-        self._blocks = _stacked(blocks)
-        self._stacks = [block for block in self._blocks if isinstance(block, Stack)]
-        apart = [block for block in self._blocks if not block.crossed]
-        crossed = [block for block in self._blocks if block.crossed]
-        self._apply_to_stacks = _recorded([(s.device, s.apply_gradients) for s in self._stacks])
-        self.copy_weights = _of_all("copy_weights", apart, crossed)
-        self.project_steps = _of_all("project_step", apart, crossed)
+        self._eager = [b for b in blocks if b.device.type != "cuda" or b.is_sharded]
+        self._static = [block for block in blocks if block not in self._eager]
+        self._slots: dict[int, tuple[nn.Parameter, Tensor]] = {}  # a copy of each gradient
+        for block in self._static:
+            for p in block.parameters:
+                self._slots.setdefault(id(p), (p, torch.zeros_like(p.data)))
+            block.gradients = {id(p): self._slots[id(p)][1] for p in block.parameters}
+        merged = _stacked(self._static)
+        self._blocks = [*self._eager, *merged]
+        self._project_slots = _of_all("project_gradients", merged)
+        self.copy_weights = _both(
+            _of_all("copy_weights", merged), _each("copy_weights", self._eager)
+        )
+        self.project_steps = _both(
+            _of_all("project_step", merged), _each("project_step", self._eager)
+        )
 
     @exactly()
     def project_gradients(self) -> None:
         """Project all gradients in place."""
-        loaded = [block for block in self._blocks if block.load_gradients()]
-        if any(isinstance(block, Stack) for block in loaded):
-            self._apply_to_stacks()
-        for block in loaded:  # in turn: blocks that share memory are projected one after another
-            if not isinstance(block, Stack):
-                block.apply_gradients()
-            block.store_gradients()
+        for block in self._eager:  # in turn, because some may share memory
+            if block.load_gradients():
+                block.project_gradients()
+                block.store_gradients()
+                block.gradients = {}
+        present = [block for block in self._static if block.has_gradients()]
+        if present:
+            slots, gradients = self._fill_slots()
+            self._project_slots()
+            torch._foreach_copy_(gradients, slots)
+            for block in present:
+                block.store_gradients()
+
+    @exactly()
+    def measure_drifts(self) -> None:
+        """Compute how far all blocks are from W_previous."""
+        for block in self._blocks:
+            block.measure_drift()
+
+    def _fill_slots(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Copy the gradients; return the copies and gradients that are not sparse."""
+        slots, gradients = [], []
+        for parameter, slot in self._slots.values():
+            if parameter.grad is None:
+                slot.zero_()
+            elif parameter.grad.layout == torch.sparse_coo:
+                slot.copy_(parameter.grad.to_dense())
+            else:
+                slots.append(slot)
+                gradients.append(parameter.grad)
+        torch._foreach_copy_(slots, gradients)
+        return slots, gradients
 
 
-def _of_all(
-    what: str, apart: Sequence[GuardedBlock], crossed: Sequence[GuardedBlock]
-) -> Callable[[], None]:
-    """Return a method of all blocks as one function; crossed blocks share memory: run in turn."""
+def _of_all(what: str, blocks: Sequence[GuardedBlock]) -> Callable[[], None]:
+    """Return a method of all blocks as one function, which replays a recording on each GPU.
 
-    def in_turn() -> None:
-        for block in crossed:
+    Blocks that share memory run in turn.
+    """
+    graphs = []
+    for device in dict.fromkeys(block.device for block in blocks):
+        here = [block for block in blocks if block.device == device]
+        pieces = [getattr(block, what) for block in here if not block.crossed]
+        crossed = _each(what, [block for block in here if block.crossed])
+        graphs.append(CudaGraph(*pieces, crossed, device=device))
+
+    def run() -> None:
+        for graph in graphs:
+            graph()
+
+    return run
+
+
+def _each(what: str, blocks: Sequence[GuardedBlock]) -> Callable[[], None]:
+    """Return a method of all blocks as one function."""
+
+    @exactly()
+    def run() -> None:
+        for block in blocks:
             getattr(block, what)()
 
-    pieces = [(block.device, getattr(block, what)) for block in apart]
-    pieces += [(crossed[0].device, in_turn)] if crossed else []
-    if any(block.is_sharded for block in [*apart, *crossed]):
-        return lambda: _run([piece for _, piece in pieces])
-    return _recorded(pieces)
+    return run if blocks else lambda: None
 
 
-def _recorded(pieces: list[tuple[torch.device, Callable[[], None]]]) -> Callable[[], None]:
-    """Return pieces of work as one function, which replays a recording on each GPU."""
-    graphs: list[Callable[[], None]] = []
-    for device in dict.fromkeys(device for device, _ in pieces):
-        here = [piece for on, piece in pieces if on == device]
-        if device.type == "cuda":
-            graphs.append(CudaGraph(*here, device=device))
-        else:
-            graphs.append(lambda here=here: _run(here))  # type: ignore[misc]
-    return graphs[0] if len(graphs) == 1 else lambda: _run(graphs)
+def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
+    def run() -> None:
+        first()
+        second()
 
-
-@exactly()
-def _run(pieces: Sequence[Callable[[], None]]) -> None:
-    for piece in pieces:
-        piece()
+    return run
 
 
 def _stacked(blocks: Sequence[GuardedBlock]) -> list[GuardedBlock]:
@@ -168,15 +183,13 @@ def _stacked(blocks: Sequence[GuardedBlock]) -> list[GuardedBlock]:
 def _kind(block: GuardedBlock) -> object:
     """Return what blocks in a stack have in common; None for a block that stands alone."""
     projection, weights = block.projection, block.load_weights()
-    is_alone = block.device.type != "cuda" or block.is_sharded or block.crossed
-    if is_alone or not isinstance(projection, (ElementWise, Factored)):
+    if block.crossed or not isinstance(projection, (ElementWise, Factored)):
         return None
     if sum(w.numel() for w in weights) > _SMALL:
         return None
     shapes = tuple((w.shape[1:], w.dtype) for w in weights)
-    is_sparse = any(p.grad is not None and p.grad.is_sparse for p in block.parameters)
     ways = (block.once, block.corrects, block.rough, block.origin is None)
-    return None if is_sparse else (type(projection), shapes, ways, id(block.scale), block.device)
+    return type(projection), shapes, ways, block.device
 
 
 def _joined(projections: Sequence[Projection]) -> Projection:

@@ -253,6 +253,7 @@ class Guard:
             return Plan()
         key = (self._guards.version, _key(optimizer))
         if self.plan.key != key:
+            self._versions = []
             is_same = isinstance(self.plan.key, tuple) and self.plan.key[0] == key[0]
             copies = self.plan.blocks if is_same else ()  # weights have moved in memory
             with exactly():
@@ -262,6 +263,10 @@ class Guard:
                 if isinstance(optimizer, LBFGS):
                     optimizer.state.clear()
         return self.plan
+
+    def doubt(self) -> None:
+        """Measure drifts again at the next step."""
+        self._versions = []
 
     @torch.no_grad()
     def settle(self) -> None:
@@ -285,6 +290,7 @@ class Guard:
         if plan:
             if self._versions != _versions(plan):
                 callbacks.look_before_step()  # other code may have changed weights
+                plan.work.measure_drifts()
             if self.steps == 1:
                 self.stepped |= {block.name for block in plan.blocks}
             self._begin(optimizer, plan)
@@ -312,6 +318,7 @@ class Guard:
         plan.work.copy_weights()
         if decay:
             _decay(plan.decays_apart, optimizer, decay)
+            plan.work.measure_drifts()
         moves_all = isinstance(optimizer, LBFGS)  # along its history
         self._still = [
             (p, p.data.clone())
@@ -427,6 +434,11 @@ class Guards(list[Guard]):
         """Finish interrupted steps; see `Guard.settle`."""
         for guard in list(self):
             guard.settle()
+
+    def doubt(self) -> None:
+        """Measure drifts again at the next step, as a resumed run does."""
+        for guard in list(self):
+            guard.doubt()
 
     def abandon(self) -> None:
         """Abandon interrupted steps, and leave the weights as they are."""

@@ -24,6 +24,7 @@ class Persistence:
         self._guards.settle()
         if self._attached:
             self._watch.look()
+        self._guards.doubt()
         return shield_state.pack(self)
 
     @outside_inference_mode()

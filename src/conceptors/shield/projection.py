@@ -157,9 +157,16 @@ class Projection(ABC):
 
     pulls: bool
 
-    def apply_(self, parts: Parts, drift: Tensor | None = None) -> None:
-        """Project X in place; add the pull of a `drift`, W - W_previous in coordinates."""
-        self._subtract_(parts, self._removed(self.coordinates(parts), drift))
+    def apply_(self, parts: Parts, drift: Tensor | None = None) -> Tensor:
+        """Project X in place, and return its new coordinates.
+
+        Adds the pull of a `drift`, W - W_previous in coordinates.
+        """
+        x = self.coordinates(parts)
+        removed = self._removed(x, drift)
+        left = x - removed
+        self._subtract_(parts, removed)
+        return left
 
     @abstractmethod
     def coordinates(self, parts: Parts) -> Tensor:
