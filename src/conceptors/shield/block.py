@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from conceptors._internal.precision import full, tensor_cores
+from conceptors._internal.precision import full
 from conceptors.shield.blocks import WeightBlock, is_sharded, shard_like
 from conceptors.shield.projection import FreeSpace, make_projection
 
-_SOFT = 1 - 2**-14  # √(1 - s) > 2⁻⁷ for smaller values s; TF32 has 11 bits
+_SOFT = 1 - 2**-10  # √(1 - s) > 2⁻⁵ for smaller values s; bfloat16 has 8 bits, TF32 11
+_LARGE = 2**23  # rounding does not speed up smaller products
 
 
 class GuardedBlock:
@@ -23,6 +23,7 @@ class GuardedBlock:
         gradients: the gradients that were read, by the ids of parameters.
         once: whether gradients or steps are multiplied by F, instead of both by F^½.
         corrects: whether steps are projected.
+        rough: whether the factors of products may be rounded.
         crossed: whether another block shares some of its memory in another layout.
         origin: W_previous in the coordinates of the projection; None without a pull.
         drift: W - W_previous in coordinates, which follows the steps.
@@ -47,9 +48,10 @@ class GuardedBlock:
         self.once, self.corrects, self.crossed = once, corrects, crossed
         self.device = parameters[0].device
         self.is_sharded = any(is_sharded(p.data) for p in parameters)
-        # TF32 rounds steps less than a soft conceptor lets through, or a pull corrects the drift
+        # rounding steps changes less than a soft conceptor lets through, or a pull corrects it
         is_soft = free.stiffness is not None or float(free.values.max()) < _SOFT
-        self.rough = self.device.type == "cuda" and corrects and is_soft
+        size = sum(p.numel() for p in parameters) * free.rank
+        self.rough = corrects and is_soft and size > _LARGE
         self.projection = make_projection(free, once, dense=not self.is_sharded)
         self.scale = scale
         self.origin: Tensor | None = None
@@ -68,9 +70,15 @@ class GuardedBlock:
 
     # --- gradients ------------------------------------------------------------------------
 
+    def project_current_gradients(self) -> None:
+        """Project `.grad` of all parameters in place."""
+        if self.load_gradients():
+            self.project_gradients()
+            self.store_gradients()
+            self.gradients = {}
+
     def load_gradients(self) -> bool:
         """Read the gradients, as zeros where there are none; return whether there are any."""
-        self.gradients = {}
         if not self.has_gradients():
             return False
         self.gradients = {id(p): self._gradient(p) for p in self.parameters}
@@ -101,8 +109,7 @@ class GuardedBlock:
         """Project the gradients that were read, and add the pull."""
         if not self.corrects or self.crossed:
             self.measure_drift()  # it does not follow the steps
-        with self.precision():
-            self.projection.apply_(self.gradient_parts(), self.scaled_drift())
+        self.projection.apply_(self.gradient_parts(), self.scaled_drift())
 
     def store_gradients(self) -> None:
         """Write gradients back that were read as copies."""
@@ -166,17 +173,12 @@ class GuardedBlock:
             return
         weights = self.load_weights()
         steps = [now - before for now, before in zip(weights, self.previous)]
-        with self.precision():
-            left = self.projection.apply_(steps)
+        left = self.projection.apply_(steps)
         if self.drift is not None:
             self.drift += left
         for now, before, step in zip(weights, self.previous, steps):
             now.copy_(before.add_(step))
         self.store_weights()
-
-    def precision(self) -> AbstractContextManager[None]:
-        """Round the factors of products to TF32 on a GPU, where that is precise enough."""
-        return tensor_cores() if self.rough else nullcontext()
 
     # --- measurements ---------------------------------------------------------------------
 

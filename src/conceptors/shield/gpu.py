@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from conceptors._internal.cuda_graph import CudaGraph
-from conceptors._internal.precision import exactly
+from conceptors._internal.precision import exactly, tensor_cores
 from conceptors.shield.block import GuardedBlock
 from conceptors.shield.projection import ElementWise, Factored, Projection
 
@@ -44,8 +44,7 @@ class Stack(GuardedBlock):
         parts = [torch.cat(views) for views in zip(*self._slots)]
         if not self.corrects:
             self.measure_drift()
-        with self.precision():
-            self.projection.apply_(parts, self.scaled_drift())
+        self.projection.apply_(parts, self.scaled_drift())
         self._scatter(parts, self._slots)
 
     def load_weights(self) -> list[Tensor]:
@@ -85,6 +84,7 @@ class Work:
             block.gradients = {id(p): self._slots[id(p)][1] for p in block.parameters}
         merged = _stacked(self._static)
         self._blocks = [*self._eager, *merged]
+        self._project_eager = _each("project_current_gradients", self._eager)
         self._project_slots = _of_all("project_gradients", merged)
         self.copy_weights = _both(
             _of_all("copy_weights", merged), _each("copy_weights", self._eager)
@@ -93,14 +93,9 @@ class Work:
             _of_all("project_step", merged), _each("project_step", self._eager)
         )
 
-    @exactly()
     def project_gradients(self) -> None:
         """Project all gradients in place."""
-        for block in self._eager:  # in turn, because some may share memory
-            if block.load_gradients():
-                block.project_gradients()
-                block.store_gradients()
-                block.gradients = {}
+        self._project_eager()
         present = [block for block in self._static if block.has_gradients()]
         if present:
             slots, gradients = self._fill_slots()
@@ -138,7 +133,7 @@ def _of_all(what: str, blocks: Sequence[GuardedBlock]) -> Callable[[], None]:
     graphs = []
     for device in dict.fromkeys(block.device for block in blocks):
         here = [block for block in blocks if block.device == device]
-        pieces = [getattr(block, what) for block in here if not block.crossed]
+        pieces = [_each(what, [block]) for block in here if not block.crossed]
         crossed = _each(what, [block for block in here if block.crossed])
         graphs.append(CudaGraph(*pieces, crossed, device=device))
 
@@ -152,10 +147,17 @@ def _of_all(what: str, blocks: Sequence[GuardedBlock]) -> Callable[[], None]:
 def _each(what: str, blocks: Sequence[GuardedBlock]) -> Callable[[], None]:
     """Return a method of all blocks as one function."""
 
+    rough = [getattr(block, what) for block in blocks if block.rough]
+    exact = [getattr(block, what) for block in blocks if not block.rough]
+
     @exactly()
     def run() -> None:
-        for block in blocks:
-            getattr(block, what)()
+        for method in exact:
+            method()
+        if rough:
+            with tensor_cores(cpu=True):
+                for method in rough:
+                    method()
 
     return run if blocks else lambda: None
 
