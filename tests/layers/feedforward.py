@@ -40,26 +40,28 @@ def linear_cases() -> list[Case]:
     def same(_layer: Any, output: Tensor) -> Tensor:
         return output.reshape(1, -1, output.shape[-1])
 
-    def named(d: Draw) -> Inputs:
-        return only(input=d.x(2, 3, 20))
-
     def unscaled(_layer: Any, output: Tensor) -> Tensor:
         return (output / 2).atanh()[None]
 
     return [
         Case("linear", lambda: nn.Linear(9, 5), shaped(9), outputs=same),
-        Case(
-            "linear-3d", lambda: nn.Linear(20, 5), lambda d: only(input=d.x(2, 3, 20)), None, same
-        ),
+        Case("linear-3d", lambda: nn.Linear(20, 5), shaped(2, 3, 20), outputs=same),
         Case("linear-subclass", lambda: Scaled(9, 5), shaped(9), outputs=unscaled),
     ]
 
 
 def conv_cases() -> list[Case]:
     def add(
-        name: str, make: Callable[[], nn.Module], *shape: int, feed: Feed | None = None
+        name: str,
+        make: Callable[[], nn.Module],
+        *shape: int,
+        feed: Feed | None = None,
+        empty: bool = True,
     ) -> Case:
-        return Case(name, make, feed or shaped(*shape), outputs=_conv_outputs)
+        return Case(name, make, feed or shaped(*shape), outputs=_conv_outputs, empty=empty)
+
+    def one(d: Draw) -> Inputs:
+        return only(d.normal(6, 7))
 
     def plain() -> nn.Module:
         return nn.Conv2d(4, 6, (3, 2), stride=(1, 2), padding=(1, 0), dilation=(2, 1))
@@ -77,6 +79,7 @@ def conv_cases() -> list[Case]:
 
     return [
         add("conv1d", lambda: nn.Conv1d(6, 4, 3), 6, 7),
+        add("conv1d-unbatched", lambda: nn.Conv1d(6, 4, 3), feed=one, empty=False),
         add("conv2d", plain, 4, 4, 5),
         add(
             "conv2d-channels-last",
