@@ -14,6 +14,7 @@ from sklearn.linear_model import Ridge
 from conceptors import Conceptor, ConceptorRidge, ConceptorRidgeClassifier
 from conceptors.estimators import MemoryFullWarning
 from estimators.common import Array, Task, tasks, weights, with_bias
+from helpers import eye, normal, rotation
 
 both_intercepts = pytest.mark.parametrize("fit_intercept", [False, True])
 in_turn = pytest.mark.parametrize("solution", ["paper", "simplified"])
@@ -131,6 +132,15 @@ def test_paper_is_section_2_2(fit_intercept: bool, outputs: int | None) -> None:
         np.testing.assert_allclose(reg.predict(rows), (W @ X).T.reshape(y.shape), atol=1e-10)
 
 
+@pytest.mark.parametrize("aperture", [1e4, 1e9, 1e12])
+def test_free_space_at_a_huge_aperture_is_the_hard_complement(aperture: float) -> None:
+    """α² R then has negative eigenvalues of rounding size, far below -1."""
+    basis = rotation(0, 7)[:, :3]
+    X = (normal(1, 40, 3) @ basis.mT).numpy()
+    reg = ConceptorRidge(aperture, 1e-2, solution="paper", fit_intercept=False).fit(X, X[:, 0])
+    np.testing.assert_allclose(reg.free_space(), eye(7) - basis @ basis.mT, rtol=0, atol=1e-7)
+
+
 @in_turn
 def test_a_new_task_does_not_disturb_the_old(solution: str) -> None:
     """Digits 0-4, then 5-9."""
@@ -200,6 +210,11 @@ def test_a_classifier_is_ridge_on_one_hot_targets(solution: str) -> None:
     for other in (clf, named):
         np.testing.assert_allclose(weights(other), weights(reg), rtol=0, atol=1e-10)
     np.testing.assert_allclose(clf.decision_function(images), reg.predict(images), atol=1e-10)
+
+
+def test_a_chosen_regularization_is_smaller_where_only_the_largest_output_counts() -> None:
+    clf, reg = ConceptorRidgeClassifier().fit(images, labels), ConceptorRidge().fit(images, one_hot)
+    assert clf.regularization_ < 0.9 * reg.regularization_
 
 
 def test_bad_classes_are_refused() -> None:
