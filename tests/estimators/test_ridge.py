@@ -18,22 +18,11 @@ from helpers import eye, normal, rotation
 
 both_intercepts = pytest.mark.parametrize("fit_intercept", [False, True])
 in_turn = pytest.mark.parametrize("solution", ["paper", "simplified"])
-LIFTS: list[dict[str, Any]] = [{}, {"lift": 300}, {"lift": 300, "activation": "fourier"}]
-lifts = pytest.mark.parametrize("settings", LIFTS, ids=str)
 
 images, labels = load_digits(return_X_y=True)
 images, one_hot = images / 16, np.eye(10)[labels]
 order = np.random.default_rng(0).permutation(len(images))
 train, test = order[:1300], order[1300:]
-
-
-def learned(settings: dict[str, Any], X: Array = images, digits: Any = range(10)) -> Any:
-    """Digits learned one class per task."""
-    clf = ConceptorRidgeClassifier(**settings)
-    for digit in digits:
-        rows = train[labels[train] == digit]
-        clf.partial_fit(X[rows], labels[rows])
-    return clf
 
 
 @both_intercepts
@@ -230,14 +219,18 @@ def test_bad_classes_are_refused() -> None:
     assert clf.classes_.tolist() == [0, 1]
 
 
-@lifts
-@pytest.mark.parametrize("scale", [1e-6, 1e6])
-def test_units_do_not_matter(settings: dict[str, Any], scale: float) -> None:
-    plain = learned(settings).score(images[test], labels[test])
-    X = scale * (images + 100)
-    score = learned(settings, X).score(X[test], labels[test])
-    assert score > (0.96 if settings else 0.93)
-    assert score == pytest.approx(plain, abs=3e-3)
+@pytest.mark.parametrize("settings", [{}, {"lift": 300, "activation": "fourier"}], ids=str)
+def test_units_do_not_matter(settings: dict[str, Any]) -> None:
+    """Digits learned one class per task."""
+    scores = []
+    for X in (images, 1e-6 * (images + 100), 1e6 * (images + 100)):
+        clf = ConceptorRidgeClassifier(**settings)
+        for digit in range(10):
+            rows = train[labels[train] == digit]
+            clf.partial_fit(X[rows], labels[rows])
+        scores.append(clf.score(X[test], labels[test]))
+    assert min(scores) > 0.93
+    assert max(scores) - min(scores) < 3e-3
 
 
 def test_columns_of_different_scale_are_solved_or_reported_with_the_remedy() -> None:

@@ -17,7 +17,6 @@ from layers.case import (
     few_tokens,
     flat_channels,
     half_silent,
-    one_sample,
     only,
     shaped,
     silence,
@@ -150,12 +149,6 @@ def norm_cases() -> list[Case]:
     def instance(dim: Any, channels: int, **options: Any) -> Any:
         return lambda: dim(channels, affine=True, **options)
 
-    def mixed(*_: int) -> Feed:
-        return one_sample(8)
-
-    def silent(*_: int) -> Feed:
-        return half_silent(8)
-
     no_statistics = partial(nn.BatchNorm2d, 5, track_running_stats=False)
     statistics = instance(nn.InstanceNorm2d, 5, track_running_stats=True)
     unbatched = Case(
@@ -167,10 +160,10 @@ def norm_cases() -> list[Case]:
         empty=False,
     )
     return [
-        add("layer-norm", lambda: nn.LayerNorm(8), (3, 8), mixed),
-        add("rms-norm", lambda: nn.RMSNorm(8), (3, 8), silent),
+        add("layer-norm", lambda: nn.LayerNorm(8), (3, 8), lambda *_: flat_channels(8)),
+        add("rms-norm", lambda: nn.RMSNorm(8), (3, 8), lambda *_: half_silent(8)),
         add("group-norm", lambda: nn.GroupNorm(2, 6), (6, 3, 2), flat_channels),
-        add("batch-norm1d", lambda: nn.BatchNorm1d(6), (6,), one_sample),
+        add("batch-norm1d", lambda: nn.BatchNorm1d(6), (6,), flat_channels),
         add("batch-norm2d", lambda: nn.BatchNorm2d(5), (5, 3, 2), flat_channels),
         add("batch-norm2d-no-statistics", no_statistics, (5, 3, 2), silence),
         add("batch-norm3d", lambda: nn.BatchNorm3d(4), (4, 2, 2, 2), flat_channels),
