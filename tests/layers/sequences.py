@@ -124,7 +124,7 @@ def composite_cases() -> list[Case]:
         return only(x, x, x, attn_mask=mask, is_causal=True, need_weights=False)
 
     def cnn() -> nn.Module:
-        layers = nn.Conv2d(8, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.AvgPool2d(2)
+        layers = nn.Conv2d(8, 6, 3, padding=1), nn.BatchNorm2d(6), nn.Tanh(), nn.AvgPool2d(2)
         return nn.Sequential(*layers, nn.Flatten(), nn.Linear(6, 3))
 
     def both() -> nn.Module:
