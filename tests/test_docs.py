@@ -43,8 +43,9 @@ def test_blocks_run_and_print_what_the_page_shows(
 
 
 def assert_alike(printed: str, expected: str) -> None:
-    """The same words, and numbers that are the same within 3 % or 2 units."""
+    """The same words, and numbers within 3 %, or within 2 for percentages and 0.1 for others."""
     assert NUMBER.sub("#", printed).split() == NUMBER.sub("#", expected).split(), printed
     pairs = zip(NUMBER.findall(printed), NUMBER.findall(expected))
     for number, shown in pairs:
-        assert float(number) == pytest.approx(float(shown), rel=0.03, abs=2.0), printed
+        tolerance = 2.0 if float(shown) > 10 else 0.1
+        assert float(number) == pytest.approx(float(shown), rel=0.03, abs=tolerance), printed

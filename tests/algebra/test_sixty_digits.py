@@ -221,8 +221,9 @@ def test_states_of_very_different_scales(kind: str, count: int, decades: int) ->
 
 
 @pytest.mark.parametrize("decades", DECADES)
-@pytest.mark.parametrize("count", [40, 4])
-def test_or_with_a_much_larger_conceptor(count: int, decades: int) -> None:
+@pytest.mark.parametrize("count", [40, 4, 1])
+def test_or_at_equal_aperture_is_the_conceptor_of_the_sum(count: int, decades: int) -> None:
+    """C(R₁) ∨ C(R₂) = C(R₁ + R₂), also of deficient ranks, and where R₂ is much larger."""
     X, Y = normal(1, count, 6), normal(2, count, 2) @ normal(3, 2, 6) * 10.0**decades
     both = Conceptor.from_states(X, 3.0) | Conceptor.from_states(Y, 3.0)
     assert distance(both, of_states((X, 3.0), (Y, 3.0))) < 1e-6

@@ -146,9 +146,3 @@ def test_other_studies_run_in_the_same_way(
     command = ("--tiny", "--device", "cpu", "--seeds", "1", "--out", str(out), *chosen)
     assert main(name, *command) == 0
     assert len(Table(out, ("seed", "command")).rows) == rows
-
-
-def test_an_unknown_benchmark_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main("comparison", "--benchmarks", "disjoint-mnist-3")
-    assert "invalid choice: 'disjoint-mnist-3'" in capsys.readouterr().err

@@ -22,6 +22,7 @@ from conceptors.experiments.scenarios.data import DataUnavailableError
 from experiments.runs import read
 
 Capture = pytest.CaptureFixture[str]
+TUNE = ["tune", *RUN[1:], "--method", "sgd"]
 
 
 @pytest.mark.parametrize("command", ["run", "tune", "report", "explore", "list", "data"])
@@ -162,6 +163,13 @@ def test_explore(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatc
         ([*RUN, "--method", "sgd", "--device", "gpu"], "did you mean 'cuda'?"),
         ([*RUN, "--method", "sgd", "--import", "no.py"], "there is no file 'no.py'"),
         ([*RUN, "--method", "sgd", "--address", "a:1"], "--address needs --engine ray"),
+        ([*TUNE, "--vary", "rate"], "--vary takes NAME=LOW:HIGH"),
+        ([*TUNE, "--vary", "rate=1:0.1"], "needs LOW < HIGH"),
+        ([*TUNE, "--vary", "rate=0:1:log"], "LOW > 0 with :log"),
+        ([*TUNE, "--vary", "batch=1.5:3"], "batch is of type int"),
+        ([*TUNE, "--vary", "rat=0.1:1"], "did you mean 'rate'"),
+        ([*TUNE, "--vary", "loss=1:2"], "choices are loss=a,b,c"),
+        ([*TUNE, "--vary", "rate=0.1:1", "--method", "cab"], "one method at a time"),
     ],
 )
 def test_a_bad_request_ends_with_2(

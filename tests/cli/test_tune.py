@@ -53,31 +53,8 @@ def test_it_looks_at_validation_data_only(tmp_path: Path, monkeypatch: pytest.Mo
     assert [trial.value for trial in trials(tmp_path)] == [0.0]  # both seeds diverged
 
 
-@pytest.mark.parametrize(
-    ("vary", "message"),
-    [
-        ("rate", "--vary takes NAME=LOW:HIGH"),
-        ("rate=1:0.1", "needs LOW < HIGH"),
-        ("rate=0:1:log", "LOW > 0 with :log"),
-        ("batch=1.5:3", "batch is of type int"),
-        ("rat=0.1:1", "did you mean 'rate'"),
-        ("loss=1:2", "choices are loss=a,b,c"),
-    ],
-)
-def test_bad_ranges_are_refused(
-    vary: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["tune", *RUN[1:], "--method", "sgd", "--out", str(tmp_path), "--vary", vary]
-    assert main(words) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_one_method_and_the_same_settings(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_search_keeps_its_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [*TUNE, "--out", str(tmp_path), "--trials", "1"]
-    assert main([*words, "--method", "cab"]) == 2
-    assert "one method at a time" in capsys.readouterr().err
     assert main(words) == 0
     assert main([*words, "--set", "loss=mse"]) == 2
     assert "has a search with other settings" in capsys.readouterr().err

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from conceptors import Readout, Shield
-from helpers import drift
 from integrations.absent import stand_ins
-from integrations.common import CLASSES, DIM, Net, accuracy, outputs, task
+from integrations.common import CLASSES, DIM, task
 
 pytest.importorskip("torchmetrics")  # before the stand-ins: it looks what is there
 with warnings.catch_warnings(), stand_ins():
@@ -54,20 +53,6 @@ def two_tasks(second: int = 0) -> Any:
     """A benchmark of two experiences; classes of the second start there."""
     data = [experience(1), experience(2, second)]
     return with_classes_timeline(benchmark_from_datasets(train=data))
-
-
-def test_two_experiences() -> None:
-    model = Net()
-    shield = Shield(model, aperture=1e4, hard=True)
-    strategy = strategy_of(model, ShieldPlugin(shield))
-    before = []
-    for one in two_tasks().train_stream:
-        strategy.train(one)
-        before.append(outputs(model.eval(), 1))
-    assert drift(*before) < 1e-5
-    assert shield.n_tasks == 2
-    assert accuracy(model, 1) > 0.9
-    assert accuracy(model, 2) > 0.8
 
 
 class Evaluated(SupervisedPlugin):  # type: ignore[misc]

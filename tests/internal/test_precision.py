@@ -26,20 +26,6 @@ def test_numbers_are_sums_of_shorter_ones() -> None:
     torch.testing.assert_close(half, weights.bfloat16().float() @ factor, rtol=0, atol=1e-5)
 
 
-def test_settings_of_precision_come_back() -> None:
-    matmul: Any = torch.backends.cuda.matmul
-    if not hasattr(matmul, "fp32_precision"):
-        pytest.skip("before torch 2.9")
-    before = matmul.fp32_precision
-    try:
-        matmul.fp32_precision = "tf32"
-        with exactly():
-            assert matmul.fp32_precision == "ieee"
-        assert matmul.fp32_precision == "tf32"
-    finally:
-        matmul.fp32_precision = before
-
-
 @pytest.mark.parametrize(("wanted", "expected"), [("exact", "ieee"), ("tf32", "tf32")])
 def test_passes_have_a_precision_in_which_projections_are_exact(wanted: Any, expected: str) -> None:
     cudnn: Any = torch.backends.cudnn
@@ -53,4 +39,6 @@ def test_passes_have_a_precision_in_which_projections_are_exact(wanted: Any, exp
             assert torch.is_grad_enabled()
             assert matmul.fp32_precision == "ieee"
         assert matmul.fp32_precision == expected
+        with exactly():
+            assert not torch.is_grad_enabled()
     assert (matmul.fp32_precision, cudnn.conv.fp32_precision) == before

@@ -82,17 +82,8 @@ def there(inputs: Inputs, device: str) -> Inputs:
     return Inputs(*tree_map(move, tuple(inputs), is_leaf=lambda v: isinstance(v, PackedSequence)))
 
 
-def one_sample(*shape: int) -> Feed:
-    """Copies of one sample with exact numbers: a channel's [x; 1] is one direction of two."""
-
-    def feed(draw: Draw) -> Inputs:
-        return only((draw.normal(1, *shape) * 4).round().expand(draw.batch, *shape) / 4)
-
-    return feed
-
-
 def flat_channels(channels: int, *space: int) -> Feed:
-    """Channels that are constant over space and samples."""
+    """Channels with one exact number each: a channel's [x; 1] is one direction of two."""
 
     def feed(draw: Draw) -> Inputs:
         levels = (draw.normal(channels) * 4).round() / 4

@@ -17,7 +17,6 @@ from layers.case import (
     few_tokens,
     flat_channels,
     half_silent,
-    one_sample,
     only,
     shaped,
     silence,
@@ -40,26 +39,28 @@ def linear_cases() -> list[Case]:
     def same(_layer: Any, output: Tensor) -> Tensor:
         return output.reshape(1, -1, output.shape[-1])
 
-    def named(d: Draw) -> Inputs:
-        return only(input=d.x(2, 3, 20))
-
     def unscaled(_layer: Any, output: Tensor) -> Tensor:
         return (output / 2).atanh()[None]
 
     return [
         Case("linear", lambda: nn.Linear(9, 5), shaped(9), outputs=same),
-        Case(
-            "linear-3d", lambda: nn.Linear(20, 5), lambda d: only(input=d.x(2, 3, 20)), None, same
-        ),
+        Case("linear-3d", lambda: nn.Linear(20, 5), shaped(2, 3, 20), outputs=same),
         Case("linear-subclass", lambda: Scaled(9, 5), shaped(9), outputs=unscaled),
     ]
 
 
 def conv_cases() -> list[Case]:
     def add(
-        name: str, make: Callable[[], nn.Module], *shape: int, feed: Feed | None = None
+        name: str,
+        make: Callable[[], nn.Module],
+        *shape: int,
+        feed: Feed | None = None,
+        empty: bool = True,
     ) -> Case:
-        return Case(name, make, feed or shaped(*shape), outputs=_conv_outputs)
+        return Case(name, make, feed or shaped(*shape), outputs=_conv_outputs, empty=empty)
+
+    def one(d: Draw) -> Inputs:
+        return only(d.normal(6, 7))
 
     def plain() -> nn.Module:
         return nn.Conv2d(4, 6, (3, 2), stride=(1, 2), padding=(1, 0), dilation=(2, 1))
@@ -77,6 +78,7 @@ def conv_cases() -> list[Case]:
 
     return [
         add("conv1d", lambda: nn.Conv1d(6, 4, 3), 6, 7),
+        add("conv1d-unbatched", lambda: nn.Conv1d(6, 4, 3), feed=one, empty=False),
         add("conv2d", plain, 4, 4, 5),
         add(
             "conv2d-channels-last",
@@ -147,12 +149,6 @@ def norm_cases() -> list[Case]:
     def instance(dim: Any, channels: int, **options: Any) -> Any:
         return lambda: dim(channels, affine=True, **options)
 
-    def mixed(*_: int) -> Feed:
-        return one_sample(8)
-
-    def silent(*_: int) -> Feed:
-        return half_silent(8)
-
     no_statistics = partial(nn.BatchNorm2d, 5, track_running_stats=False)
     statistics = instance(nn.InstanceNorm2d, 5, track_running_stats=True)
     unbatched = Case(
@@ -164,10 +160,10 @@ def norm_cases() -> list[Case]:
         empty=False,
     )
     return [
-        add("layer-norm", lambda: nn.LayerNorm(8), (3, 8), mixed),
-        add("rms-norm", lambda: nn.RMSNorm(8), (3, 8), silent),
+        add("layer-norm", lambda: nn.LayerNorm(8), (3, 8), lambda *_: flat_channels(8)),
+        add("rms-norm", lambda: nn.RMSNorm(8), (3, 8), lambda *_: half_silent(8)),
         add("group-norm", lambda: nn.GroupNorm(2, 6), (6, 3, 2), flat_channels),
-        add("batch-norm1d", lambda: nn.BatchNorm1d(6), (6,), one_sample),
+        add("batch-norm1d", lambda: nn.BatchNorm1d(6), (6,), flat_channels),
         add("batch-norm2d", lambda: nn.BatchNorm2d(5), (5, 3, 2), flat_channels),
         add("batch-norm2d-no-statistics", no_statistics, (5, 3, 2), silence),
         add("batch-norm3d", lambda: nn.BatchNorm3d(4), (4, 2, 2, 2), flat_channels),

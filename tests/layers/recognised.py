@@ -28,13 +28,16 @@ class Norm(nn.Module):
         return (self.offset + self.weight) * (hidden * torch.rsqrt(size + 1e-6))
 
 
-class LayerScale(nn.Module):
-    def __init__(self, dim: int) -> None:
+class Formula(nn.Module):
+    """A formula of the input and one parameter."""
+
+    def __init__(self, formula: Callable[[Tensor, Tensor], Tensor], *shape: int) -> None:
         super().__init__()
-        self.weight_of_channels = nn.Parameter(torch.ones(dim))
+        self.kernel = nn.Parameter(torch.rand(shape) + 0.5)
+        self.formula = formula
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.weight_of_channels
+        return self.formula(x, self.kernel)
 
 
 class Transposed(nn.Module):
@@ -48,17 +51,6 @@ class Transposed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         flat = torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight)
         return flat.view(*x.shape[:-1], -1) if x.numel() else flat
-
-
-class Kernel(nn.Module):
-    """A product that is written out."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.kernel = nn.Parameter(torch.randn(outputs, inputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ self.kernel.T
 
 
 class Router(nn.Module):
@@ -154,11 +146,11 @@ def recognised_cases() -> list[Case]:
     return [
         scale("like-rms-norm", lambda: Norm(8)),
         scale("like-layer-norm", lambda: Norm(8, centred=True)),
-        scale("layer-scale", lambda: LayerScale(8)),
-        Case("gain", lambda: LayerScale(1), shaped(3, 8), outputs=_whole, old=silence(8)),
+        scale("layer-scale", lambda: Formula(torch.mul, 8)),
+        Case("gain", lambda: Formula(torch.mul, 1), shaped(3, 8), outputs=_whole, old=silence(8)),
         Case("like-rms-norm-gated", lambda: Norm(8), gated, outputs=_channels, old=_silent),
         product("like-conv1d", lambda: Transposed(9, 5), shaped(2, 9), empty=False),
-        product("like-linear", lambda: Kernel(9, 5), shaped(2, 9)),
+        product("like-linear", lambda: Formula(lambda x, w: x @ w.T, 5, 9), shaped(2, 9)),
         product("router", lambda: Router(9, 3), shaped(2, 9), outputs=_logits),
         Case("experts", lambda: Experts(9, 7, 3), sent),
         Case("experts-sorted", lambda: SortedExperts(9, 7, 3), in_turn),

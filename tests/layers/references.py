@@ -1,16 +1,16 @@
 """What enters every weight block of a layer, worked out by hand, without the library.
 
 Each function takes (layer, inputs, output) and gives rows `[g, n, d]` by block name. Attention and
-recurrent layers are computed one sequence at a time, and the result must be the layer's own output.
+recurrent layers are computed from their weights, and the result must be the layer's own output.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from torch.utils._pytree import tree_leaves
 
@@ -38,60 +38,42 @@ def flat(output: Any) -> Tensor:
 
 def embedding_rows(layer: Any, inputs: Inputs, _output: Any) -> Rows:
     """One-hot rows, each token a group; a bag's row has the weight of the sample."""
-    tokens = inputs.get(0, "input").flatten().tolist()
-    given = inputs.get(2, "per_sample_weights") if isinstance(layer, nn.EmbeddingBag) else None
-    weights = [1.0] * len(tokens) if given is None else given.flatten().tolist()
-    rows = torch.zeros(layer.num_embeddings, len(tokens), 1, dtype=layer.weight.dtype)
-    for i, (token, weight) in enumerate(zip(tokens, weights)):
-        rows[token, i, 0] = weight
-    return {"": rows}
+    tokens = inputs.get(0, "input").flatten()
+    weights = inputs.get(2, "per_sample_weights") if isinstance(layer, nn.EmbeddingBag) else None
+    rows = functional.one_hot(tokens, layer.num_embeddings).to(layer.weight.dtype)
+    rows = rows if weights is None else rows * weights.reshape(-1, 1)
+    return {"": rows.mT[..., None]}
 
 
 # --- attention ---------------------------------------------------------------------------
 
 
 def attention_rows(layer: Any, inputs: Inputs, output: Any) -> Rows:
-    """Scaled dot-product attention, one sample and head at a time."""
+    """Scaled dot-product attention of all heads, with `[batch, time, features]` inside."""
     given = [inputs.get(i, name) for i, name in enumerate(("query", "key", "value"))]
     rows: Rows = {n: x.reshape(1, -1, x.shape[-1]) for n, x in zip("qkv", given)}
-    time_first = [x if layer.batch_first or x.ndim == 2 else x.transpose(0, 1) for x in given]
-    batches = [x if x.ndim == 3 else x[None] for x in time_first]
+    is_batch = given[0].ndim == 3
+    swaps = is_batch and not layer.batch_first
+    batches = [x.transpose(0, 1) if swaps else x if is_batch else x[None] for x in given]
     if layer._qkv_same_embed_dim:
         weights = layer.in_proj_weight.chunk(3)
     else:
         weights = (layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight)
-    zeros = torch.zeros(layer.embed_dim, dtype=given[0].dtype)
-    biases = [zeros] * 3 if layer.in_proj_bias is None else layer.in_proj_bias.chunk(3)
-    heads, width = layer.num_heads, layer.embed_dim // layer.num_heads
+    q, k, v = map(functional.linear, batches, weights, layer.in_proj_bias.chunk(3))
+    if layer.add_zero_attn:
+        k, v = (functional.pad(x, (0, 0, 0, 1)) for x in (k, v))
+    q, k, v = (x.unflatten(-1, (layer.num_heads, -1)).transpose(1, 2) for x in (q, k, v))
+    scores = torch.zeros(*q.shape[:-1], k.shape[-2], dtype=q.dtype)
     mask, padding = inputs.get(5, "attn_mask"), inputs.get(3, "key_padding_mask")
-    found = []
-    for b in range(len(batches[0])):
-        q, k, v = (x[b] @ w.mT + c for x, w, c in zip(batches, weights, biases))
-        if layer.add_zero_attn:
-            k, v = torch.cat([k, zeros[None]]), torch.cat([v, zeros[None]])
-        joined = []
-        for h in range(heads):
-            part = slice(h * width, (h + 1) * width)
-            scores = q[:, part] @ k[:, part].mT / math.sqrt(width)
-            own = mask[b * heads + h] if mask is not None and mask.ndim == 3 else mask
-            for hidden in (
-                own,
-                None if padding is None else padding[b] if padding.ndim == 2 else padding,
-            ):
-                if hidden is None:
-                    continue
-                reach = scores[:, : hidden.shape[-1]]  # the extra zero key is never hidden
-                if hidden.dtype == torch.bool:
-                    reach.masked_fill_(hidden, -torch.inf)
-                else:
-                    reach.add_(hidden)
-            joined.append(scores.softmax(-1) @ v[:, part])
-        found.append(torch.cat(joined, -1))
-    attended = torch.stack(found)
-    bias = 0 if layer.out_proj.bias is None else layer.out_proj.bias
-    result = attended @ layer.out_proj.weight.mT + bias
-    result = result[0] if given[0].ndim == 2 else result
-    result = result if layer.batch_first or given[0].ndim == 2 else result.transpose(0, 1)
+    if mask is not None:
+        mask = mask.unflatten(0, scores.shape[:2]) if mask.ndim == 3 else mask
+        scores += mask if mask.is_floating_point() else torch.where(mask, -torch.inf, 0.0)
+    if padding is not None:
+        scores += torch.where(padding, -torch.inf, 0.0)[:, None, None]
+    heads = functional.scaled_dot_product_attention(q, k, v, scores)
+    attended = heads.transpose(1, 2).flatten(2)
+    result = layer.out_proj(attended)
+    result = result.transpose(0, 1) if swaps else result if is_batch else result[0]
     torch.testing.assert_close(result, output[0])
     return {**rows, "out": attended.reshape(1, -1, layer.embed_dim)}
 
@@ -99,62 +81,57 @@ def attention_rows(layer: Any, inputs: Inputs, output: Any) -> Rows:
 # --- recurrent layers --------------------------------------------------------------------
 
 
-def _gates(kind: str, a: Tensor, b: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    """One step from what the input (a) and the state (b) drive: (hidden, cell)."""
-    if "LSTM" in kind:
-        i, f, g, o = (a + b).chunk(4)
-        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-        return torch.sigmoid(o) * torch.tanh(c), c
-    if "GRU" in kind:
-        (ra, za, na), (rb, zb, nb) = a.chunk(3), b.chunk(3)
-        z = torch.sigmoid(za + zb)
-        return (1 - z) * torch.tanh(na + torch.sigmoid(ra + rb) * nb) + z * h, c
-    return (torch.relu if "relu" in kind else torch.tanh)(a + b), c
-
-
 def recurrent_rows(layer: Any, inputs: Inputs, output: Any) -> Rows:
-    """One sequence at a time, each at its own length."""
-    x, start = inputs.get(0, "input"), inputs.get(1, "hx")
-    sequences, results = _sequences(layer, x), _sequences(layer, output[0])
-    kind = layer.mode if isinstance(layer, nn.RNN) else type(layer).__name__
-    kind = kind.lower() if isinstance(layer, nn.RNN) else kind
-    ways = 2 if layer.bidirectional else 1
-    size = layer.proj_size or layer.hidden_size
+    """One sequence, depth and direction at a time."""
+    start, ways = inputs.get(1, "hx"), 2 if layer.bidirectional else 1
+    sequences = zip(_sequences(layer, inputs.get(0, "input")), _sequences(layer, output[0]))
     found: dict[str, list[Tensor]] = {}
-    for b, sequence in enumerate(sequences):
-        steps = list(sequence)
+    for number, (sequence, result) in enumerate(sequences):
+        steps = sequence
         for depth in range(layer.num_layers):
             outputs = []
             for way in range(ways):
-                suffix = f"_l{depth}" + ("_reverse" if way else "")
-                parts: list[Any] = [
-                    getattr(layer, f"weight_{p}{suffix}", None) for p in ("ih", "hh", "hr")
-                ]
-                zero = torch.zeros(len(parts[0]), dtype=sequence.dtype)
-                biases = [getattr(layer, f"bias_{p}{suffix}", zero) for p in ("ih", "hh")]
-                h = torch.zeros(size, dtype=sequence.dtype)
-                c = torch.zeros(layer.hidden_size, dtype=sequence.dtype)
-                if start is not None:
-                    first = start if isinstance(start, tuple) else (start,)
-                    own = [s[depth * ways + way] for s in first]
-                    own = [s[b] if s.ndim == 2 else s for s in own]
-                    h, c = own[0], own[-1] if len(own) > 1 else c
-                made = []
-                for step in reversed(steps) if way else steps:
-                    found.setdefault("ih" + suffix, []).append(step)
-                    found.setdefault("hh" + suffix, []).append(h)
-                    inner, c = _gates(
-                        kind, parts[0] @ step + biases[0], parts[1] @ h + biases[1], h, c
-                    )
-                    h = inner
-                    if layer.proj_size:
-                        found.setdefault("hr" + suffix, []).append(inner)
-                        h = parts[2] @ inner
-                    made.append(h)
-                outputs.append(list(reversed(made)) if way else made)
-            steps = [torch.cat(together) for together in zip(*outputs)]
-        torch.testing.assert_close(torch.stack(steps), results[b])
-    return {name: torch.stack(rows)[None] for name, rows in found.items()}
+                suffix = f"_l{depth}" + "_reverse" * way
+                state = _initial(layer, start, depth * ways + way, number, steps)
+                rows, states = _one_way(layer, suffix, steps.flip(0) if way else steps, *state)
+                outputs.append(states.flip(0) if way else states)
+                for name, values in rows.items():
+                    found.setdefault(name + suffix, []).append(values)
+            steps = torch.cat(outputs, -1)
+        torch.testing.assert_close(steps, result)
+    return {name: torch.cat(values)[None] for name, values in found.items()}
+
+
+def _one_way(layer: Any, suffix: str, x: Tensor, h: Tensor, c: Tensor) -> tuple[Rows, Tensor]:
+    """Rows of one direction `[time, size]`, and its states after every step."""
+    names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
+    weights = [getattr(layer, name + suffix) for name in names if hasattr(layer, name + suffix)]
+    states = _run(layer, x, h, c, weights)
+    rows = {"ih": x, "hh": torch.cat([h, states[:-1]])}
+    if layer.proj_size:  # the same states as inputs of a layer without recurrence or projection
+        free = [torch.cat(weights[:2], 1), weights[0].new_zeros(4 * c.shape[1], c.shape[1])]
+        both = torch.cat([rows["ih"], rows["hh"]], 1)
+        rows["hr"] = _run(layer, both, torch.zeros_like(c), c, [*free, *weights[2:4]])
+    return rows, states
+
+
+def _run(layer: Any, x: Tensor, h: Tensor, c: Tensor, weights: list[Tensor]) -> Tensor:
+    """States `[time, size]` of one direction, by torch's own kernel."""
+    kernel: Any = getattr(torch, layer.mode.lower())
+    state = (h[None], c[None]) if layer.mode == "LSTM" else h[None]
+    result: Tensor = kernel(x[:, None], state, weights, layer.bias, 1, 0.0, False, False, False)[0]
+    return result[:, 0]
+
+
+def _initial(layer: Any, given: Any, place: int, number: int, x: Tensor) -> list[Tensor]:
+    """States `[1, size]` of a direction and a sequence: hidden and cell, zero if not given."""
+    sizes = (layer.proj_size or layer.hidden_size, layer.hidden_size)
+    zeros = [x.new_zeros(1, size) for size in sizes]
+    if given is None:
+        return zeros
+    parts = given if isinstance(given, tuple) else (given,)
+    states = [part[place, number] if part.ndim == 3 else part[place] for part in parts]
+    return [*(state[None] for state in states), *zeros[len(states) :]]
 
 
 def _sequences(layer: Any, x: Any) -> list[Tensor]:
@@ -166,18 +143,9 @@ def _sequences(layer: Any, x: Any) -> list[Tensor]:
     return list(x if layer.batch_first else x.transpose(0, 1))
 
 
-def cell_rows(layer: Any, inputs: Inputs, output: Any) -> Rows:
+def cell_rows(layer: Any, inputs: Inputs, _output: Any) -> Rows:
+    """The input and the hidden state, which is zero if not given."""
     x, start = inputs.get(0, "input"), inputs.get(1, "hx")
-    kind = type(layer).__name__ + str(getattr(layer, "nonlinearity", ""))
-    batch = x if x.ndim == 2 else x[None]
-    zero = torch.zeros(len(batch), layer.hidden_size, dtype=x.dtype)
-    states = start if isinstance(start, tuple) else (zero if start is None else start, zero)
-    h, c = (s if s.ndim == 2 else s[None] for s in states)
-    biases = [0, 0] if layer.bias is False else [layer.bias_ih, layer.bias_hh]
-    made = [
-        _gates(kind, layer.weight_ih @ x_ + biases[0], layer.weight_hh @ h_ + biases[1], h_, c_)[0]
-        for x_, h_, c_ in zip(batch, h, c)
-    ]
-    result = output[0] if isinstance(output, tuple) else output
-    torch.testing.assert_close(torch.stack(made), result if result.ndim == 2 else result[None])
-    return {"ih": batch[None], "hh": h[None]}
+    hidden = start[0] if isinstance(start, tuple) else start
+    hidden = x.new_zeros(*x.shape[:-1], layer.hidden_size) if hidden is None else hidden
+    return {"ih": x.reshape(1, -1, x.shape[-1]), "hh": hidden.reshape(1, -1, layer.hidden_size)}

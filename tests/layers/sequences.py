@@ -33,7 +33,8 @@ def attention_cases() -> list[Case]:
         return itself(d.x(3, 12), key_padding_mask=hidden, need_weights=False)
 
     def masked(d: Draw) -> Inputs:
-        return itself(time(d, 3), attn_mask=d.normal(d.batch * 3, 3, 3))
+        x = time(d, 3)
+        return only(x, x, x, None, True, d.normal(d.batch * 3, 3, 3))
 
     def separate(d: Draw) -> Inputs:
         return only(query=d.x(2, 12), key=d.x(3, 9), value=d.x(3, 10))
@@ -123,7 +124,7 @@ def composite_cases() -> list[Case]:
         return only(x, x, x, attn_mask=mask, is_causal=True, need_weights=False)
 
     def cnn() -> nn.Module:
-        layers = nn.Conv2d(8, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.AvgPool2d(2)
+        layers = nn.Conv2d(8, 6, 3, padding=1), nn.BatchNorm2d(6), nn.Tanh(), nn.AvgPool2d(2)
         return nn.Sequential(*layers, nn.Flatten(), nn.Linear(6, 3))
 
     def both() -> nn.Module:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import weight_norm
 from torch.optim import Adam, AdamW
 
@@ -47,7 +46,7 @@ def test_old_outputs_stay_over_three_tasks(name: str) -> None:
         x, direction = batch(name, number), layer.parametrizations.weight.original1.detach().clone()
         first = (layer(x) - 1).square().mean().item()
         train(layer, optimizer, x, 5)
-        assert (layer(x) - 1).square().mean().item() < first or number
+        assert (layer(x) - 1).square().mean().item() < first
         assert not torch.equal(layer.parametrizations.weight.original1, direction)
         shield.remember(x)
         before.append(layer(x).detach())
@@ -70,14 +69,3 @@ def test_optimizers_of_their_own_keep_to_it(apart: str) -> None:
         for optimizer in optimizers:
             optimizer.step()
     assert drift(layer(batch("linear", 0)), before) < 1e-9
-
-
-def test_other_parametrizations_are_refused() -> None:
-    class Doubled(nn.Module):
-        def forward(self, weight: Tensor) -> Tensor:
-            return 2 * weight
-
-    layer = build("linear")
-    parametrize.register_parametrization(layer, "weight", Doubled())
-    with pytest.raises(ValueError, match="cannot be shielded"):
-        Shield(layer)

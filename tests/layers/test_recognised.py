@@ -13,21 +13,8 @@ from conceptors import Shield
 from conceptors.layers import Draws, Sample, find_rule
 from conceptors.layers.base import Call
 from helpers import drift
-from layers.recognised import Norm
+from layers.recognised import Formula, Norm
 from shield.common import train
-
-
-class Formula(nn.Module):
-    """A formula of the input and one parameter."""
-
-    def __init__(self, formula: Callable[[Tensor, Tensor], Tensor], *shape: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.rand(shape) + 0.5)
-        self.formula = formula
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.formula(x, self.weight)
-
 
 NO_SCALES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "not linear in the weight": lambda x, w: w.exp() * x,
@@ -62,7 +49,7 @@ def test_what_only_looks_like_a_scale_keeps_old_outputs_all_the_same(why: str) -
 
 @pytest.mark.parametrize("why", NO_PRODUCTS)
 def test_what_only_looks_like_a_product_is_refused(why: str) -> None:
-    with pytest.raises(ValueError, match=r"0\.weight \(Formula, shape \[8, 8\]\)"):
+    with pytest.raises(ValueError, match=r"0\.kernel \(Formula, shape \[8, 8\]\)"):
         Shield(nn.Sequential(Formula(NO_PRODUCTS[why], 8, 8), nn.Linear(8, 2)))
 
 

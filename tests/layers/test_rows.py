@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize
 
 from conceptors import Shield
 from conceptors.layers import conv
@@ -13,6 +14,12 @@ from layers.feedforward import channels_last
 from layers.probe import captured, joined
 
 pytestmark = REMARKS
+
+
+def twice_parametrized() -> nn.Module:
+    layer = parametrizations.weight_norm(nn.Linear(3, 2))
+    return parametrize.register_parametrization(layer, "weight", nn.Identity())
+
 
 CONVOLUTIONS = [case for case in CASES if case.name.startswith(("conv", "transposed"))]
 
@@ -57,7 +64,8 @@ def test_samples_are_fair(name: str) -> None:
         (channels_last(nn.LayerNorm((2, 3, 2, 2))), "make it contiguous"),
         (nn.Embedding(5, 3, max_norm=1.0), r"Embedding, shape \[5, 3\]"),
         (nn.Bilinear(2, 3, 4), r"Bilinear, shape \[4, 2, 3\]"),
-        (nn.utils.parametrizations.orthogonal(nn.Linear(3, 2)), "weight.original"),
+        (parametrizations.orthogonal(nn.Linear(3, 2)), "weight.original"),
+        (twice_parametrized(), "weight.original"),
     ],
     ids=lambda value: type(value).__name__,
 )

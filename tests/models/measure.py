@@ -64,11 +64,9 @@ def logits(model: Any, batch: Batch) -> Tensor:
         return model(**batch).logits.clone()  # type: ignore[no-any-return]
 
 
-def learn(
-    model: Any, optimizer: torch.optim.Optimizer, batch: Batch, steps: int = STEPS
-) -> list[float]:
+def learn(model: Any, optimizer: torch.optim.Optimizer, batch: Batch) -> list[float]:
     losses = []
-    for _ in range(steps):
+    for _ in range(STEPS):
         optimizer.zero_grad()
         loss = model(**batch).loss
         loss.backward()
@@ -77,17 +75,23 @@ def learn(
     return losses
 
 
-def play(family: Family, shielded: dict[str, Any] | None) -> Outcome:
-    """Remember the old task, learn the new one with AdamW; without a shield if None."""
-    model, old, new = family.build(), family.old(), family.new()
+def play(
+    family: Family, shielded: dict[str, Any] | None, model: Any = None, call: Any = None
+) -> Outcome:
+    """Remember the old task, learn the new one with AdamW; without a shield if None.
+
+    `model` takes the place of the family's own, and is trained by way of `call`.
+    """
+    model, old, new = model or family.build(), family.old(), family.new()
+    call = model if call is None else call  # compiled models have no truth value
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
     if shielded is not None:
-        shield = Shield(model, unsupported="freeze" if family.refused else "error", **shielded)
+        shield = Shield(call, unsupported="freeze" if family.refused else "error", **shielded)
         optimizer = shield.guard(optimizer)
         shield.remember([old])
     before = logits(model, old)
     weights = {name: p.detach().clone() for name, p in model.named_parameters()}
-    losses = learn(model, optimizer, new)
+    losses = learn(call, optimizer, new)
     moved = {name for name, p in model.named_parameters() if not torch.equal(p, weights[name])}
     after = logits(model, old)
     return Outcome(drift(after, before), losses[0], losses[-1], frozenset(moved))

@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from conceptors import Shield
-from helpers import drift
-from models.measure import HARD, RATE, learn, logits, standing
+from models.measure import HARD, play, standing
 from models.senses import BY_NAME
 
 pytest.importorskip("transformers")
@@ -17,20 +15,11 @@ pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
-def check(name: str, model: Any, call: Any = None, steps: int = 20, reached: float = 0.9) -> None:
+def check(name: str, model: Any, call: Any = None) -> None:
     """Old outputs stay and the new task is learned, where `call` is what is trained."""
-    call = model if call is None else call  # compiled models have no truth value
-    old, new = BY_NAME[name].old(), BY_NAME[name].new()
-    trained = [p for p in model.parameters() if p.requires_grad]
-    shield = Shield(call, **HARD)
-    optimizer = shield.guard(torch.optim.AdamW(trained, lr=RATE))
-    training = model.training
-    shield.remember([old])
-    before = logits(model.eval(), old)
-    model.train(training)
-    losses = learn(call, optimizer, new, steps)
-    assert drift(logits(model.eval(), old), before) <= 1e-3
-    assert losses[-1] < reached * losses[0]
+    outcome = play(BY_NAME[name], HARD, model, call)
+    assert outcome.drift <= 1e-3
+    assert outcome.last_loss < 0.6 * outcome.first_loss
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of the compiler itself
@@ -38,7 +27,7 @@ def check(name: str, model: Any, call: Any = None, steps: int = 20, reached: flo
 @pytest.mark.parametrize("name", ["GPT-2", "Mixtral", "ConvNeXt", "wav2vec2"])
 def test_compiled_models(name: str) -> None:
     model = BY_NAME[name].build()
-    check(name, model, torch.compile(model, backend="eager"), steps=10)
+    check(name, model, torch.compile(model, backend="eager"))
 
 
 @pytest.mark.parametrize("name", ["Llama", "Mixtral"])  # which have no dropout

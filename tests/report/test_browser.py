@@ -52,6 +52,8 @@ def test_fits_the_window_and_is_legible(name: str, width: int, visit: Open, file
     assert set(links) <= {"results.json", *(f"#{name}" for name in ids)}
     is_cut = "(t => t.scrollWidth > t.clientWidth)(document.querySelector('.scroll'))"
     assert page.is_visible(".swipe") == page.evaluate(is_cut)
+    for button in page.locator("table.summary th button").all():
+        button.click()  # whatever the names: `visit` sees errors, requests and dialogs
 
 
 def test_sorting(visit: Open, files: Files) -> None:
@@ -90,11 +92,3 @@ def test_values_under_the_pointer_and_by_arrow_keys(visit: Open, files: Files) -
         assert page.inner_text("#live") == page.inner_text("#tip")
     page.keyboard.press("Escape")
     assert not page.is_visible("#tip")
-
-
-def test_hostile_names_do_nothing(visit: Open, files: Files) -> None:
-    page = visit(files["hostile"])
-    for button in page.locator("table.summary th button").all():
-        button.click()
-    assert page.title() != "owned"
-    assert sample.HOSTILE in page.locator("table.summary tbody").inner_text()
