@@ -225,7 +225,7 @@ def _experiment(options: argparse.Namespace) -> Experiment:
         settings.setdefault(method or "*", {})[name] = value
     chosen = {
         name: getattr(options, name)
-        for name in ("tasks", "heads", "class_order", "limit", "layers")
+        for name in ("tasks", "heads", "limit")
         if getattr(options, name) is not None
     }
     return Experiment(

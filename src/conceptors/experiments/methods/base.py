@@ -157,8 +157,7 @@ class Learner:
             history["loss"].append(loss if math.isfinite(loss) else None)  # JSON has no NaN
             history["validation"].append(accuracy)
             text = f"step {step} of {total}, {accuracy:.1f} % on validation data"
-            place = (self.name, self.scenario.seed, number + 1, tasks, text, step, total)
-            self.progress(Event("step", *place, may_end_early=bool(s.stop_above)))
+            self.progress(Event("step", text, self.name, self.scenario.seed, number + 1, tasks))
             if accuracy > threshold or lesson.diverged():
                 break
         lesson.finish()
@@ -179,10 +178,7 @@ class Learner:
 
     def passes(self) -> AbstractContextManager[None]:
         """Set the precision in which a GPU computes outputs and gradients."""
-        precision = self.settings.precision
-        if precision == "auto":
-            precision = "tf32" if isinstance(self.model, AlexNet) else "exact"
-        return passes_in(precision)
+        return passes_in("tf32" if isinstance(self.model, AlexNet) else "exact")
 
     # --- testing --------------------------------------------------------------------------
 
