@@ -57,7 +57,7 @@ def test_it_looks_at_validation_data_only(tmp_path: Path, monkeypatch: pytest.Mo
     ("vary", "message"),
     [
         ("rate", "--vary takes NAME=LOW:HIGH"),
-        ("rate=1:0.1", "needs LOW < HIGH"),
+        ("rate=1:0.1", "LOW < HIGH"),
         ("rate=0:1:log", "LOW > 0 with :log"),
         ("batch=1.5:3", "batch is of type int"),
         ("rat=0.1:1", "did you mean 'rate'"),
