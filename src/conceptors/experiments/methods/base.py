@@ -128,8 +128,8 @@ class Learner:
         return self.scenario.tasks[number].classes if self.scenario.heads else None
 
     def masked(self, outputs: Tensor, number: int) -> Tensor:
-        """Outputs in tests; with one head per task, only this head's."""
-        return only(outputs, self.head_classes(number))
+        """Outputs in tests; with one head per task, only this head's, however low they are."""
+        return only(outputs, self.head_classes(number), -torch.inf)
 
     # --- training -------------------------------------------------------------------------
 
@@ -167,9 +167,8 @@ class Learner:
             return history
         del lesson  # a shield would prepare its optimizer for steps that never come
         if s.norms == "first" and number == 0 and isinstance(self.model, AlexNet):
-            generator = torch.Generator().manual_seed(179_424_673 + self.scenario.seed)
-            places = torch.randperm(len(task.train), generator=generator)[:_FOR_NORMS]
-            parts = places.to(self.device).chunk(-(-len(places) // _WITH_NORMS))
+            places = task.train.drawn(_FOR_NORMS, 179_424_673 + self.scenario.seed)
+            parts = places.chunk(-(-len(places) // _WITH_NORMS))
             self.model.fix_norms(task.train.take(part)[0] for part in parts)
         self.end_task(number)
         if (count := self.stored_numbers()) is not None:

@@ -25,6 +25,11 @@ class Split:
         x = self.ordered(self.x[places])
         return x.float() / 255 if x.dtype == torch.uint8 else x, self.y[places]
 
+    def drawn(self, count: int, seed: int) -> Tensor:
+        """Random places of so many samples, of all if 0, for `take`."""
+        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
+        return order[: count or None].to(self.y.device)
+
     def ordered(self, x: Tensor) -> Tensor:
         """Samples with their pixels in order; bytes remain bytes."""
         return x if self.order is None else x.flatten(1)[:, self.order]
