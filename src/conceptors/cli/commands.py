@@ -61,8 +61,8 @@ def _run(options: argparse.Namespace) -> int:
         print(f"failed, run the command again to retry: {name}\n{traceback}", file=sys.stderr)
     if diverged:
         print(
-            f"failed: {'; '.join(diverged)}. The table leaves them out. Set a lower rate, and "
-            f"another --out if other seeds of the method have finished.",
+            f"failed: {'; '.join(diverged)}. The table leaves them out. Set a lower rate and "
+            f"another --out.",
             file=sys.stderr,
         )
     return 1 if failures or diverged else 0

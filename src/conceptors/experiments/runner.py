@@ -195,27 +195,21 @@ def _resume(experiment: Experiment, path: Path) -> Results:
             raise ValueError(f"{path} does not say with which settings it was made")
     except (ValueError, OSError) as error:
         raise ExperimentError(f"{error}; move it away, or choose another --out") from error
-    changes = _changes(earlier, wanted)
-    if changes and earlier.runs:
+    if changes := _changes(earlier, wanted, methods):
         lines = "\n".join(f"  {line}" for line in changes)
         raise ExperimentError(
             f"{path.parent} has results of other settings:\n{lines}\nResults of different settings "
             f"cannot be compared. Choose another --out, or use the settings of the folder."
         )
-    if changes:  # only failures, and these are the settings to try instead
-        return fresh
     configs = {**earlier.identity["configs"], **wanted["configs"]}
-    earlier.failed = [
-        entry for entry in earlier.failed if entry["config"] == configs[entry["method"]]
-    ]
     return replace(earlier, command=experiment.command, identity={**wanted, "configs": configs})
 
 
-def _changes(results: Results, wanted: dict[str, Any]) -> list[str]:
-    """One line per changed setting; only methods that have runs and are wanted count."""
+def _changes(results: Results, wanted: dict[str, Any], methods: set[str]) -> list[str]:
+    """One line per changed setting, of methods that ran and are wanted again."""
     keys = ("scenario", "preset", "options")
     pairs = [(key, results.identity.get(key), wanted[key]) for key in keys]
-    for method in sorted({run["method"] for run in results.runs} & set(wanted["configs"])):
+    for method in sorted(methods & set(wanted["configs"])):
         old, new = results.identity["configs"][method], wanted["configs"][method]
         pairs += [(f"{method}.{k}", old.get(k), new.get(k)) for k in sorted({*old, *new})]
     return [f"{name}: {old!r} there, {new!r} now" for name, old, new in pairs if old != new]
