@@ -36,7 +36,7 @@ def small(seed: int = 0, *, tasks: int = 2, inputs: int = 6, n: int = 60) -> Sce
         def split(count: int, shift: torch.Tensor = shift) -> Split:
             y = torch.arange(count) % 4
             x = centres[y] + 0.5 * torch.randn(count, inputs, generator=draw) + shift
-            return Split(x, y, torch.arange(count))
+            return Split(x, y)
 
         sequence.append(Task(f"task {number + 1}", split(n), split(24), split(40)))
     return Scenario("small", sequence, seed, 4, (inputs,))
@@ -51,7 +51,7 @@ def one_by_one(seed: int = 0) -> Scenario:
 
         def split(count: int, label: int = label) -> Split:
             x = centres[label] + torch.randn(count, 6, generator=draw)
-            return Split(x, torch.full((count,), label), torch.arange(count))
+            return Split(x, torch.full((count,), label))
 
         sequence.append(Task(f"class {label}", split(50), split(20), split(40)))
     return Scenario("one by one", sequence, seed, 4, (6,))

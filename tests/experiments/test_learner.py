@@ -51,12 +51,12 @@ def test_presets_name_settings_that_exist() -> None:
     [
         ("disjoint-mnist", {"tasks": 2}, "800, 800", "disjoint-mnist-2-deep"),
         ("disjoint-mnist", {"tasks": 5}, "17", "disjoint-mnist-5"),
-        ("disjoint-mnist", {"tasks": 1}, None, "disjoint-mnist-2"),
         ("permuted-mnist", {"tasks": 100}, None, "permuted-mnist-100"),
+        ("split-cifar100", {}, None, "split-cifar100-heads"),
         ("split-cifar100", {"heads": False}, None, "split-cifar100-single"),
     ],
 )
-def test_best_is_the_closest_benchmark(
+def test_best_is_the_benchmark_that_is_asked_for(
     scenario: str, options: dict[str, Any], hidden: str | None, name: str
 ) -> None:
     assert preset("best", scenario, options, hidden) is presets("best")[name]

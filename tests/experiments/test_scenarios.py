@@ -25,19 +25,15 @@ def everything(split: Split) -> tuple[Tensor, Tensor]:
     return split.take(torch.arange(len(split)))
 
 
-@pytest.mark.parametrize("order", ["fixed", "seed"])
 @pytest.mark.parametrize(
     ("name", "tasks"), [("disjoint-mnist", 1), ("disjoint-fashion", 5), ("split-cifar100", 20)]
 )
-def test_tasks_share_the_classes(name: str, tasks: int, order: str) -> None:
-    scenario = build(name, 3, tasks=tasks, class_order=order)
+def test_tasks_share_the_classes(name: str, tasks: int) -> None:
+    scenario = build(name, 3, tasks=tasks)
     masks = torch.stack([task.classes for task in scenario.tasks if task.classes is not None])
     assert bool((masks.sum(0) == 1).all())
     assert (len(masks) == tasks, scenario.classes) == (True, masks.shape[1])
-    if order == "fixed":
-        assert torch.equal(
-            masks.int().argmax(0), torch.arange(len(masks[0])) * tasks // len(masks[0])
-        )
+    assert torch.equal(masks.int().argmax(0), torch.arange(len(masks[0])) * tasks // len(masks[0]))
     for task, mask in zip(scenario.tasks, masks):
         for split in (task.train, task.validation, task.test):
             x, y = everything(split)
@@ -95,8 +91,6 @@ def test_the_union_has_all_samples_as_the_tasks_show_them(name: str) -> None:
     ("name", "options", "message"),
     [
         ("permutd-mnist", {}, "did you mean 'permuted-mnist'"),
-        ("disjoint-mnist", {"class_order": "random"}, "class_order must be"),
-        ("disjoint-mnist", {"layers": "last"}, "no option 'layers'"),
         ("disjoint-mnist", {"tasks": 0}, "at least 1"),
         ("split-cifar100", {"tasks": 7}, "cannot be shared evenly by 7"),
         ("disjoint-mnist", {"tasks": 10, "limit": 9}, "has no training, validation or test"),

@@ -62,8 +62,8 @@ def _run(options: argparse.Namespace) -> int:
         print(f"failed, run the command again to retry: {name}\n{traceback}", file=sys.stderr)
     if diverged:
         print(
-            f"failed: {'; '.join(diverged)}. The table leaves them out. Set a lower rate, and "
-            f"another --out if other seeds of the method have finished.",
+            f"failed: {'; '.join(diverged)}. The table leaves them out. Set a lower rate and "
+            f"another --out.",
             file=sys.stderr,
         )
     return 1 if failures or diverged else 0
@@ -235,7 +235,7 @@ def _experiment(options: argparse.Namespace) -> Experiment:
         settings.setdefault(method or "*", {})[name] = value
     chosen = {
         name: getattr(options, name)
-        for name in ("tasks", "heads", "class_order", "limit", "layers")
+        for name in ("tasks", "heads", "limit")
         if getattr(options, name) is not None
     }
     return Experiment(

@@ -23,8 +23,7 @@ class ProgressLine:
         if self._quiet or (is_check and not self._live and now - self._shown < _SILENCE):
             return
         self._shown = now
-        word = "at most" if event.may_end_early else "about"
-        text = f"{event}{time_left(event.share, now - self._started, word)}"
+        text = f"{event}{time_left(event.share, now - self._started)}"
         self.end()
         is_changing = is_check and self._live
         if is_changing:
@@ -37,7 +36,7 @@ class ProgressLine:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def time_left(share: float, seconds: float, word: str = "about") -> str:
+def time_left(share: float, seconds: float) -> str:
     """Estimate the remaining time from the share of the work that was done in some seconds.
 
     >>> time_left(0.25, 60.0)
@@ -50,5 +49,5 @@ def time_left(share: float, seconds: float, word: str = "about") -> str:
     left = seconds * (1 - share) / share
     for limit, unit, name in ((90, 1, "s"), (5400, 60, "min")):
         if left < limit:
-            return f", {word} {max(1, round(left / unit))} {name} left"
-    return f", {word} {left / 3600:.1f} h left"
+            return f", about {max(1, round(left / unit))} {name} left"
+    return f", about {left / 3600:.1f} h left"

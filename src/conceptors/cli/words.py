@@ -82,12 +82,10 @@ def _experiment_words(command: argparse.ArgumentParser) -> None:
         help="change a setting, see: conceptors list --method NAME; repeat for more",
     )
     add("--tasks", type=int, help="number of tasks")
-    add("--class-order", choices=("fixed", "seed"), help="order of the classes (default fixed)")
     heads = command.add_mutually_exclusive_group()
     heads.add_argument("--heads", action="store_true", default=None, help="one head per task")
     heads.add_argument("--single-head", dest="heads", action="store_false", help="one head for all")
     add("--limit", type=_positive, metavar="N", help="use only N samples, for a quick trial")
-    add("--layers", choices=("all", "last"), help="layers of the encoder that are used (clinc150)")
     add("--device", default="auto", help="cpu, cuda, cuda:1 or auto (default: a GPU if available)")
     add("--jobs", type=_positive, metavar="N", help="run N seeds at once, each in a process")
     add("--quiet", action="store_true", help="show no progress")

@@ -38,15 +38,11 @@ class Experiment:
     def config(self, method: str) -> dict[str, Any]:
         """All settings of a method, checked."""
         kind, chosen = METHODS[method].settings_type, self.chosen(method)
-        names = {entry.name for entry in fields(kind)}
-        if unknown := sorted(set(self.settings.get(method, {})) - names):
-            raise ExperimentError(
-                f"method {method!r} has no setting {unknown[0]!r}{nearest(unknown[0], names)}"
-            )
         common = chosen.common if issubclass(kind, Settings) else {}
-        asked = common | chosen.methods.get(method, {}) | self._asked(method)
-        known = {name: value for name, value in asked.items() if name in names}
-        return asdict(parse_settings(kind, known))
+        shared = common | chosen.methods.get(method, {}) | self.settings.get("*", {})
+        names = {entry.name for entry in fields(kind)}
+        known = {name: value for name, value in shared.items() if name in names}
+        return asdict(parse_settings(kind, known | self.settings.get(method, {})))
 
     def identity(self) -> dict[str, Any]:
         """What must be the same for results to belong together."""

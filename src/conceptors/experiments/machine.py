@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from conceptors import __version__
@@ -39,29 +37,13 @@ def environment(device: torch.device) -> dict[str, Any]:
     cuda = device.type == "cuda"
     return {
         "conceptors": __version__,
-        "commit": commit(Path(__file__).parents[3]),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "numpy": np.__version__,
         "device": str(device),
         "device_name": torch.cuda.get_device_name(device) if cuda else processor(),
-        "processor": processor(),
         "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "cuda": torch.version.cuda if cuda else None,
         "platform": platform.system(),
     }
-
-
-def commit(root: Path) -> str | None:
-    """The commit of a checkout of this project in a folder; None if it is anything else."""
-    if not (root / ".git").exists() or not (root / "src" / "conceptors").is_dir():
-        return None
-    command = ["git", "-C", str(root), "rev-parse", "HEAD"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
 
 
 def processor() -> str:

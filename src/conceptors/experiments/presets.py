@@ -1,7 +1,7 @@
 """Named settings: `paper` has the paper's, `best` those that were chosen on validation data.
 
-`paper.json` has one entry per scenario. `best.json` has one per benchmark, which is a scenario with
-a number of tasks, heads and a network. The name of a benchmark is a preset, too.
+`best.json` has one entry per benchmark, which is a scenario with a number of tasks, heads and a
+network. The name of a benchmark is a preset, too.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from conceptors._internal.checks import nearest
 class Preset:
     """Settings of a scenario's methods, how they deviate from the paper, and published values."""
 
+    scenario: str = ""
     common: dict[str, Any] = field(default_factory=dict)  # of all methods that train a network
     methods: dict[str, dict[str, Any]] = field(default_factory=dict)
     deviations: list[str] = field(default_factory=list)
     reference: dict[str, dict[str, Any]] = field(default_factory=dict)
-    scenario: str = ""
     tasks: int | None = None
-    heads: bool | None = None
+    heads: bool = False
 
 
 @cache
@@ -41,9 +41,8 @@ def presets_of(scenario: str) -> list[str]:
     >>> presets_of("permuted-mnist"), presets_of("disjoint-fashion"), presets_of("clinc150")
     (['paper', 'best'], ['best'], [])
     """
-    tuned = {entry.scenario for entry in presets("best").values()}
-    known = {"paper": set(presets("paper")), "best": tuned}
-    return [name for name, scenarios in known.items() if scenario in scenarios]
+    names = ("paper", "best")
+    return [n for n in names if any(e.scenario == scenario for e in presets(n).values())]
 
 
 def preset(
@@ -51,32 +50,30 @@ def preset(
 ) -> Preset:
     """A preset of a scenario; without a name, defaults.
 
-    "best" is the benchmark that comes closest to the scenario's options and the hidden layers.
+    "best" is the first benchmark with the tasks and heads that the options ask for; if there are
+    several, the one with these hidden layers.
 
     Raises:
-        ValueError: there is no such preset, or not for this scenario.
+        ValueError: there is no such preset, or not for this scenario and its options.
     """
     if name is None:
         return Preset()
-    best = presets("best")
-    names = ["paper", "best", *best]
-    if name not in names:
-        raise ValueError(f"unknown preset {name!r}{nearest(name, names)}")
-    candidates = {
-        "paper": list(presets("paper").items()),
-        "best": [(entry.scenario, entry) for entry in best.values()],
-    }.get(name) or [(best[name].scenario, best[name])]
-    matches = [entry for known, entry in candidates if known == scenario]
-    if not matches:
-        close = nearest(scenario, {known for known, _ in candidates})
+    groups = {"paper": presets("paper"), "best": presets("best")}
+    groups |= {key: {key: entry} for key, entry in presets("best").items()}
+    if name not in groups:
+        raise ValueError(f"unknown preset {name!r}{nearest(name, groups)}")
+    entries = [entry for entry in groups[name].values() if entry.scenario == scenario]
+    if not entries:
+        close = nearest(scenario, {entry.scenario for entry in groups[name].values()})
         raise ValueError(f"preset {name!r} has no settings for scenario {scenario!r}{close}")
-    wanted = [(options or {}).get("tasks"), (options or {}).get("heads") is not False, hidden]
-    for k, value in enumerate(wanted):  # the most alike, as far as there are any
-        key = _key(matches[0])[k] if value is None else str(value).replace(" ", "")
-        matches = [entry for entry in matches if _key(entry)[k] in (key, "None")] or matches
-    return matches[0]
-
-
-def _key(entry: Preset) -> list[str]:
-    """What distinguishes the benchmarks of a scenario."""
-    return [str(entry.tasks), str(entry.heads), str(entry.common.get("hidden"))]
+    asked = options or {}
+    if name == "best":
+        tasks, heads = asked.get("tasks"), asked.get("heads")
+        entries = [e for e in entries if tasks in (None, e.tasks) and heads in (None, e.heads)]
+    if not entries:
+        raise ValueError(
+            f"preset 'best' has no settings for {scenario} with {asked}. Settings of another "
+            f"benchmark are not tuned for it. To use them, give its name{nearest('', groups)}"
+        )
+    wanted = str(hidden).replace(" ", "")
+    return next((e for e in entries if e.common.get("hidden") == wanted), entries[0])

@@ -56,16 +56,13 @@ class Results:
     def write(self, path: Path) -> None:
         """Write the whole file, or leave the old one."""
         content = {"schema": SCHEMA, **asdict(self)}
-        if not self.failed:
-            del content["failed"]
         # half of a surrogate pair cannot be encoded, but JSON has an escape for it: the same one
         write_atomically(path, readable(content).encode("utf-8", "backslashreplace"))
 
     def add(self, entry: dict[str, Any], methods: Sequence[str]) -> None:
         """Add a run, or a failure (it has a reason), in the order of methods and seeds."""
-        failed = [failure for failure in self.failed if _pair(failure) != _pair(entry)]
-        (failed if "reason" in entry else self.runs).append(entry)
-        self.failed = sorted(failed, key=_pair)
+        (self.failed if "reason" in entry else self.runs).append(entry)
+        self.failed.sort(key=_pair)
         self.runs.sort(key=lambda run: (methods.index(run["method"]), run["seed"]))
         self.summary = summarise(self.runs)
 

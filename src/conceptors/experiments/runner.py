@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from conceptors.experiments.engines import Engine, Local
-from conceptors.experiments.events import Event, Progress, WorkDone, quiet
+from conceptors.experiments.events import Event, Progress, quiet
 from conceptors.experiments.experiment import Experiment, ExperimentError
 from conceptors.experiments.machine import environment, find_device
 from conceptors.experiments.methods import METHODS, Learner, parse_settings
@@ -69,7 +69,7 @@ def run(
         pairs = [(method, seed) for method in experiment.methods for seed in experiment.seeds]
         pieces = [Piece(experiment, *pair) for pair in pairs if pair not in done]
         failures: dict[str, str] = {}
-        for outcome in engine.work(pieces, WorkDone(progress, [piece.method for piece in pieces])):
+        for outcome in engine.work(pieces, counted(progress, len(pieces))):
             if outcome.failure:
                 failures[str(pieces[outcome.number])] = outcome.failure
                 continue
@@ -81,6 +81,18 @@ def run(
     if failures or diverged:
         raise UnfinishedError(failures, results, diverged)
     return results
+
+
+def counted(progress: Progress, seeds: int) -> Progress:
+    """Add the share of all seeds' tasks that are done to every event."""
+    done = 0
+
+    def report(event: Event) -> None:
+        nonlocal done
+        done += event.kind == "task"
+        progress(replace(event, share=done / (seeds * event.tasks)))
+
+    return report
 
 
 def placed(experiment: Experiment, engine: Engine) -> Experiment:
@@ -115,11 +127,7 @@ class Piece:
     def __call__(self, progress: Progress) -> tuple[dict[str, Any], list[str], dict[str, Any]]:
         """Learn all tasks; return a run or a failure, the tasks' names, and the environment."""
         started = time.perf_counter()
-
-        def report(event: Event) -> None:
-            progress(replace(event, seconds=time.perf_counter() - started))
-
-        learner = self.learner(report)
+        learner = self.learner(progress)
         tasks, machine = learner.scenario.tasks, environment(learner.device)
         names, sizes = [task.name for task in tasks], [len(task.test) for task in tasks]
         entry: dict[str, Any] = {"method": self.method, "seed": self.seed}
@@ -136,7 +144,7 @@ class Piece:
             text = f"{row[number]:.1f} % on this task"
             if number:
                 text += f", {learned['final_accuracy']:.1f} % on all tasks so far"
-            report(Event("task", self.method, self.seed, number + 1, len(tasks), text))
+            progress(Event("task", text, self.method, self.seed, number + 1, len(tasks)))
         entry |= {"accuracy": accuracy, **measures(accuracy, sizes)}
         entry |= {"seconds": round(time.perf_counter() - started, 3), **config}
         entry |= {"machine": machine["device_name"], "history": history, **learner.extras}
@@ -187,27 +195,21 @@ def _resume(experiment: Experiment, path: Path) -> Results:
             raise ValueError(f"{path} does not say with which settings it was made")
     except (ValueError, OSError) as error:
         raise ExperimentError(f"{error}; move it away, or choose another --out") from error
-    changes = _changes(earlier, wanted)
-    if changes and earlier.runs:
+    if changes := _changes(earlier, wanted, methods):
         lines = "\n".join(f"  {line}" for line in changes)
         raise ExperimentError(
             f"{path.parent} has results of other settings:\n{lines}\nResults of different settings "
             f"cannot be compared. Choose another --out, or use the settings of the folder."
         )
-    if changes:  # only failures, and these are the settings to try instead
-        return fresh
     configs = {**earlier.identity["configs"], **wanted["configs"]}
-    earlier.failed = [
-        entry for entry in earlier.failed if entry["config"] == configs[entry["method"]]
-    ]
     return replace(earlier, command=experiment.command, identity={**wanted, "configs": configs})
 
 
-def _changes(results: Results, wanted: dict[str, Any]) -> list[str]:
-    """One line per changed setting; only methods that have runs and are wanted count."""
+def _changes(results: Results, wanted: dict[str, Any], methods: set[str]) -> list[str]:
+    """One line per changed setting, of methods that ran and are wanted again."""
     keys = ("scenario", "preset", "options")
     pairs = [(key, results.identity.get(key), wanted[key]) for key in keys]
-    for method in sorted({run["method"] for run in results.runs} & set(wanted["configs"])):
+    for method in sorted(methods & set(wanted["configs"])):
         old, new = results.identity["configs"][method], wanted["configs"][method]
         pairs += [(f"{method}.{k}", old.get(k), new.get(k)) for k in sorted({*old, *new})]
     return [f"{name}: {old!r} there, {new!r} now" for name, old, new in pairs if old != new]

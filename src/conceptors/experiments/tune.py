@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -42,18 +43,16 @@ def tune(
         raise ImportError("tuning needs optuna: pip install 'conceptors[tune]'")
     if len(experiment.methods) != 1:
         raise ExperimentError(f"tune takes one method at a time, got {experiment.methods}")
-    if experiment.methods[0] not in METHODS:
-        experiment.check()
     (method,), engine = experiment.methods, engine or Local()
+    experiment = placed(experiment, engine)
     types = get_type_hints(METHODS[method].settings_type)
     ranges = dict(parse_range(text, types) for text in spaces)
-    experiment = placed(experiment, engine)
 
     def score(trial: Any) -> float:
         chosen = {name: suggest(trial) for name, suggest in ranges.items()}
         settings = experiment.settings.get(method, {}) | chosen
         tried = replace(experiment, settings={**experiment.settings, method: settings})
-        jobs = [_Trial(Piece(tried, method, seed)) for seed in tried.seeds]
+        jobs = [partial(_score_seed, Piece(tried, method, seed)) for seed in tried.seeds]
         outcomes = list(engine.work(jobs, quiet))
         for outcome in outcomes:
             if outcome.failure:
@@ -65,7 +64,7 @@ def tune(
             number = trial.number + 1
             settings = ", ".join(f"{name}={value}" for name, value in trial.params.items())
             text = f"trial {number} of {trials}: {trial.value:.2f} % on validation data, {settings}"
-            progress(Event("trial", method, text=text, share=min(1.0, number / trials)))
+            progress(Event("trial", text, share=min(1.0, number / trials)))
 
     study = _open(experiment, folder)
     ended = sum(trial.state.is_finished() for trial in study.trials)
@@ -74,23 +73,18 @@ def tune(
     return {"value": study.best_value, "params": study.best_params}
 
 
-@dataclass(frozen=True)
-class _Trial:
-    """One seed of a trial: its accuracy on all tasks' validation samples."""
-
-    piece: Piece
-
-    def __call__(self, progress: Progress) -> float:
-        learner = self.piece.learner(progress)
-        tasks = learner.scenario.tasks
-        for number in range(len(tasks)):
-            learner.learn(number)
-            if learner.diverged:
-                return 0.0
-        sizes = [len(task.validation) for task in tasks]
-        with learner.weights_for_test():
-            rows = [learner.accuracy(task.validation, k) for k, task in enumerate(tasks)]
-        return sum(a * n for a, n in zip(rows, sizes)) / sum(sizes)
+def _score_seed(piece: Piece, progress: Progress) -> float:
+    """Train one seed of a trial; return its accuracy on all tasks' validation samples."""
+    learner = piece.learner(progress)
+    tasks = learner.scenario.tasks
+    for number in range(len(tasks)):
+        learner.learn(number)
+        if learner.diverged:
+            return 0.0
+    sizes = [len(task.validation) for task in tasks]
+    with learner.weights_for_test():
+        rows = [learner.accuracy(task.validation, k) for k, task in enumerate(tasks)]
+    return sum(a * n for a, n in zip(rows, sizes)) / sum(sizes)
 
 
 def _open(experiment: Experiment, folder: Path) -> Any:
@@ -150,15 +144,15 @@ def parse_range(text: str, types: Mapping[str, type]) -> tuple[str, Callable[[An
     low, high, *scale = values.split(":")
     kind, is_log = types[name], scale == ["log"]
     try:
-        bounds = kind(low), kind(high)
-        if kind not in (int, float) or scale not in ([], ["log"]) or (is_log and bounds[0] <= 0):
+        if kind not in (int, float) or scale not in ([], ["log"]):
+            raise ValueError
+        least, most = kind(low), kind(high)
+        if least >= most or (is_log and least <= 0):
             raise ValueError
     except ValueError:
         raise ExperimentError(
-            f"--vary {text}: {name} is of type {kind.__name__}; a range needs two numbers, and "
-            f"LOW > 0 with :log; choices are {name}=a,b,c"
+            f"--vary {text}: {name} is of type {kind.__name__}; a range needs two numbers, "
+            f"LOW < HIGH, and LOW > 0 with :log; choices are {name}=a,b,c"
         ) from None
-    if not bounds[0] < bounds[1]:
-        raise ExperimentError(f"--vary {text}: needs LOW < HIGH")
     suggest = "suggest_int" if kind is int else "suggest_float"
-    return name, lambda trial: getattr(trial, suggest)(name, *bounds, log=is_log)
+    return name, lambda trial: getattr(trial, suggest)(name, least, most, log=is_log)

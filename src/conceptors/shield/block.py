@@ -182,9 +182,12 @@ class GuardedBlock:
 
     # --- measurements ---------------------------------------------------------------------
 
-    def passing(self) -> Tensor:
-        """Compute <G, G F> and <G, G> `[2]` of the gradients that were read."""
-        removed, total = self._energies(self.gradient_parts())
+    def passing(self) -> Tensor | None:
+        """Compute <G, G F> and <G, G> `[2]`; None without gradients."""
+        if not self.has_gradients():
+            return None
+        gradients = {id(p): self._gradient(p) for p in self.parameters}
+        removed, total = self._energies(self.site.views(gradients, self.parameters))
         return torch.stack([total - removed, total])
 
     def moved(self) -> Tensor | None:

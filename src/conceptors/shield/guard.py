@@ -354,9 +354,9 @@ class Guard:
     def _measure(self, plan: Plan) -> None:
         """Measure the share of the gradients that is applied."""
         for block in plan.blocks:
-            if block.load_gradients():
-                now, mean = block.passing(), self.passing.get(block.name)
-                self.passing[block.name] = now if mean is None else now.lerp(mean.to(now), _DECAY)
+            now, mean = block.passing(), self.passing.get(block.name)
+            if now is not None:
+                self.passing[block.name] = now if mean is None else now.lerp(mean, _DECAY)
         if self.steps == _RELIABLE:
             self._guards.callbacks.report_passing(self.shares())
 

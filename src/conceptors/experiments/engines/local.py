@@ -6,14 +6,14 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
-from conceptors.experiments.events import Progress
+from conceptors.experiments.events import Event, Progress
 from conceptors.experiments.machine import find_device
 from conceptors.experiments.methods import import_methods
 
@@ -54,26 +54,29 @@ class Local:
         return str(find_device(name))
 
     def work(self, jobs: Sequence[Job], progress: Progress) -> Iterator[Outcome]:
-        if min(self._processes, len(jobs)) > 1:
-            yield from self._in_processes(jobs, progress)
+        count = min(self._processes, len(jobs))
+        if count > 1:
+            yield from self._in_processes(count, jobs, progress)
             return
         for number, job in enumerate(jobs):
             yield Outcome(number, job(progress))
 
-    def _in_processes(self, jobs: Sequence[Job], progress: Progress) -> Iterator[Outcome]:
-        count, context = min(self._processes, len(jobs)), multiprocessing.get_context("spawn")
-        events = context.SimpleQueue()
+    def _in_processes(
+        self, count: int, jobs: Sequence[Job], progress: Progress
+    ) -> Iterator[Outcome]:
         threads = max(1, (os.cpu_count() or 1) // count)
         others = set(multiprocessing.active_children())
-        pool = ProcessPoolExecutor(count, context, _start, (events, threads, self._imports))
+        pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), _end_with_command)
         try:
-            running = {pool.submit(_perform, job): number for number, job in enumerate(jobs)}
-            while running:
-                finished, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
-                while not events.empty():
-                    progress(events.get())
-                for future in finished:
-                    yield Outcome(running.pop(future), future.result())
+            numbers = {
+                pool.submit(perform, job, threads, self._imports): number
+                for number, job in enumerate(jobs)
+            }
+            for finished in as_completed(numbers):
+                value, events = finished.result()
+                for event in events:
+                    progress(event)
+                yield Outcome(numbers[finished], value)
         except BrokenProcessPool:
             raise ChildProcessError(
                 "a process of --jobs was killed, perhaps for lack of memory; finished seeds are "
@@ -85,24 +88,23 @@ class Local:
             pool.shutdown(cancel_futures=True)
 
 
-_to_command: list[Any] = []  # in a process of the pool: the queue of the command's progress
+def _end_with_command() -> None:
+    """End this process with the command, even if that is killed."""
+    parent = multiprocessing.parent_process()
+
+    def end() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=end, daemon=True).start()
 
 
-def _start(events: Any, threads: int, imports: tuple[str, ...]) -> None:
-    """Prepare a process of the pool; it ends with the command, however that ends."""
-    _to_command.append(events)
-    torch.set_num_threads(threads)
+def perform(job: Job, threads: int, imports: Sequence[str]) -> tuple[Any, list[Event]]:
+    """Do a job in a process of its own; return its value and the events of its tasks."""
     for file in imports:
         import_methods(file)
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-
-
-def _end_with(parent: Any) -> None:
-    parent.join()
-    os._exit(1)
-
-
-def _perform(job: Job) -> Any:
-    return job(_to_command[0].put)
+    torch.set_num_threads(threads)
+    events: list[Event] = []
+    value = job(lambda event: events.append(event) if event.kind == "task" else None)
+    return value, events

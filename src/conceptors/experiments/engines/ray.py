@@ -10,12 +10,9 @@ from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
-import torch
-
 from conceptors import __version__
-from conceptors.experiments.engines.local import Job, Outcome
+from conceptors.experiments.engines.local import Job, Outcome, perform
 from conceptors.experiments.events import Event, Progress
-from conceptors.experiments.methods import import_methods
 
 _ATTEMPTS = 3  # after so many failures a job is given up; the same command tries it again
 _PATIENCE = 5.0  # seconds for an address to answer; Ray itself would try for minutes
@@ -111,15 +108,10 @@ def _line(error: BaseException) -> str:
 def _perform(
     job: Job, cpus: int, imports: tuple[str, ...], version: str
 ) -> tuple[Any, list[Event]]:
-    """Do a job in the process it was sent to; return its value and the events of its tasks."""
+    """Do a job on the machine that it was sent to."""
     if version != __version__:
         raise RuntimeError(
             f"this machine has conceptors {__version__}, but the command uses {version}; install "
             f"the same version on both"
         )
-    for file in imports:
-        import_methods(file)
-    torch.set_num_threads(cpus)
-    events: list[Event] = []
-    value = job(lambda event: events.append(event) if event.kind == "task" else None)
-    return value, events
+    return perform(job, cpus, imports)

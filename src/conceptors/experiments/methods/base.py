@@ -128,8 +128,8 @@ class Learner:
         return self.scenario.tasks[number].classes if self.scenario.heads else None
 
     def masked(self, outputs: Tensor, number: int) -> Tensor:
-        """Outputs in tests; with one head per task, only this head's."""
-        return only(outputs, self.head_classes(number))
+        """Outputs in tests; with one head per task, only this head's, however low they are."""
+        return only(outputs, self.head_classes(number), -torch.inf)
 
     # --- training -------------------------------------------------------------------------
 
@@ -157,8 +157,7 @@ class Learner:
             history["loss"].append(loss if math.isfinite(loss) else None)  # JSON has no NaN
             history["validation"].append(accuracy)
             text = f"step {step} of {total}, {accuracy:.1f} % on validation data"
-            place = (self.name, self.scenario.seed, number + 1, tasks, text, step, total)
-            self.progress(Event("step", *place, may_end_early=bool(s.stop_above)))
+            self.progress(Event("step", text, self.name, self.scenario.seed, number + 1, tasks))
             if accuracy > threshold or lesson.diverged():
                 break
         lesson.finish()
@@ -168,9 +167,8 @@ class Learner:
             return history
         del lesson  # a shield would prepare its optimizer for steps that never come
         if s.norms == "first" and number == 0 and isinstance(self.model, AlexNet):
-            generator = torch.Generator().manual_seed(179_424_673 + self.scenario.seed)
-            places = torch.randperm(len(task.train), generator=generator)[:_FOR_NORMS]
-            parts = places.to(self.device).chunk(-(-len(places) // _WITH_NORMS))
+            places = task.train.drawn(_FOR_NORMS, 179_424_673 + self.scenario.seed)
+            parts = places.chunk(-(-len(places) // _WITH_NORMS))
             self.model.fix_norms(task.train.take(part)[0] for part in parts)
         self.end_task(number)
         if (count := self.stored_numbers()) is not None:
@@ -179,10 +177,7 @@ class Learner:
 
     def passes(self) -> AbstractContextManager[None]:
         """Set the precision in which a GPU computes outputs and gradients."""
-        precision = self.settings.precision
-        if precision == "auto":
-            precision = "tf32" if isinstance(self.model, AlexNet) else "exact"
-        return passes_in(precision)
+        return passes_in("tf32" if isinstance(self.model, AlexNet) else "exact")
 
     # --- testing --------------------------------------------------------------------------
 

@@ -82,9 +82,8 @@ class Shielded(Learner):
     def batches(self, number: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Random training samples of a task."""
         split = self.scenario.tasks[number].train
-        generator = torch.Generator().manual_seed(224_737 * (number + 1) + self.scenario.seed)
-        places = torch.randperm(len(split), generator=generator)[: self.settings.samples or None]
-        return map(split.take, places.to(self.device).split(1000))
+        places = split.drawn(self.settings.samples, 224_737 * (number + 1) + self.scenario.seed)
+        return map(split.take, places.split(1000))
 
     def stored_numbers(self) -> int:
         """The conceptors of all tasks together; anchors are weights."""

@@ -79,12 +79,11 @@ def fisher(learner: Learner, number: int, labels: str) -> Tensor:
 
     gradients = vmap(grad(weighted), in_dims=(None, 0, 0))
     split = learner.scenario.tasks[number].train
-    generator = torch.Generator().manual_seed(350_377 * (number + 1) + learner.scenario.seed)
-    places = torch.randperm(len(split), generator=generator)[:_SAMPLES]
+    places = split.drawn(_SAMPLES, 350_377 * (number + 1) + learner.scenario.seed)
     size = max(1, min(256, int(_NUMBERS / len(weights_of(model)))))
     model.eval()
     with torch.no_grad():
-        for part in places.to(learner.device).split(size):
+        for part in places.split(size):
             x, y = split.take(part)
             outputs = learner.masked(model(x), number)
             for errors in output_errors(outputs, y, labels, is_softmax):

@@ -64,7 +64,6 @@ class Settings(OwnSettings):
     )
     mirror: bool = setting(False, "mirror colour images at random in training")
     shift: int = setting(0, "shift colour images at random by up to so many pixels in training")
-    precision: str = setting("auto", "on a GPU; auto: tf32 for AlexNet", ("auto", "exact", "tf32"))
     check_every: int = setting(1000, "steps between checks on validation samples")
     validation: int = setting(1000, "samples per check")
 

@@ -100,10 +100,6 @@ class ReadsOut(cab.Shielded):
         with exactly():
             return class_scores(self.readout, rows, self.scenario.classes)
 
-    def masked(self, outputs: Tensor, number: int) -> Tensor:
-        """With one head per task, only its own classes count, however low their scores are."""
-        return only(outputs, self.head_classes(number), -torch.inf)
-
     def stored_numbers(self) -> int:
         """The shield's conceptors and the readout's sums."""
         return super().stored_numbers() + numbers_in(self.readout, self.scenario.classes)

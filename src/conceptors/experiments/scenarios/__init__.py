@@ -2,8 +2,5 @@
 
 from conceptors.experiments.scenarios.base import Scenario, Split, Task, union
 from conceptors.experiments.scenarios.images import SCENARIOS, build
-from conceptors.experiments.scenarios.sentences import SENTENCES
-
-SCENARIOS.update(SENTENCES)
 
 __all__ = ["SCENARIOS", "Scenario", "Split", "Task", "build", "union"]

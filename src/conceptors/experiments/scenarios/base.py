@@ -11,26 +11,28 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Split:
-    """Samples `members` of x and y; sample i is seen with its pixels in order `kinds[i]`."""
+    """Samples with their labels, and with their pixels in a given order."""
 
-    x: Tensor  # [n, ...] bytes or floats, shared by all tasks
+    x: Tensor  # [n, ...] bytes or floats
     y: Tensor  # [n]
-    members: Tensor  # [m]
-    orders: Tensor | None = None  # [kinds, d], None: pixels stay where they are
-    kinds: Tensor | None = None  # [m], None: all in the first order
+    order: Tensor | None = None  # [d]: where each pixel comes from; None: all stay where they are
 
     def __len__(self) -> int:
-        return len(self.members)
+        return len(self.y)
 
     def take(self, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs `[batch, ...]` and labels `[batch]` at places `[batch]` of this split."""
-        index = self.members[places]
-        x = self.x[index]
-        if self.orders is not None:  # bytes are reordered: a quarter of the floats' memory
-            x = x.flatten(1)
-            chosen = self.orders[:1] if self.kinds is None else self.orders[self.kinds[places]]
-            x = x.gather(1, chosen.expand(len(x), -1))
-        return x.float() / 255 if x.dtype == torch.uint8 else x, self.y[index]
+        """Inputs `[batch, ...]` as floats and labels `[batch]` of samples at some places."""
+        x = self.ordered(self.x[places])
+        return x.float() / 255 if x.dtype == torch.uint8 else x, self.y[places]
+
+    def drawn(self, count: int, seed: int) -> Tensor:
+        """Random places of so many samples, of all if 0, for `take`."""
+        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
+        return order[: count or None].to(self.y.device)
+
+    def ordered(self, x: Tensor) -> Tensor:
+        """Samples with their pixels in order; bytes remain bytes."""
+        return x if self.order is None else x.flatten(1)[:, self.order]
 
 
 @dataclass(frozen=True)
@@ -74,15 +76,6 @@ class Scenario:
 
 
 def union(splits: list[Split]) -> Split:
-    """Join several tasks' samples into one split, for joint training."""
-    first, members = splits[0], [split.members for split in splits]
-    if first.orders is not None:  # one set of images, seen in several orders
-        orders = torch.cat([split.orders for split in splits if split.orders is not None])
-        kinds = [torch.full_like(part, k) for k, part in enumerate(members)]
-        return Split(first.x, first.y, torch.cat(members), orders, torch.cat(kinds))
-    if all(split.x is first.x for split in splits):
-        return Split(first.x, first.y, torch.cat(members))
-    starts = torch.tensor([0, *(len(split.x) for split in splits)]).cumsum(0).tolist()
-    joined = torch.cat([part + start for part, start in zip(members, starts)])
-    x, y = (torch.cat([getattr(split, name) for split in splits]) for name in ("x", "y"))
-    return Split(x, y, joined)
+    """Copy several tasks' samples into one split, for joint training."""
+    x = torch.cat([split.ordered(split.x) for split in splits])
+    return Split(x, torch.cat([split.y for split in splits]))

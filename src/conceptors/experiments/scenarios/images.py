@@ -1,4 +1,4 @@
-"""Disjoint, permuted and rotated MNIST (and Fashion-MNIST), and split CIFAR-100."""
+"""All scenarios: MNIST and Fashion-MNIST in three forms, split CIFAR-100, and CLINC150."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from torch.nn import functional
 from conceptors._internal.checks import nearest
 from conceptors.experiments.scenarios.base import Scenario, Split, Task
 from conceptors.experiments.scenarios.data import Arrays, load
+from conceptors.experiments.scenarios.data.sentences import Encoded, load_encoded
 
 VALIDATION = 5_000  # the first training images, as in the paper's own code
 Samples = tuple[Tensor, Tensor]  # inputs [n, ...] and labels [n]
-Options = dict[str, Any]
-_CHOICES = {"class_order": ("fixed", "seed"), "layers": ("all", "last")}
 
 
 @dataclass(frozen=True)
 class ScenarioKind:
-    """A scenario that can be built by name: `make(data, seed, options)` returns its tasks."""
+    """A scenario that can be built by name: `make(data, seed, count)` returns its tasks."""
 
-    make: Callable[[Any, int, Options], list[Task]]
+    make: Callable[[Any, int, int], list[Task]]
     data: str
     tasks: int
     about: str
@@ -34,16 +33,21 @@ class ScenarioKind:
 
 
 def build(
-    name: str, seed: int, *, arrays: Any = None, limit: int | None = None, **options: Any
+    name: str,
+    seed: int,
+    *,
+    tasks: int | None = None,
+    heads: bool | None = None,
+    limit: int | None = None,
+    arrays: Any = None,
 ) -> Scenario:
     """Build a scenario for one seed.
 
     Args:
-        arrays: data to use instead of the scenario's own.
+        tasks: how many tasks.
+        heads: whether each task has its own head (by default on split-cifar100 only).
         limit: use only so many samples of each set, for quick trials.
-        options: `tasks` (how many), `heads` (one per task: by default on split-cifar100 only),
-            `class_order` ("fixed": 0, 1, 2, ..., or "seed": shuffled by the seed), `layers`
-            (clinc150: features of "all" layers of the encoder, or the "last").
+        arrays: data to use instead of the scenario's own.
 
     Raises:
         ValueError: unknown name or impossible options.
@@ -51,126 +55,113 @@ def build(
     if name not in SCENARIOS:
         raise ValueError(f"unknown scenario {name!r}{nearest(name, SCENARIOS)}")
     kind = SCENARIOS[name]
-    defaults: Options = {"tasks": kind.tasks, "heads": kind.heads, "class_order": "fixed"}
-    defaults |= {"layers": "all"} if kind.load else {}
-    for option, value in options.items():
-        if option not in defaults:
-            raise ValueError(f"{name} has no option {option!r}{nearest(option, defaults)}")
-        if value not in _CHOICES.get(option, (value,)):
-            raise ValueError(f"{option} must be one of {_CHOICES[option]}, got {value!r}")
-    chosen = defaults | options
-    if chosen["tasks"] < 1:
-        raise ValueError(f"tasks must be at least 1, got {chosen['tasks']}")
+    count = kind.tasks if tasks is None else tasks
+    if count < 1:
+        raise ValueError(f"tasks must be at least 1, got {count}")
     data = (kind.load or load)(kind.data) if arrays is None else arrays
-    tasks = kind.make(data if limit is None else data.first(limit), seed, chosen)
-    for task in tasks:
+    sequence = kind.make(data if limit is None else data.first(limit), seed, count)
+    for task in sequence:
         if not min(map(len, (task.train, task.validation, task.test))):
             raise ValueError(
                 f"task {task.name!r} has no training, validation or test samples with "
                 f"limit={limit}; use more samples or fewer tasks"
             )
-    first = tasks[0]
+    first = sequence[0]
     classes = 10 if first.classes is None else len(first.classes)
-    inputs = tuple(first.train.x.shape[1:]) if first.train.orders is None else (784,)
-    return Scenario(name, tasks, seed, classes, inputs, bool(chosen["heads"]), kind.image)
+    has_heads = kind.heads if heads is None else heads
+    inputs = tuple(first.train.x.shape[1:])
+    return Scenario(name, sequence, seed, classes, inputs, has_heads, kind.image)
 
 
-def by_class(
-    parts: Sequence[Samples], order: Tensor, count: int, names: Sequence[str]
-) -> list[Task]:
-    """Split training, validation and test samples into tasks of equally many classes."""
-    tasks = []
-    for group, name in zip(order.chunk(count), names):
-        train, validation, test = (
-            Split(x, y, torch.isin(y, group).nonzero()[:, 0]) for x, y in parts
-        )
-        is_in = torch.zeros(len(order), dtype=torch.bool).index_fill_(0, group, True)
-        tasks.append(Task(name, train, validation, test, is_in))
-    return tasks
+# --- tasks of different classes ----------------------------------------------------------
 
 
-def class_order(classes: int, seed: int, options: Options) -> Tensor:
-    """Classes `[classes]` in the order in which they are learned."""
-    if options["class_order"] == "fixed":
-        return torch.arange(classes)
-    return torch.randperm(classes, generator=_generator(seed, 1))
+def _disjoint(arrays: Arrays, seed: int, count: int) -> list[Task]:
+    flat = arrays._replace(train_x=arrays.train_x.flatten(1), test_x=arrays.test_x.flatten(1))
+    return _classes_of_images(flat, 10, count, "digits")
 
 
-def check_divisible(classes: int, tasks: int) -> None:
+def _split_cifar(arrays: Arrays, seed: int, count: int) -> list[Task]:
+    mean = torch.tensor([0.5071, 0.4865, 0.4409])[:, None, None]
+    std = torch.tensor([0.2673, 0.2564, 0.2762])[:, None, None]
+    train_x, test_x = ((x / 255 - mean) / std for x in (arrays.train_x, arrays.test_x))
+    scaled = arrays._replace(train_x=train_x, test_x=test_x)
+    return _classes_of_images(scaled, 100, count, "classes")
+
+
+def _domains(data: Encoded, seed: int, count: int) -> list[Task]:
+    """Intents are numbered domain by domain."""
+    size = _classes_per_task(int(data.train[1].max()) + 1, count)
+    is_by_domain = count == len(data.groups)
+    names = data.groups if is_by_domain else [f"intents {k + 1}" for k in range(count)]
+    return _by_class([(x.flatten(1), y) for x, y in data.parts], size, names)
+
+
+def _classes_of_images(arrays: Arrays, classes: int, count: int, word: str) -> list[Task]:
+    """Tasks of equally many classes, which `word` names."""
+    size, y = _classes_per_task(classes, count), arrays.train_y.long()
+    is_validation = torch.arange(len(y)) < _validation_count(arrays)
+    names = []
+    for k in range(count):
+        numbers = ", ".join(map(str, range(k * size, (k + 1) * size)))
+        names.append(f"{word} {numbers if size <= 5 else k + 1}")
+        # with few images, too, a task gets two: norms need more than one
+        members = (y // size == k).nonzero()[:, 0]
+        if int(is_validation[members].sum()) < 2:
+            is_validation[members[: max(1, min(2, len(members) // 2))]] = True
+    train, validation = ((arrays.train_x[i], y[i]) for i in (~is_validation, is_validation))
+    return _by_class([train, validation, (arrays.test_x, arrays.test_y.long())], size, names)
+
+
+def _classes_per_task(classes: int, tasks: int) -> int:
     if classes % tasks:
         raise ValueError(
             f"{classes} classes cannot be shared evenly by {tasks} tasks; use a divisor of "
             f"{classes}"
         )
+    return classes // tasks
+
+
+def _by_class(parts: Sequence[Samples], size: int, names: Sequence[str]) -> list[Task]:
+    """Split training, validation and test samples into one task of `size` classes per name."""
+    tasks = []
+    for k, name in enumerate(names):
+        train, validation, test = (Split(x[y // size == k], y[y // size == k]) for x, y in parts)
+        is_in = torch.arange(size * len(names)) // size == k
+        tasks.append(Task(name, train, validation, test, is_in))
+    return tasks
+
+
+# --- tasks with all classes --------------------------------------------------------------
 
 
 def permutation(seed: int, task: int) -> Tensor:
     """Where the pixels of a task come from `[784]`; task 0 is unpermuted, as in the paper."""
     if not task:
         return torch.arange(784)
-    return torch.randperm(784, generator=_generator(seed, 100 + task))
+    generator = torch.Generator().manual_seed(1_000_003 * (101 + task) + seed)
+    return torch.randperm(784, generator=generator)
 
 
-def _generator(seed: int, purpose: int) -> torch.Generator:
-    """Random numbers of one seed for one purpose, whatever else is drawn."""
-    return torch.Generator().manual_seed(1_000_003 * (purpose + 1) + seed)
-
-
-def _disjoint(arrays: Arrays, seed: int, options: Options) -> list[Task]:
-    flat = arrays._replace(train_x=arrays.train_x.flatten(1), test_x=arrays.test_x.flatten(1))
-    return _tasks_of_classes(flat, class_order(10, seed, options), options["tasks"], "digits")
-
-
-def _split_cifar(arrays: Arrays, seed: int, options: Options) -> list[Task]:
-    mean = torch.tensor([0.5071, 0.4865, 0.4409])[:, None, None]
-    std = torch.tensor([0.2673, 0.2564, 0.2762])[:, None, None]
-    train_x, test_x = ((x / 255 - mean) / std for x in (arrays.train_x, arrays.test_x))
-    scaled = arrays._replace(train_x=train_x, test_x=test_x)
-    order = class_order(100, seed, options)
-    return _tasks_of_classes(scaled, order, options["tasks"], "classes")
-
-
-def _tasks_of_classes(arrays: Arrays, order: Tensor, count: int, word: str) -> list[Task]:
-    """Tasks of equally many classes, which `word` names."""
-    check_divisible(len(order), count)
-    x, y = arrays.train_x, arrays.train_y.long()
-    is_validation = torch.arange(len(y)) < _validation_count(arrays)
-    names = []
-    for k, group in enumerate(order.chunk(count)):
-        classes = ", ".join(map(str, group.tolist()))
-        names.append(f"{word} {classes if len(group) <= 5 else k + 1}")
-        # with few images, too, a task gets two: norms need more than one
-        members = torch.isin(y, group).nonzero()[:, 0]
-        if int(is_validation[members].sum()) < 2:
-            is_validation[members[: max(1, min(2, len(members) // 2))]] = True
-    train, validation = ((x[chosen], y[chosen]) for chosen in (~is_validation, is_validation))
-    test = (arrays.test_x, arrays.test_y.long())
-    return by_class([train, validation, test], order, count, names)
-
-
-def _validation_count(arrays: Arrays) -> int:
-    return min(VALIDATION, len(arrays.train_x) // 10)
-
-
-def _permuted(arrays: Arrays, seed: int, options: Options) -> list[Task]:
-    # the same tensors for every task: joint training sees that only the order differs
+def _permuted(arrays: Arrays, seed: int, count: int) -> list[Task]:
+    # the same tensors for every task, which differ in the order of pixels alone
     parts = _all_classes(arrays.train_x.flatten(1), arrays.test_x.flatten(1), arrays)
     tasks = []
-    for k in range(options["tasks"]):
-        orders = permutation(seed, k)[None]
-        train, validation, test = (Split(x, y, torch.arange(len(x)), orders) for x, y in parts)
+    for k in range(count):
+        order = permutation(seed, k)
+        train, validation, test = (Split(x, y, order) for x, y in parts)
         tasks.append(Task(f"permutation {k}" if k else "original", train, validation, test))
     return tasks
 
 
-def _rotated(arrays: Arrays, seed: int, options: Options) -> list[Task]:
+def _rotated(arrays: Arrays, seed: int, count: int) -> list[Task]:
     """Tasks turn the images by 0° to 180°, evenly spaced."""
     tasks = []
-    for k in range(options["tasks"]):
-        angle = 180.0 * k / max(1, options["tasks"] - 1)
+    for k in range(count):
+        angle = 180.0 * k / max(1, count - 1)
         train_x, test_x = (_turned(x, angle).flatten(1) for x in (arrays.train_x, arrays.test_x))
         parts = _all_classes(train_x, test_x, arrays)
-        train, validation, test = (Split(x, y, torch.arange(len(x))) for x, y in parts)
+        train, validation, test = (Split(x, y) for x, y in parts)
         tasks.append(Task(f"turned {angle:.0f}°", train, validation, test))
     return tasks
 
@@ -180,6 +171,10 @@ def _all_classes(train_x: Tensor, test_x: Tensor, arrays: Arrays) -> list[Sample
     count, y = _validation_count(arrays), arrays.train_y.long()
     test = (test_x, arrays.test_y.long())
     return [(train_x[count:], y[count:]), (train_x[:count], y[:count]), test]
+
+
+def _validation_count(arrays: Arrays) -> int:
+    return min(VALIDATION, len(arrays.train_x) // 10)
 
 
 def _turned(images: Tensor, angle: float) -> Tensor:
@@ -210,3 +205,5 @@ SCENARIOS = {
 SCENARIOS["split-cifar100"] = ScenarioKind(
     _split_cifar, "cifar100", 10, "100 classes in groups, one head per task", (3, 32, 32), True
 )
+_ABOUT = "150 intents by domain, features of a frozen MiniLM"
+SCENARIOS["clinc150"] = ScenarioKind(_domains, "clinc150", 10, _ABOUT, load=load_encoded)

@@ -6,36 +6,30 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from conceptors import RandomFeatures
-from conceptors.experiments.methods.closed.base import ClosedForm, LiftSettings, LinearScores
+from conceptors.experiments.methods.closed.base import LiftSettings, LinearScores
+from conceptors.readout import Sums
 
 _SHRINKAGE = 1e-4  # ε
 _SPREAD = 0.7  # of the frequencies, the inverse of the kernel's width
 
 
-class Ncm(ClosedForm):
+class Ncm(LinearScores):
+    """Scores 2 μ · h - |μ|², which are -|h - μ|² but for |h|², the same for all classes."""
+
     name = "ncm"
     about = "nearest class mean"
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.sums = self.seen.new_zeros(self.classes, self.width, dtype=torch.float64)
-        self.counts = self.sums.new_zeros(self.classes)
+    def lifted(self, rows: Tensor) -> Tensor:
+        return rows.double()
 
-    def add(self, rows: Tensor, labels: Tensor) -> None:
-        members = functional.one_hot(labels, self.classes).double()
-        self.sums += members.mT @ rows.double()
-        self.counts += members.sum(0)
-
-    def scores(self, rows: Tensor) -> Tensor:
-        """-|x - μ|² without |x|², which is the same for all classes."""
-        means = self.sums / self.counts.clamp_min(1)[:, None]
-        return 2 * rows.double() @ means.mT - means.square().sum(1)
+    def end_task(self, number: int) -> None:
+        means = class_means(self.sums)
+        self.weights, self.biases = 2 * means, -means.square().sum(1)
 
     def stored_numbers(self) -> int:
-        return self.sums.numel() + len(self.counts)
+        return self.sums.cross.numel() + len(self.sums.squares)
 
 
 class Slda(LinearScores):
@@ -49,7 +43,7 @@ class Slda(LinearScores):
 
     def end_task(self, number: int) -> None:
         sums = self.sums
-        means = sums.cross / sums.squares.clamp_min(1)[:, None]  # squares of labels are counts
+        means = class_means(sums)
         covariance = (sums.gram - means.mT @ sums.cross) * ((1 - _SHRINKAGE) / sums.count)
         covariance.diagonal().add_(_SHRINKAGE)
         self.weights = torch.cholesky_solve(means.mT, torch.linalg.cholesky(covariance)).mT
@@ -75,3 +69,8 @@ class Klda(Slda):
     def lifted(self, rows: Tensor) -> Tensor:
         h: Tensor = self.lift(rows)
         return h
+
+
+def class_means(sums: Sums) -> Tensor:
+    """Means μ `[classes, d]`; 0 for classes without samples."""
+    return sums.cross / sums.squares.clamp_min(1)[:, None]  # squares of labels are counts

@@ -84,9 +84,8 @@ class ProjectedLearner(Learner):
     def drawn_samples(self, number: int) -> tuple[Tensor, Tensor]:
         """Inputs and labels of `samples` random training samples of a task, of all if 0."""
         split = self.scenario.tasks[number].train
-        generator = torch.Generator().manual_seed(86_028_121 * (number + 1) + self.scenario.seed)
-        places = torch.randperm(len(split), generator=generator)[: self.settings.samples or None]
-        return split.take(places.to(self.device))
+        seed = 86_028_121 * (number + 1) + self.scenario.seed
+        return split.take(split.drawn(self.settings.samples, seed))
 
     @torch.no_grad()
     def drawn_rows(self, number: int) -> dict[MatrixLayer, Tensor]:

