@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
@@ -69,24 +69,23 @@ class Protected:
         return self._spaces[key][0]
 
 
+@dataclass(frozen=True)
 class GuardCallbacks:
-    """Callbacks from guards to the shield. The default implementation does nothing."""
+    """Functions of the shield that guards call.
 
-    def optimizer_counts(self) -> Counter[int]:
-        """Count the guarded optimizers of each parameter, by id."""
-        return Counter()
+    Attributes:
+        optimizer_counts: counts the guarded optimizers of each parameter, by id.
+        report_passing: receives the share of the gradients that is applied, by layer.
+        look_before_step: checks the weights, which other code than a guarded step has changed.
+        look_again: checks whether layers were added or replaced.
+        check_thread: raises RuntimeError if another thread is using the shield.
+    """
 
-    def report_passing(self, shares: Mapping[str, float]) -> None:
-        """Receive the share of the gradients that is applied, by layer."""
-
-    def look_before_step(self) -> None:
-        """Check the weights, which other code than a guarded step has changed."""
-
-    def look_again(self, optimizer: Optimizer) -> None:
-        """Check whether layers were added or replaced."""
-
-    def check_thread(self) -> None:
-        """Raise RuntimeError if another thread is using the shield."""
+    optimizer_counts: Callable[[], Counter[int]] = Counter
+    report_passing: Callable[[Mapping[str, float]], None] = lambda shares: None
+    look_before_step: Callable[[], None] = lambda: None
+    look_again: Callable[[Optimizer], None] = lambda optimizer: None
+    check_thread: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,25 @@ class Guards(list[Guard]):
         """Count the guarded optimizers of each parameter, by id."""
         return Counter(id(p) for guard in self for p in guard.parameters())
 
+    def ways(self) -> dict[str, list[str]]:
+        """Return how steps of each block are treated, in words."""
+        ways: dict[str, list[str]] = {}
+        for block in (block for guard in self for block in guard.prepare().blocks):
+            words = ways.setdefault(block.name, [])
+            words += [block.way.about] if block.way.about not in words else []
+        return ways
+
+    def passing(self) -> dict[str, float]:
+        """Return the share of recent gradients that was applied, by block."""
+        return {n: share for g in self for n, share in g.prepare().passing.shares().items()}
+
+    def ranks(self) -> dict[str, int]:
+        """Return the number of protected directions of each block."""
+        protected = self.context.protected
+        active = {name: site.active() for name, site in protected.sites.items()}
+        free = {n: protected.free(n, parameters) for n, parameters in active.items() if parameters}
+        return {name: 0 if space is None else space.rank for name, space in free.items()}
+
     def settle(self) -> None:
         """Finish interrupted steps; see `Guard.settle`."""
         for guard in list(self):
@@ -53,6 +72,10 @@ class Guards(list[Guard]):
         """Abandon interrupted steps, and leave the weights as they are."""
         for guard in list(self):
             guard.plan.extras.frozen.saved = None
+
+    def project(self, optimizer: Optimizer) -> None:
+        """Project the gradients of an optimizer now, in place."""
+        raise NotImplementedError  # until the merge
 
     def moved(self) -> dict[str, float]:
         """Compute how far other code has moved blocks since their last step."""
