@@ -29,7 +29,6 @@ _STUCK_AUTO = 0.01  # the same for aperture="auto", whose directions stay soft
 _DROPPED = 1e-12  # of a sketch's largest direction: less is rounding
 
 _PROBES = 8  # random protected directions of a fingerprint
-_COLUMNS = 256  # columns of a second moment that the directions are mixed from
 _ROWS, _NUMBERS = 64, 2**18  # outputs that are compared; fewer for many groups
 _SOFT = 0.2  # soft conceptors let weights move a little
 _HARD, _ROUNDING = 1e-3, 1e7  # hard tolerance: the smaller of 1e-3 and 1e7 eps
@@ -52,12 +51,10 @@ class Health:
     """Compare what the shield and the guards report with what was accepted, and warn.
 
     Attributes:
-        resting: layers that tasks have used while they were frozen, and that have not learned since.
+        resting: layers that tasks used while they were frozen, and that have not learned since.
     """
 
-    def __init__(
-        self, *, hard: bool, seed: int, exclude: list[str], follows_batchnorm: bool
-    ) -> None:
+    def __init__(self, hard: bool, seed: int, exclude: list[str], follows_batchnorm: bool) -> None:
         self.resting: set[str] = set()
         self._hard, self._seed = hard, seed
         self._exclude, self._follows_batchnorm = exclude, follows_batchnorm
@@ -67,8 +64,6 @@ class Health:
         self._loaded: dict[str, Tensor] = {}  # excerpts of the weights beside a loaded state
         self._foreign: dict[str, float] = {}  # how far other code has moved weights between steps
         self._reported: defaultdict[str, set[str]] = defaultdict(set)  # names by kind of warning
-        self._full: set[str] = set()
-        self._stale: WeakSet[Optimizer] = WeakSet()  # reported: they step removed parameters
         self._strangers: WeakSet[Optimizer] = WeakSet()  # seen without a guard
 
     @contextmanager
@@ -190,14 +185,11 @@ class Health:
     def look_at_buffers(self, model: nn.Module) -> None:
         """Warn about buffers that have changed, such as BatchNorm's running statistics."""
         buffers = self._watched_buffers(model)
-        names = self._new(
-            "buffers",
-            (
-                name
-                for name, value in self._buffers.items()
-                if name in buffers and not _is_same(_sample(buffers[name]), value, _TOLERATED)
-            ),
-        )
+        common = [name for name in self._buffers if name in buffers]
+        changed = [
+            n for n in common if not _is_same(_sample(buffers[n]), self._buffers[n], _TOLERATED)
+        ]
+        names = self._new("buffers", changed)
         if names:
             warn_unprotected(
                 f"buffers have changed since a task was remembered: {_few(names)}. The model's "
@@ -248,14 +240,8 @@ class Health:
         self.resting |= set(resting)
         shared = {id(p) for name in reached if name in sites for p in sites[name].parameters}
         alone = set(trained) - shared
-        missed = self._new(
-            "missed",
-            (
-                name
-                for name, site in sites.items()
-                if name not in reached and any(id(p) in alone for p in site.active())
-            ),
-        )
+        used = {name: {id(p) for p in site.active()} & alone for name, site in sites.items()}
+        missed = self._new("missed", [name for name in used if used[name] and name not in reached])
         if missed:
             warn_unprotected(
                 f"layers were trained that no sample passed to remember has reached: "
@@ -277,8 +263,9 @@ class Health:
 
     def fill(self, quotas: Mapping[str, float]) -> None:
         """Warn once about each layer that has become full."""
-        before, self._full = self._full, {name for name, q in quotas.items() if q > _FULL}
-        full_now = [f"{n} ({quotas[n]:.1%} protected)" for n in quotas if n in self._full - before]
+        names = [name for name, quota in quotas.items() if quota > _FULL]
+        self._reported["full"].intersection_update(names)
+        full_now = [f"{name} ({quotas[name]:.1%} protected)" for name in self._new("full", names)]
         if full_now:
             remedy = "aperture=Energy(0.9)" if self._hard else "a lower aperture for them"
             _warn_full(
@@ -295,22 +282,6 @@ class Health:
                 f"Earlier tasks use the same directions, so these layers hardly learn. Lower their "
                 f"aperture (with hard=True, use Energy(0.9)), start with wider layers, forget a "
                 f"task, or replace the last layer by a Readout. shield.explain() shows all layers"
-            )
-
-    # --- optimizers ---------------------------------------------------------------------------
-
-    def check_parameters(self, optimizer: Optimizer, model: nn.Module) -> None:
-        """Warn if a guarded optimizer steps parameters that are not in the model any more."""
-        stepped = [p for group in optimizer.param_groups for p in group["params"]]
-        in_model = {id(p) for p in model.parameters()}
-        removed = sum(id(p) not in in_model for p in stepped)
-        if removed and optimizer not in self._stale:
-            self._stale.add(optimizer)
-            warn_unprotected(
-                f"{type(optimizer).__name__} steps {removed} of {len(stepped)} parameters that are "
-                f"not in the model any more, because they were replaced, or loaded with "
-                f"assign=True. The model does not learn from these steps. Create a new optimizer, "
-                f"and guard it"
             )
 
     def check_stranger(
@@ -381,15 +352,13 @@ class Fingerprint(NamedTuple):
 def _within(claimed: Conceptor, noise: Tensor) -> Tensor:
     """Draw random directions `[g, d, k]`, longer where more is protected."""
     form = claimed.form
-    if isinstance(form, OddsForm):  # a wide layer's may be in main memory: use few columns
-        sizes = form.matrix.diagonal(dim1=-2, dim2=-1)
-        chosen = sizes.topk(min(_COLUMNS, sizes.shape[-1])).indices  # [g, k]
-        columns = form.matrix.take_along_dim(chosen.unsqueeze(-2), -1)
-        columns = columns / sizes.amax().clamp_min(1e-30)
-        return columns.to(noise) @ noise[:, : chosen.shape[-1]]
-    parts = claimed.to(noise.device).form.spectrum()
-    directions: Tensor = spectra.project(parts, noise.mT.to(claimed.dtype)).mT.to(noise)
-    return directions
+    if isinstance(form, OddsForm):  # its spectrum may not be known yet
+        largest = form.matrix.diagonal(dim1=-2, dim2=-1).amax().clamp_min(1e-30)
+        directions: Tensor = form.matrix @ (noise.to(form.matrix) / largest)
+    else:
+        parts = claimed.to(noise.device).form.spectrum()
+        directions = spectra.project(parts, noise.mT.to(claimed.dtype)).mT
+    return directions.to(noise)
 
 
 def block_matrix(site: WeightBlock) -> Tensor:

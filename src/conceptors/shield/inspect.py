@@ -92,9 +92,7 @@ def explain(
     return Explanation(rows)
 
 
-def similarity(
-    task: Mapping[str, Conceptor], claimed: Mapping[str, Conceptor]
-) -> dict[str, float]:
+def similarity(task: Mapping[str, Conceptor], claimed: Mapping[str, Conceptor]) -> dict[str, float]:
     """Compute the similarity ρ of a task with all remembered tasks, by layer."""
     return {
         name: float(algebra.similarity(conceptor, claimed[name].to(conceptor.device)).mean())

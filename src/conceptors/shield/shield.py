@@ -17,42 +17,15 @@ from torch.optim import Optimizer
 from conceptors._internal import checks
 from conceptors._internal.batches import Feed
 from conceptors.algebra.conceptor import Conceptor
-from conceptors.shield import inspect, state
-from conceptors.shield.attach import (
-    Handles,
-    check_optimizer,
-    claim_model,
-    freeze_statistics,
-    note_tasks,
-    outside_inference_mode,
-    release_model,
-    release_statistics,
-    reshard,
-    unwrap,
-)
+from conceptors.shield import attach, health, inspect, options
+from conceptors.shield.attach import outside_inference_mode
 from conceptors.shield.blocks import Scan, is_sharded, survey
 from conceptors.shield.claims import Claims, Remembered, claims_of_task
-from conceptors.shield.health import (
-    Fingerprint,
-    Health,
-    recording_uses,
-    stuck,
-    warn_of_dropped,
-)
 from conceptors.shield.inspect import Explanation
-from conceptors.shield.options import (
-    Aperture,
-    Protection,
-    check_apertures,
-    check_flag,
-    check_names,
-    check_patterns,
-    check_rank,
-    one_of,
-)
+from conceptors.shield.options import Aperture, Protection
 from conceptors.shield.remember.run import collect
 from conceptors.shield.remember.uses import StrayUse, refuse
-from conceptors.shield.state import LoadReport
+from conceptors.shield.state import LoadReport, naming, pack, read, read_file, write_file
 from conceptors.shield.step.context import Context, GuardCallbacks, Protected
 from conceptors.shield.step.guards import Guards
 
@@ -141,38 +114,35 @@ class Shield:
                 f"{type(model).__name__} is compiled by torch.jit.script, which hides the inputs "
                 f"of its layers from a shield; shield the model before it is scripted"
             )
-        self.aperture = check_apertures(aperture)
-        self.hard = check_flag(hard, "hard")
+        self.aperture = options.check_apertures(aperture)
+        self.hard = options.check_flag(hard, "hard")
         self.increment_decay = checks.number(increment_decay, "increment_decay", 0.0, float("inf"))
-        self.unsupported = one_of(unsupported, "unsupported", ("error", "freeze", "ignore"))
-        self.batchnorm = one_of(batchnorm, "batchnorm", ("freeze", "follow"))
-        self.exclude = check_patterns(exclude, "exclude")
-        self.freeze = check_patterns(freeze, "freeze")
-        self.rank = check_rank(rank)
-        self.keep_tasks = check_flag(keep_tasks, "keep_tasks")
+        self.unsupported = options.one_of(unsupported, "unsupported", ("error", "freeze", "ignore"))
+        self.batchnorm = options.one_of(batchnorm, "batchnorm", ("freeze", "follow"))
+        self.exclude = options.check_patterns(exclude, "exclude")
+        self.freeze = options.check_patterns(freeze, "freeze")
+        self.rank = options.check_rank(rank)
+        self.keep_tasks = options.check_flag(keep_tasks, "keep_tasks")
         self.seed = checks.whole(seed, "seed", 0)
-        self.model = unwrap(model)
+        self.model = attach.unwrap(model)
         self._protection = Protection(self.aperture, self.hard, self.rank)
         self._remembered = Remembered()
         self._anchors: dict[str, Tensor] = {}  # weights after the last task, for pull and decay
         self._stray: set[str] = set()  # blocks that are frozen because their uses are not covered
-        self._statistics: Handles = WeakKeyDictionary()  # of layers whose statistics are frozen
-        self._health = Health(
-            hard=self.hard,
-            seed=self.seed,
-            exclude=self.exclude,
-            follows_batchnorm=self.batchnorm == "follow",
-        )
+        self._statistics: attach.Handles = WeakKeyDictionary()  # of layers with frozen statistics
+        follows = self.batchnorm == "follow"
+        self._health = health.Health(self.hard, self.seed, self.exclude, follows)
         self._guards = Guards(self._make_context)
         self._attached = True
-        claim_model(self.model, self._check_stranger)
+        attach.claim_model(self.model, self._check_stranger)
         try:
-            reshard(self.model)
+            attach.reshard(self.model)
             self._scan = self._rescan()
-            check_names(self.model, self._scan.sites, self.exclude, self.freeze, self.aperture)
+            patterns = (self.exclude, self.freeze, self.aperture)
+            options.check_names(self.model, self._scan.sites, *patterns)
             self._apply()
         except BaseException:
-            release_model(self.model)
+            attach.release_model(self.model)
             raise
 
     # --- use ------------------------------------------------------------------------------
@@ -194,9 +164,6 @@ class Shield:
                 gradients here. For an optimizer that is already guarded, it replaces the
                 function.
 
-        Returns:
-            The optimizer that was passed.
-
         Raises:
             TypeError: not an optimizer.
             ValueError: the optimizer steps parameters that are not part of the model, or evaluates
@@ -208,19 +175,19 @@ class Shield:
                 f"between must be a function without arguments, got {type(between).__name__}; "
                 f"write between=lambda: clip_grad_norm_(model.parameters(), 1.0)"
             )
-        inner = check_optimizer(optimizer, self.model)
+        inner = attach.check_optimizer(optimizer, self.model)
         with self._health.alone():
             self.refresh()
             self._guards.add(inner, between)
         return optimizer
 
     def project_(self, optimizer: Optimizer) -> None:
-        """Project the gradients of an optimizer now, in place; its next step leaves them as they are.
+        """Project the gradients of an optimizer now, in place, and not again in its next step.
 
         Call this between `backward` and `clip_grad_norm_`, where you would call
         `scaler.unscale_(optimizer)`.
         """
-        self._guards.project(check_optimizer(optimizer, self.model))
+        self._guards.project(attach.check_optimizer(optimizer, self.model))
 
     @outside_inference_mode()
     def remember(
@@ -248,9 +215,6 @@ class Shield:
             known: the share of this task, from 0 to 1, that the model could do before it was
                 trained on it. Directions shared with earlier tasks are counted less by this share.
 
-        Returns:
-            The shield.
-
         Raises:
             TypeError: `batches` is a single batch or not iterable.
             ValueError: there is no data, no layer is reached, activations are NaN or infinite
@@ -260,10 +224,10 @@ class Shield:
         with self._health.alone():
             self._guards.settle()
             self.refresh()
-            with recording_uses(self._scan.resting) as resting:
-                task = self._claims_of(batches, feed, limit, progress)
+            with health.recording_uses(self._scan.resting) as resting:
+                task = self._claims_of(batches, feed=feed, limit=limit, progress=progress)
             self._look()
-            reshard(self.model)
+            attach.reshard(self.model)
             with self._all_or_nothing():
                 self._remembered = self._remembered.with_task(
                     task, self._scan.sites, self._protection, self.keep_tasks, known
@@ -282,9 +246,6 @@ class Shield:
 
         Args:
             task: the index of the task; 0 is the first remembered task.
-
-        Returns:
-            The shield.
 
         Raises:
             ValueError: the shield was created without `keep_tasks=True`, or has no such task.
@@ -315,13 +276,10 @@ class Shield:
         """Scan the model again, after layers were added, replaced, frozen or unfrozen.
 
         `guard` and `remember` call this themselves.
-
-        Returns:
-            The shield.
         """
         self._check_attached()
         with self._health.alone():
-            reshard(self.model)
+            attach.reshard(self.model)
             before, scan = self._scan, self._rescan()
             self._health.wake(scan.sites)
             is_same = scan.same(before)
@@ -330,7 +288,7 @@ class Shield:
                 self._scan = scan
             self._anchor(new_only=True)
             if self.n_tasks:
-                freeze_statistics(self.model, self._statistics, self.batchnorm == "freeze")
+                attach.freeze_statistics(self.model, self._statistics, self.batchnorm == "freeze")
             if not is_same:
                 self._look(replaced=scan.replaced(before))
                 self._guards.renew()
@@ -339,9 +297,9 @@ class Shield:
     def detach(self) -> None:
         """Remove all hooks from the model and the optimizers. The weights do not change."""
         self._guards.detach()
-        release_statistics(self._statistics)
+        attach.release_statistics(self._statistics)
         self._attached = False
-        release_model(self.model)
+        attach.release_model(self.model)
 
     # --- what is protected ----------------------------------------------------------------
 
@@ -360,14 +318,11 @@ class Shield:
         return {name: self._remembered.quota(name) for name in self._scan.sites}
 
     def explain(self) -> Explanation:
-        """Return one row per layer that says how the layer is protected; print it as a table.
+        """Return one `LayerRow` per layer that says how it is protected; print it as a table.
 
         `rank` and `quota` say how much of the layer is protected. `passing` is the share of recent
         gradients that was applied; it is None before the first step of a later task. Scans the
         model first, and warns about weights that something other than guarded steps has moved.
-
-        Returns:
-            A tuple of `LayerRow`.
         """
         if self._attached:
             self.refresh()
@@ -376,31 +331,16 @@ class Shield:
         ways, passing, ranks = guards.ways(), guards.passing(), guards.ranks()
         return inspect.explain(self._scan, ranks, self.quota(), ways, passing)
 
-    def similarity(
-        self,
-        batches: Any,
-        *,
-        feed: Feed | None = None,
-        limit: int | None = None,
-        progress: bool = False,
-    ) -> dict[str, float]:
+    def similarity(self, batches: Any, **options: Any) -> dict[str, float]:
         """Return the similarity of new data with the remembered tasks: ρ from 0 to 1, by layer.
 
         Call it before training on the data. The higher the similarity, the fewer free directions
-        the new task can use. The arguments are those of `remember`.
+        the new task can use. The options are `feed`, `limit` and `progress` of `remember`.
         """
-        task = self._claims_of(batches, feed, limit, progress, who="similarity")
+        task = self._claims_of(batches, who="similarity", **options)
         return inspect.similarity(task.conceptors, self.conceptors())
 
-    def strides(
-        self,
-        batches: Any,
-        known: float,
-        *,
-        feed: Feed | None = None,
-        limit: int | None = None,
-        progress: bool = False,
-    ) -> dict[str, float]:
+    def strides(self, batches: Any, known: float, **options: Any) -> dict[str, float]:
         """Return factors of at least 1, by layer, for the learning rates of SGD on new data.
 
         Call it before training on the data. The more of the data lies in protected directions, the
@@ -410,16 +350,17 @@ class Shield:
         Args:
             known: the share of the task, from 0 to 1, that the model can do now, such as its
                 accuracy on the new data above chance. At 0 all factors are 1.
+            options: `feed`, `limit` and `progress` of `remember`.
         """
         known = checks.number(known, "known", 0.0, 1.0)
-        task = self._claims_of(batches, feed, limit, progress, who="strides", soft=True)
+        task = self._claims_of(batches, who="strides", soft=True, **options)
         return inspect.strides(task.conceptors, self.conceptors(), known)
 
-    def mark(self) -> dict[str, Fingerprint]:
+    def mark(self) -> dict[str, health.Fingerprint]:
         """Record the layers' outputs on inputs like the remembered ones, for `moved_since`."""
         return inspect.mark(self._scan.sites, self.conceptors())
 
-    def moved_since(self, mark: Mapping[str, Fingerprint]) -> dict[str, float]:
+    def moved_since(self, mark: Mapping[str, health.Fingerprint]) -> dict[str, float]:
         """Return the relative change of each layer's outputs since a mark, |ΔW z| / |W z|.
 
         With soft conceptors, a new task changes old outputs slightly. This says how much, for
@@ -460,7 +401,7 @@ class Shield:
         from conceptors.report import write_shield_page
 
         shares = {row.layer: row.passing for row in self.explain() if row.passing is not None}
-        return write_shield_page(self, path, stuck(shares, self._large()), title, accuracy)
+        return write_shield_page(self, path, health.stuck(shares, self._large()), title, accuracy)
 
     def __repr__(self) -> str:
         quota = self.quota()
@@ -481,12 +422,12 @@ class Shield:
         self._guards.settle()
         if self._attached:
             self._look()
-        return state.pack(self._scan, self._remembered, self._anchors, self._health.resting)
+        return pack(self._scan, self._remembered, self._anchors, self._health.resting)
 
     @outside_inference_mode()
     def load_state_dict(
         self,
-        state_dict: Mapping[str, Any],
+        state: Mapping[str, Any],
         *,
         strict: bool = True,
         rename: Mapping[str, str] | None = None,
@@ -497,7 +438,7 @@ class Shield:
         a sharded model call this together.
 
         Args:
-            state_dict: the result of `state_dict`.
+            state: the result of `state_dict`.
             strict: whether all layers of the state and the model must match. If not, layers that
                 match are loaded.
             rename: a mapping from layer names in the state to layer names in the model.
@@ -511,9 +452,7 @@ class Shield:
         with self._health.alone():
             self._guards.abandon()
             self.refresh()
-            loaded = state.read(
-                state_dict, self._scan, self.model, strict=strict, rename=rename or {}
-            )
+            loaded = read(state, self._scan, self.model, strict=strict, rename=rename or {})
             with self._all_or_nothing():
                 self._remembered = loaded.remembered
                 self._anchors |= loaded.anchors
@@ -526,19 +465,13 @@ class Shield:
 
         The file is replaced only when it is complete.
         """
-        state.write_file(self.state_dict(), path)
+        write_file(self.state_dict(), path)
 
-    def load(
-        self,
-        path: str | Path,
-        *,
-        strict: bool = True,
-        rename: Mapping[str, str] | None = None,
-    ) -> LoadReport:
-        """Load a file from `save`; for arguments, result and errors see `load_state_dict`."""
-        content = state.read_file(path)
-        with state.naming(path):
-            return self.load_state_dict(content, strict=strict, rename=rename)
+    def load(self, path: str | Path, **options: Any) -> LoadReport:
+        """Load a file from `save`; for options, result and errors see `load_state_dict`."""
+        content = read_file(path)
+        with naming(path):
+            return self.load_state_dict(content, **options)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -551,10 +484,10 @@ class Shield:
     def _claims_of(
         self,
         batches: Any,
-        feed: Feed | None,
-        limit: int | None,
-        progress: bool,
         *,
+        feed: Feed | None = None,
+        limit: int | None = None,
+        progress: bool = False,
         who: str = "remember",
         soft: bool = False,
     ) -> Claims:
@@ -576,7 +509,7 @@ class Shield:
             )
             moments = {name: sums for name, sums in moments.items() if name in self._scan.sites}
             if self.hard and self.rank is None:
-                warn_of_dropped({name: sums.dropped for name, sums in moments.items()})
+                health.warn_of_dropped({name: sums.dropped for name, sums in moments.items()})
             protection = replace(self._protection, hard=False) if soft else self._protection
             return claims_of_task(moments, self._scan.sites, protection, self.conceptors())
 
@@ -623,7 +556,7 @@ class Shield:
             increment_decay=self.increment_decay,
             callbacks=GuardCallbacks(
                 optimizer_counts=self._guards.optimizer_counts,
-                report_passing=self._report_passing,
+                report_passing=lambda shares: self._health.passing(shares, self._large()),
                 look_before_step=partial(self._look, before_step=True),
                 look_again=self._look_again,
                 check_thread=self._health.check_thread,
@@ -634,13 +567,13 @@ class Shield:
         """Let guards, statistics and health follow the remembered tasks."""
         self.quota()  # while matrices are still on the GPU
         self._guards.renew()
-        note_tasks(self.model, self.n_tasks)
+        attach.note_tasks(self.model, self.n_tasks)
         # the guards have computed what they need, so large matrices may leave the GPU
         self._remembered.claimed = self._remembered.claimed.stowed()
         if self.n_tasks:
-            freeze_statistics(self.model, self._statistics, self.batchnorm == "freeze")
+            attach.freeze_statistics(self.model, self._statistics, self.batchnorm == "freeze")
         else:
-            release_statistics(self._statistics)
+            attach.release_statistics(self._statistics)
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
@@ -673,13 +606,9 @@ class Shield:
         """Scan the model again before some of the steps of an optimizer."""
         if self.n_tasks:
             self.refresh()
-            self._health.check_parameters(optimizer, self.model)
             self._health.look_at_buffers(self.model)
             if not self._health.has_accepted:
                 self._accept()
-
-    def _report_passing(self, shares: Mapping[str, float]) -> None:
-        self._health.passing(shares, self._large())
 
     def _check_stranger(self, optimizer: Optimizer) -> None:
         """Look at an optimizer before a step, which may lack a guard."""

@@ -134,7 +134,7 @@ def read(
         if lacking:
             raise ValueError(f"the conceptors of layers {', '.join(lacking[:5])} are missing")
         weights = {rename.get(n, n): parts["value"] for n, parts in groups["weights"].items()}
-        anchors = {n: checks.finite(p["value"], f"anchors of {n}") for n, p in groups["anchors"].items()}
+        anchors = {name: parts["value"] for name, parts in groups["anchors"].items()}
         anchors = _fitting(anchors, dict(model.named_parameters()))
     sites = scan.sites | {n: s for n, s in scan.resting.items() if n in conceptors}
     common = {name: (sites[name], c) for name, c in conceptors.items() if name in sites}
@@ -189,12 +189,14 @@ def check(state: Any, rename: Mapping[str, str]) -> tuple[Remembered, Groups]:
         )
     with _explaining("the state is damaged: ", "; nothing was loaded. Load another copy"):
         n_tasks = checks.whole(state["n_tasks"], "n_tasks", 0)
-        kinds = _kinds(checks.whole(state["kept_tasks"], "kept_tasks", 0, min(n_tasks, _MOST_TASKS)))
+        most = min(n_tasks, _MOST_TASKS)
+        kinds = _kinds(checks.whole(state["kept_tasks"], "kept_tasks", 0, most))
         groups: Groups = {kind: {} for kind in ("anchors", "weights", *kinds)}
         for key, tensor in state["tensors"].items():
             kind, _, rest = key.partition("/")
             name, _, part = rest.rpartition("/")
-            if kind not in groups or not (isinstance(tensor, Tensor) and tensor.is_floating_point()):
+            is_real = isinstance(tensor, Tensor) and tensor.is_floating_point()
+            if kind not in groups or not is_real:
                 raise ValueError(f"{key!r:.80} is unknown, or not a tensor of floats")
             groups[kind].setdefault(name, {})[part] = tensor
         claimed, *tasks = (_claims(groups[kind], rename) for kind in kinds)
@@ -242,14 +244,15 @@ def _fitting(
 ) -> dict[str, Tensor]:
     """Return the anchors of parameters that have not grown since, sharded like these."""
     fitting = {}
-    for name in anchors.keys() & parameters.keys():
-        before, now = anchors[name].shape, parameters[name].shape
+    for name in [name for name in anchors if name in parameters]:  # the same on all processes
+        anchor = checks.finite(anchors[name], f"the anchor of {name}")
+        before, now = anchor.shape, parameters[name].shape
         if len(before) != len(now) or any(a > b for a, b in zip(before, now)):
             raise ValueError(
                 f"the anchor of {name} has shape {list(before)}, the parameter {list(now)}"
             )
         if before == now:
-            fitting[name] = cut_like(anchors[name], parameters[name].data)
+            fitting[name] = cut_like(anchor, parameters[name].data)
     return fitting
 
 

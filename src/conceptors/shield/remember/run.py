@@ -74,9 +74,7 @@ def collect(
         recorders = _recorders(sites, moments, plan, draws, finite, uses)
         for recorder in recorders:
             hooks.callback(recorder.close)
-        for index, batch in enumerate(
-            with_progress(iterate(batches, limit, who), progress, who)
-        ):
+        for index, batch in enumerate(with_progress(iterate(batches, limit, who), progress, who)):
             if not index:
                 plan.batches = expected(batches, limit, batch)
             plan.begin(index, [recorder.filled() for recorder in recorders])
