@@ -31,6 +31,12 @@ def test_one_batch_for_many_shows_feed(batches: Any, message: str) -> None:
         Shield(network()).remember(batches)
 
 
+def test_a_failure_inside_the_model_is_not_blamed_on_its_arguments() -> None:
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as error:
+        Shield(network()).remember(data(1, inputs=7))
+    assert "feed" not in str(error.value)
+
+
 def test_rounding_of_half_precision_is_not_taken_for_directions() -> None:
     x = data(1, count=2000, inputs=64, rank=8).float()
 

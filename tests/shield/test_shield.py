@@ -175,6 +175,11 @@ def test_rounding_is_not_claimed(dtype: torch.dtype) -> None:
 # --- several tasks -----------------------------------------------------------------------
 
 
+def test_similarity_without_data_names_itself() -> None:
+    with pytest.raises(ValueError, match="similarity got no batches: .*used before. Pass"):
+        quiet(mlp()).remember(samples()).similarity([])
+
+
 def test_similarity_forecasts_difficulty() -> None:
     shield = quiet(mlp()).remember(samples())
     before = matrices(shield)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -591,7 +591,7 @@ class Shield:
         self._health.accept(self._scan.sites, self.conceptors(), self.model)
         self._guards.trust()
 
-    def _look(self, *, replaced: Iterable[str] = (), before_step: bool = False) -> None:
+    def _look(self, *, replaced: Collection[str] = (), before_step: bool = False) -> None:
         """Warn about weights and buffers that something else than guarded steps has changed."""
         self._health.look(
             self._scan.sites,
