@@ -147,7 +147,6 @@ def _replace(model: nn.Sequential) -> None:
         _replace,
     ],
 )
-@pytest.mark.filterwarnings("ignore:Adam steps")  # the replaced layer's parameters
 def test_changed_statistics_are_reported(change: Any, then: str) -> None:
     model, shield, optimizer = _normalised()
     change(model)

@@ -176,7 +176,7 @@ def test_rounding_is_not_claimed(dtype: torch.dtype) -> None:
 
 
 def test_similarity_without_data_names_itself() -> None:
-    with pytest.raises(ValueError, match="similarity got no batches: .*used before. Pass"):
+    with pytest.raises(ValueError, match=r"similarity got no batches: .*used before\. Pass"):
         quiet(mlp()).remember(samples()).similarity([])
 
 

@@ -69,10 +69,11 @@ def _safetensors() -> Any:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Create missing folders, and write a file atomically: a crash or a full disk leaves either the old or the new content.
+    """Write a file atomically: a crash or a full disk leaves either the old or the new content.
 
-    A link at `path` is replaced, not followed. Several processes may write at once: each writes its
-    own temporary file, and the last rename wins. Files of killed processes are removed.
+    A missing folder is created, a link at `path` replaced. Several processes may write at once:
+    each writes its own temporary file, and the last rename wins. Files of killed processes are
+    removed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _sweep(path)

@@ -34,9 +34,8 @@ _SOFT = 0.2  # soft conceptors let weights move a little
 _HARD, _ROUNDING = 1e-3, 1e7  # hard tolerance: the smaller of 1e-3 and 1e7 eps
 
 _SAMPLED = 4096  # numbers of a buffer that are compared
-_TOLERATED = 1e-2  # relative change of a buffer, such as rounding to bfloat16
 _EXCERPT = 64  # numbers of a layer's weights that are compared after loading
-_QUANTIZED = 0.3  # their relative change by rounding to few bits
+_TOLERATED = 1e-2  # relative change of either, such as rounding to bfloat16
 
 
 class UnprotectedWarning(UserWarning):
@@ -127,7 +126,7 @@ class Health:
         names = []
         for name, now in excerpts(sites).items():
             before = self._loaded.get(name, now).flatten()
-            if not _is_same(now[: len(before)], before[: len(now)], _QUANTIZED):  # it may grow
+            if not _is_same(now[: len(before)], before[: len(now)]):  # layers may have grown
                 names.append(name)
         self._loaded = {}
         if names:
@@ -186,9 +185,7 @@ class Health:
         """Warn about buffers that have changed, such as BatchNorm's running statistics."""
         buffers = self._watched_buffers(model)
         common = [name for name in self._buffers if name in buffers]
-        changed = [
-            n for n in common if not _is_same(_sample(buffers[n]), self._buffers[n], _TOLERATED)
-        ]
+        changed = [n for n in common if not _is_same(_sample(buffers[n]), self._buffers[n])]
         names = self._new("buffers", changed)
         if names:
             warn_unprotected(
@@ -393,12 +390,12 @@ def _sample(buffer: Tensor) -> Tensor:
     return values[:: max(1, len(values) // _SAMPLED)]
 
 
-def _is_same(now: Tensor, before: Tensor, tolerated: float) -> bool:
-    """Whether two vectors differ by at most a share of their size."""
+def _is_same(now: Tensor, before: Tensor) -> bool:
+    """Whether two vectors differ only by rounding."""
     if now.shape != before.shape:
         return False
     now, before = now.double().cpu().nan_to_num(), before.double().cpu().nan_to_num()
-    return bool((now - before).norm() <= tolerated * before.norm())
+    return bool((now - before).norm() <= _TOLERATED * before.norm())
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 from weakref import WeakKeyDictionary
@@ -25,7 +26,7 @@ from conceptors.shield.inspect import Explanation
 from conceptors.shield.options import Aperture, Protection
 from conceptors.shield.remember.run import collect
 from conceptors.shield.remember.uses import StrayUse, refuse
-from conceptors.shield.state import LoadReport, naming, pack, read, read_file, write_file
+from conceptors.shield.state import LoadReport, explaining, pack, read, read_file, write_file
 from conceptors.shield.step.context import Context, GuardCallbacks, Protected
 from conceptors.shield.step.guards import Guards
 
@@ -115,14 +116,14 @@ class Shield:
                 f"of its layers from a shield; shield the model before it is scripted"
             )
         self.aperture = options.check_apertures(aperture)
-        self.hard = options.check_flag(hard, "hard")
+        self.hard = options.one_of(hard, "hard", (True, False))
         self.increment_decay = checks.number(increment_decay, "increment_decay", 0.0, float("inf"))
         self.unsupported = options.one_of(unsupported, "unsupported", ("error", "freeze", "ignore"))
         self.batchnorm = options.one_of(batchnorm, "batchnorm", ("freeze", "follow"))
         self.exclude = options.check_patterns(exclude, "exclude")
         self.freeze = options.check_patterns(freeze, "freeze")
         self.rank = options.check_rank(rank)
-        self.keep_tasks = options.check_flag(keep_tasks, "keep_tasks")
+        self.keep_tasks = options.one_of(keep_tasks, "keep_tasks", (True, False))
         self.seed = checks.whole(seed, "seed", 0)
         self.model = attach.unwrap(model)
         self._protection = Protection(self.aperture, self.hard, self.rank)
@@ -138,8 +139,11 @@ class Shield:
         try:
             attach.reshard(self.model)
             self._scan = self._rescan()
-            patterns = (self.exclude, self.freeze, self.aperture)
-            options.check_names(self.model, self._scan.sites, *patterns)
+            patterns = {"exclude": self.exclude, "freeze": self.freeze}
+            if isinstance(self.aperture, Mapping):
+                patterns["aperture"] = list(self.aperture)
+            options.check_names(self.model, self._scan.sites, patterns)
+            self._anchor()
             self._apply()
         except BaseException:
             attach.release_model(self.model)
@@ -223,9 +227,7 @@ class Shield:
         known = checks.number(known, "known", 0.0, 1.0)
         with self._health.alone():
             self._guards.settle()
-            self.refresh()
-            with health.recording_uses(self._scan.resting) as resting:
-                task = self._claims_of(batches, feed=feed, limit=limit, progress=progress)
+            task, resting = self._claims_of(batches, feed=feed, limit=limit, progress=progress)
             self._look()
             attach.reshard(self.model)
             with self._all_or_nothing():
@@ -337,7 +339,7 @@ class Shield:
         Call it before training on the data. The higher the similarity, the fewer free directions
         the new task can use. The options are `feed`, `limit` and `progress` of `remember`.
         """
-        task = self._claims_of(batches, who="similarity", **options)
+        task, _ = self._claims_of(batches, who="similarity", **options)
         return inspect.similarity(task.conceptors, self.conceptors())
 
     def strides(self, batches: Any, known: float, **options: Any) -> dict[str, float]:
@@ -353,7 +355,7 @@ class Shield:
             options: `feed`, `limit` and `progress` of `remember`.
         """
         known = checks.number(known, "known", 0.0, 1.0)
-        task = self._claims_of(batches, who="strides", soft=True, **options)
+        task, _ = self._claims_of(batches, who="strides", soft=True, **options)
         return inspect.strides(task.conceptors, self.conceptors(), known)
 
     def mark(self) -> dict[str, health.Fingerprint]:
@@ -470,7 +472,7 @@ class Shield:
     def load(self, path: str | Path, **options: Any) -> LoadReport:
         """Load a file from `save`; for options, result and errors see `load_state_dict`."""
         content = read_file(path)
-        with naming(path):
+        with explaining(f"{path}: "):
             return self.load_state_dict(content, **options)
 
     def __reduce__(self) -> NoReturn:
@@ -490,28 +492,33 @@ class Shield:
         progress: bool = False,
         who: str = "remember",
         soft: bool = False,
-    ) -> Claims:
-        """Compute what one task's data would claim, if `soft` before it is hardened."""
+    ) -> tuple[Claims, set[str]]:
+        """Compute what one task's data would claim, if `soft` before it is hardened.
+
+        Returns the frozen layers that the data reached, too.
+        """
         with self._health.alone(), outside_inference_mode():
             self.refresh()
-            moments = collect(
-                self.model,
-                self._scan.sites,
-                batches,
-                feed=feed,
-                limit=limit,
-                all_rows=self.hard,
-                seed=self.seed + self.n_tasks,
-                sketch=self._protection.sketch_rank,
-                progress=progress,
-                strays=self._handle_strays,
-                who=who,
-            )
-            moments = {name: sums for name, sums in moments.items() if name in self._scan.sites}
+            with health.recording_uses(self._scan.resting) as resting:
+                moments = collect(
+                    self.model,
+                    self._scan.sites,
+                    batches,
+                    feed=feed,
+                    limit=limit,
+                    all_rows=self.hard,
+                    seed=self.seed + self.n_tasks,
+                    sketch=self._protection.sketch_rank,
+                    progress=progress,
+                    strays=self._handle_strays,
+                    who=who,
+                )
+            sites = self._scan.sites
+            moments = {name: sums for name, sums in moments.items() if name in sites}
             if self.hard and self.rank is None:
                 health.warn_of_dropped({name: sums.dropped for name, sums in moments.items()})
             protection = replace(self._protection, hard=False) if soft else self._protection
-            return claims_of_task(moments, self._scan.sites, protection, self.conceptors())
+            return claims_of_task(moments, sites, protection, self.conceptors()), resting
 
     def _handle_strays(self, uses: Iterable[StrayUse]) -> None:
         """Refuse or freeze weights that are used outside of their rules."""
@@ -613,10 +620,9 @@ class Shield:
     def _check_stranger(self, optimizer: Optimizer) -> None:
         """Look at an optimizer before a step, which may lack a guard."""
         if self.n_tasks and not self._guards.is_guarded(optimizer):
-            claimed = self._remembered.claimed.conceptors
-            sites = (site for name, site in self._scan.sites.items() if name in claimed)
-            protected = [(site.name, p) for site in sites for p in site.active()]
-            protected += self._scan.frozen.items()
+            sites, claimed = self._scan.sites, self._remembered.claimed.conceptors
+            active = ((name, p) for name in sites if name in claimed for p in sites[name].active())
+            protected = chain(active, self._scan.frozen.items())
             self._health.check_stranger(optimizer, protected, self._guards.in_step())
 
     def _large(self) -> dict[str, bool]:

@@ -6,7 +6,7 @@ import json
 import math
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -125,7 +125,7 @@ def read(
     """Check a state, and adapt it to a model; see `Shield.load_state_dict`."""
     remembered, groups = check(state, rename)
     conceptors = remembered.claimed.conceptors
-    with _explaining("the state is damaged: ", "; nothing was loaded. Load another copy"):
+    with explaining("the state is damaged: ", "; nothing was loaded. Load another copy"):
         known, unclaimed, resting = (
             {rename.get(name, name) for name in list(state[label] or ())}
             for label in ("layers", "unclaimed", "resting")
@@ -187,7 +187,7 @@ def check(state: Any, rename: Mapping[str, str]) -> tuple[Remembered, Groups]:
             f"the state has version {state.get('version')!r}, but this release reads version "
             f"{VERSION}; nothing was loaded. Upgrade with pip install -U conceptors"
         )
-    with _explaining("the state is damaged: ", "; nothing was loaded. Load another copy"):
+    with explaining("the state is damaged: ", "; nothing was loaded. Load another copy"):
         n_tasks = checks.whole(state["n_tasks"], "n_tasks", 0)
         most = min(n_tasks, _MOST_TASKS)
         kinds = _kinds(checks.whole(state["kept_tasks"], "kept_tasks", 0, most))
@@ -213,7 +213,7 @@ def _claims(layers: Mapping[str, Mapping[str, Tensor]], rename: Mapping[str, str
     """Check the conceptors and the stiffness of layers."""
     claims = Claims()
     for name, parts in layers.items():
-        with _explaining(f"layer {name!r}: "):
+        with explaining(f"layer {name!r}: "):
             conceptor = claims.conceptors[rename.get(name, name)] = _conceptor(parts)
             if "stiffness" in parts:
                 stiffness = checks.finite(parts["stiffness"], "stiffness")
@@ -261,7 +261,7 @@ def _size(conceptor: Conceptor) -> tuple[int, int]:
 
 
 @contextmanager
-def _explaining(before: str, after: str = "") -> Iterator[None]:
+def explaining(before: str, after: str = "") -> Iterator[None]:
     """Raise every error of wrong content as a ValueError with these words around its message."""
     try:
         yield
@@ -297,14 +297,9 @@ def read_claims(path: str | Path) -> tuple[int, dict[str, Conceptor]]:
         ValueError: the file is damaged, or not a shield file.
     """
     state = read_file(path)
-    with naming(path):
+    with explaining(f"{path}: "):
         remembered, _ = check(state, {})
         layers = [str(name) for name in state["layers"]]
     conceptors = remembered.claimed.conceptors
     order = [name for name in layers if name in conceptors]  # as in the model
     return remembered.n_tasks, {n: conceptors[n] for n in dict.fromkeys([*order, *conceptors])}
-
-
-def naming(path: str | Path) -> AbstractContextManager[None]:
-    """Raise errors of a file's content with its name."""
-    return _explaining(f"{path}: ")
