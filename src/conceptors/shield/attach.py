@@ -75,6 +75,17 @@ def release_model(model: nn.Module) -> None:
         _HOOK.pop().remove()
 
 
+def check_model(model: object) -> None:
+    """Raise an error unless this is a module whose layers a shield can observe."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"Shield needs an nn.Module, got {type(model).__name__}; pass the model")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ValueError(
+            f"{type(model).__name__} is compiled by torch.jit.script, which hides the inputs of "
+            f"its layers from a shield; shield the model before it is scripted"
+        )
+
+
 def unwrap(model: nn.Module) -> nn.Module:
     """Return the model inside torch.compile and DistributedDataParallel wrappers."""
     while True:

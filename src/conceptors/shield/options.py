@@ -138,9 +138,8 @@ def check_names(
 
 
 def one_of(value: Any, name: str, allowed: tuple[Choice, ...]) -> Choice:
-    """Check that a value is one of those that are allowed; the word "False" is not `False`."""
-    for choice in allowed:
-        if type(value) in (type(choice), int) and value == choice:
-            return choice
+    """Check that a value is one of those that are allowed."""
+    if value in allowed:
+        return allowed[allowed.index(value)]
     *most, last = map(repr, allowed)
     raise ValueError(f"{name} must be {', '.join(most)} or {last}, got {value!r}")

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 from weakref import WeakKeyDictionary
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -106,15 +105,7 @@ class Shield:
         keep_tasks: bool = False,
         seed: int = 0,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise TypeError(
-                f"Shield needs an nn.Module, got {type(model).__name__}; pass the model"
-            )
-        if isinstance(model, torch.jit.ScriptModule):
-            raise ValueError(
-                f"{type(model).__name__} is compiled by torch.jit.script, which hides the inputs "
-                f"of its layers from a shield; shield the model before it is scripted"
-            )
+        attach.check_model(model)
         self.aperture = options.check_apertures(aperture)
         self.hard = options.one_of(hard, "hard", (True, False))
         self.increment_decay = checks.number(increment_decay, "increment_decay", 0.0, float("inf"))
@@ -543,8 +534,8 @@ class Shield:
                     name, value = names[id(parameter)], parameter.data
                     anchor = self._anchors.get(name)
                     if not new_only or anchor is None or anchor.shape != value.shape:
-                        in_memory = value if is_sharded(value) else value.cpu()
-                        self._anchors[name] = in_memory.clone()
+                        copied = value.clone() if is_sharded(value) else value.to("cpu", copy=True)
+                        self._anchors[name] = copied
 
     def _make_context(self, version: int) -> Context:
         named = {n: p for n, p in self.model.named_parameters() if n in self._anchors}
