@@ -164,7 +164,6 @@ class Shield:
             ValueError: the optimizer steps parameters that are not part of the model, or evaluates
                 other weights than it trains; or the shield is detached.
         """
-        self._check_attached()
         if between is not None and not callable(between):
             raise TypeError(
                 f"between must be a function without arguments, got {type(between).__name__}; "
@@ -218,7 +217,7 @@ class Shield:
         known = checks.number(known, "known", 0.0, 1.0)
         with self._health.alone():
             self._guards.settle()
-            task, resting = self._claims_of(batches, feed=feed, limit=limit, progress=progress)
+            task, resting = self._claims_of(batches, feed, limit, progress)
             self._look()
             attach.reshard(self.model)
             with self._all_or_nothing():
@@ -270,7 +269,10 @@ class Shield:
 
         `guard` and `remember` call this themselves.
         """
-        self._check_attached()
+        if not self._attached:
+            raise ValueError(
+                "this shield was detached and protects nothing; create a new one, Shield(model)"
+            )
         with self._health.alone():
             attach.reshard(self.model)
             before, scan = self._scan, self._rescan()
@@ -324,16 +326,31 @@ class Shield:
         ways, passing, ranks = guards.ways(), guards.passing(), guards.ranks()
         return inspect.explain(self._scan, ranks, self.quota(), ways, passing)
 
-    def similarity(self, batches: Any, **options: Any) -> dict[str, float]:
+    def similarity(
+        self,
+        batches: Any,
+        *,
+        feed: Feed | None = None,
+        limit: int | None = None,
+        progress: bool = False,
+    ) -> dict[str, float]:
         """Return the similarity of new data with the remembered tasks: ρ from 0 to 1, by layer.
 
         Call it before training on the data. The higher the similarity, the fewer free directions
-        the new task can use. The options are `feed`, `limit` and `progress` of `remember`.
+        the new task can use. The arguments are those of `remember`.
         """
-        task, _ = self._claims_of(batches, who="similarity", **options)
+        task, _ = self._claims_of(batches, feed, limit, progress, who="similarity")
         return inspect.similarity(task.conceptors, self.conceptors())
 
-    def strides(self, batches: Any, known: float, **options: Any) -> dict[str, float]:
+    def strides(
+        self,
+        batches: Any,
+        known: float,
+        *,
+        feed: Feed | None = None,
+        limit: int | None = None,
+        progress: bool = False,
+    ) -> dict[str, float]:
         """Return factors of at least 1, by layer, for the learning rates of SGD on new data.
 
         Call it before training on the data. The more of the data lies in protected directions, the
@@ -343,10 +360,9 @@ class Shield:
         Args:
             known: the share of the task, from 0 to 1, that the model can do now, such as its
                 accuracy on the new data above chance. At 0 all factors are 1.
-            options: `feed`, `limit` and `progress` of `remember`.
         """
         known = checks.number(known, "known", 0.0, 1.0)
-        task, _ = self._claims_of(batches, who="strides", soft=True, **options)
+        task, _ = self._claims_of(batches, feed, limit, progress, who="strides", soft=True)
         return inspect.strides(task.conceptors, self.conceptors(), known)
 
     def mark(self) -> dict[str, health.Fingerprint]:
@@ -460,11 +476,17 @@ class Shield:
         """
         write_file(self.state_dict(), path)
 
-    def load(self, path: str | Path, **options: Any) -> LoadReport:
-        """Load a file from `save`; for options, result and errors see `load_state_dict`."""
+    def load(
+        self,
+        path: str | Path,
+        *,
+        strict: bool = True,
+        rename: Mapping[str, str] | None = None,
+    ) -> LoadReport:
+        """Load a file from `save`; for arguments, result and errors see `load_state_dict`."""
         content = read_file(path)
         with explaining(f"{path}: "):
-            return self.load_state_dict(content, **options)
+            return self.load_state_dict(content, strict=strict, rename=rename)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -477,10 +499,10 @@ class Shield:
     def _claims_of(
         self,
         batches: Any,
+        feed: Feed | None,
+        limit: int | None,
+        progress: bool,
         *,
-        feed: Feed | None = None,
-        limit: int | None = None,
-        progress: bool = False,
         who: str = "remember",
         soft: bool = False,
     ) -> tuple[Claims, set[str]]:
@@ -624,9 +646,3 @@ class Shield:
         claimed = self._remembered.claimed.conceptors
         large = [name for name in self._scan.sites if name in claimed and claimed[name].dim > 2]
         return {name: self._protection.is_auto(name) for name in large}
-
-    def _check_attached(self) -> None:
-        if not self._attached:
-            raise ValueError(
-                "this shield was detached and protects nothing; create a new one, Shield(model)"
-            )
