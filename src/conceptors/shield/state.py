@@ -161,8 +161,8 @@ def read(
         Claims(
             {n: c.to(where[n]) for n, c in claims.conceptors.items() if n in where},
             {n: stiffness for n, stiffness in claims.stiffness.items() if n in where},
-        )
-        for claims in (c.with_tokens(grown) for c in (remembered.claimed, *remembered.tasks))
+        ).with_tokens({n: count for n, count in grown.items() if n in claims.conceptors})
+        for claims in (remembered.claimed, *remembered.tasks)
     )
     weights = {name: excerpt for name, excerpt in weights.items() if name in where}
     remembered = Remembered(claimed, tasks, remembered.n_tasks)
