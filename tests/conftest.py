@@ -37,7 +37,7 @@ def seeded() -> None:
 def never_full(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no layer count as full, where tests use layers so small that they soon would."""
     if request.path.parent.name in ("shield", "promises", "layers", "models", "gpu"):
-        monkeypatch.setattr("conceptors.shield.room._FULL", 1.0)
+        monkeypatch.setattr("conceptors.shield.health._FULL", 1.0)
 
 
 @pytest.fixture

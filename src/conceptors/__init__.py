@@ -53,7 +53,7 @@ _HOMES = {
     "RandomFeatures": "readout.features",
     "Readout": "readout.readout",
     "Shield": "shield.shield",
-    "UnprotectedWarning": "shield.watch",
+    "UnprotectedWarning": "shield.health",
     "aperture_by_validation": "algebra.aperture",
     "aperture_for_quota": "algebra.aperture",
     "similarity": "algebra.conceptor",

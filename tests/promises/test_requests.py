@@ -31,6 +31,12 @@ def test_one_batch_for_many_shows_feed(batches: Any, message: str) -> None:
         Shield(network()).remember(batches)
 
 
+def test_a_failure_inside_the_model_is_not_blamed_on_its_arguments() -> None:
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as error:
+        Shield(network()).remember(data(1, inputs=7))
+    assert "feed" not in str(error.value)
+
+
 def test_rounding_of_half_precision_is_not_taken_for_directions() -> None:
     x = data(1, count=2000, inputs=64, rank=8).float()
 
@@ -70,18 +76,23 @@ def test_a_shield_works_in_one_thread_at_a_time() -> None:
 
 # --- states -----------------------------------------------------------------------------------
 
+
+def renamed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Another model's: no layer has the same name."""
+    return {key.replace("/", "/other"): tensor for key, tensor in tensors.items()}
+
+
 Break = Callable[[dict[str, Any]], object]
 BROKEN: dict[str, Break] = {
-    "stiffness": lambda state: state["stiffness"].update({"0": torch.ones(7)}),
-    "anchor": lambda state: state["anchors"].update({"0.weight": torch.full((64, 12), torch.nan)}),
+    "stiffness": lambda state: state["tensors"].update({"claimed/0/stiffness": torch.ones(7)}),
+    "anchor": lambda state: state["tensors"]["anchors/0.weight/value"].fill_(torch.nan),
+    "weights": lambda state: state["tensors"].update({"weights/0/value": "none"}),
     "format": lambda state: state.update(format="x"),
     "version": lambda state: state.update(version=2),
-    "nan": lambda state: state["claimed"]["0"]["odds_matrix"].fill_(torch.nan),
-    "tasks": lambda state: state.update(tasks=[{}, {}]),
-    "names": lambda state: state.update(claimed={"other": state["claimed"]["0"]}),
-    "claims": lambda state: state["claimed"].update(
-        {"0": {"vectors": torch.eye(3), "odds": torch.ones(3), "rest": 0.0}}
-    ),
+    "nan": lambda state: state["tensors"]["claimed/0/odds_matrix"].fill_(torch.nan),
+    "tasks": lambda state: state.update(kept_tasks=2),
+    "names": lambda state: state.update(layers=["other"], tensors=renamed(state["tensors"])),
+    "claims": lambda state: state["tensors"].update({"claimed/0/odds_matrix": torch.eye(3)}),
 }
 
 
@@ -93,7 +104,7 @@ def test_a_state_that_fails_changes_nothing(how: str, strict: bool) -> None:
     model = network()
     shield = Shield(model, **HARD)
     for tasks in range(2):
-        with pytest.raises(ValueError, match=r"damaged|does not fit|anchors of|format|version"):
+        with pytest.raises(ValueError, match=r"damaged|does not fit|not the state|version"):
             shield.load_state_dict(state, strict=strict)
         assert shield.n_tasks == tasks
         if not tasks:

@@ -60,7 +60,6 @@ def test_remember_reports_what_has_moved(move: Move, options: dict[str, Any]) ->
         shield.remember(data(4))
 
 
-@pytest.mark.filterwarnings("ignore:AdamW steps 1 of 4 parameters")  # the replaced one
 @either
 @MOVES
 def test_the_first_step_reports_what_has_moved(move: Move, options: dict[str, Any]) -> None:

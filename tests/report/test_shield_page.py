@@ -11,7 +11,7 @@ from torch import nn
 
 from conceptors import Shield
 from conceptors.report.shield_page import advice
-from conceptors.shield.explain import LayerRow
+from conceptors.shield.inspect import LayerRow
 from helpers import normal
 
 

@@ -94,7 +94,7 @@ def test_the_pull_of_several_tasks_adds_up() -> None:
         with torch.no_grad():
             layer.weight *= 2
     odds = shield.conceptors()["Linear"].odds_trace()
-    stiffness = shield.state_dict()["stiffness"]["Linear"]
+    stiffness = shield.state_dict()["tensors"]["claimed/Linear/stiffness"]
     torch.testing.assert_close(stiffness * odds, expected, rtol=1e-9, atol=0)
 
 

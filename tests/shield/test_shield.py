@@ -149,12 +149,12 @@ def test_wide_layers_store_a_sketch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"aperture": 1e3}, r"in: 0 \(9\d"), ({"hard": True}, r"in: 0 \(100.*use Energy\(0\.9\)")],
+    [({"aperture": 1e3}, r"in: 0 \(9\d"), ({"hard": True}, r"in: 0 \(100.*=Energy\(0\.9\)")],
 )
 def test_full_layers_are_named_once(
     options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("conceptors.shield.room._FULL", 0.9)
+    monkeypatch.setattr("conceptors.shield.health._FULL", 0.9)
     shield = Shield(mlp(inputs=4), **options)
     with pytest.warns(ShieldFullWarning, match=message):
         shield.remember(samples(inputs=4, rank=4))
@@ -173,6 +173,11 @@ def test_rounding_is_not_claimed(dtype: torch.dtype) -> None:
 
 
 # --- several tasks -----------------------------------------------------------------------
+
+
+def test_similarity_without_data_names_itself() -> None:
+    with pytest.raises(ValueError, match=r"similarity got no batches: .*used before\. Pass"):
+        quiet(mlp()).remember(samples()).similarity([])
 
 
 def test_similarity_forecasts_difficulty() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 from functools import partial
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, AdamW
 
-from conceptors import Shield
+from conceptors import Shield, UnprotectedWarning
 from shield.common import samples, train
 
 data = partial(samples, count=30, inputs=8)
@@ -75,9 +76,11 @@ def test_a_checkpoint_taken_mid_task_resumes_bit_equal(
     assert resumed.quota() == shield.quota()
     if options.get("keep_tasks"):
         assert resumed.forget(0).quota() == shield.forget(0).quota()
-        ours, theirs = (s.state_dict()["stiffness"] for s in (resumed, shield))
+        ours, theirs = (s.state_dict()["tensors"] for s in (resumed, shield))
         assert all(torch.equal(ours[name], value) for name, value in theirs.items())
-        assert len(ours) == len(theirs) == (3 if kind == "auto" else 0)
+        stiff = [name for name in ours if name.endswith("/stiffness")]
+        assert len(ours) == len(theirs)
+        assert len(stiff) == (6 if kind == "auto" else 0)
 
 
 def test_renamed_and_grown_models() -> None:
@@ -121,3 +124,44 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     assert fresh.n_tasks == 0
     path.write_bytes(whole)
     assert fresh.load(path).fits
+
+
+@pytest.mark.parametrize("then", ["step", "remember"])
+def test_a_shield_beside_a_model_that_was_not_loaded_is_reported(then: str) -> None:
+    model = network()
+    shield = Shield(model).remember(data(1))
+    train(model, shield.guard(SGD(model.parameters(), 0.05)), data(2), 3)
+    other: Any = nn.Sequential(*(copy.deepcopy(layer) for layer in model))
+    for warned in (True, False):
+        if warned:
+            other[4] = nn.Linear(20, 3).double()  # new weights
+        resumed = Shield(other)
+        optimizer = resumed.guard(SGD(other.parameters(), 0.05))
+        resumed.load_state_dict(shield.state_dict())
+        if not warned:
+            other.load_state_dict(model.state_dict())  # may still be loaded until the next step
+        expected: Any = contextlib.nullcontext()
+        if warned:
+            expected = pytest.warns(UnprotectedWarning, match="other weights than when .*: 4. ")
+        with expected:
+            if then == "step":
+                train(other, optimizer, data(2), 1)
+            else:
+                resumed.remember(data(2))
+        resumed.detach()
+
+
+def test_the_state_of_a_model_is_no_state_of_a_shield(tmp_path: Path) -> None:
+    model, path = network(), tmp_path / "model.pt"
+    torch.save(model.state_dict(), path)
+    shield = Shield(model)
+    with pytest.raises(ValueError, match=r"state of a model, for model\.load_state_dict"):
+        shield.load_state_dict(model.state_dict())
+    with pytest.raises(ValueError, match=r"written by torch\.save.*model\.load_state_dict"):
+        shield.load(path)
+
+
+def test_folders_are_created(tmp_path: Path) -> None:
+    shield = Shield(network()).remember(data(1))
+    shield.save(tmp_path / "new" / "shield.safetensors")
+    assert Shield(network()).load(tmp_path / "new" / "shield.safetensors").fits

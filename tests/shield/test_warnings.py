@@ -125,21 +125,6 @@ def test_a_vocabulary_may_grow(options: dict[str, Any], keep_tasks: bool, in_pla
         assert float(left[:4].max()) < 0.5 < float(left[4:].min())
 
 
-def test_an_optimizer_of_weights_that_are_gone_is_named() -> None:
-    model = Heads()
-    shield = Shield(model)
-    optimizer = shield.guard(SGD(model.parameters(), 0.1))
-    shield.remember(X)
-    model.load_state_dict({n: v.clone() for n, v in model.state_dict().items()}, assign=True)
-    with pytest.warns(UnprotectedWarning, match="SGD steps 6 of 6 parameters .* assign=True"):
-        learn(model, optimizer, "one")
-    optimizer = shield.guard(SGD(model.parameters(), 0.1))
-    with in_silence():
-        learn(model, optimizer, "one")
-        shield.remember(X)
-    assert shield.n_tasks == 2
-
-
 def test_a_shield_that_is_gone_is_missed() -> None:
     model = Heads()
     Shield(model)  # remembered nothing

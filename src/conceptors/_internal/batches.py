@@ -32,13 +32,13 @@ def feed_first(model: nn.Module, batch: Any) -> object:
             return model(moved(batch, device))
         _warn_of_unused_parts(model, batch)
         return model(moved(batch[0], device))
-    except (TypeError, RuntimeError) as error:
-        if type(error) not in (TypeError, RuntimeError):  # such as out of memory
+    except TypeError as error:
+        if "argument" not in str(error):  # the model has failed on the right arguments
             raise
         kind = f"mapping of {list(batch)}" if isinstance(batch, Mapping) else type(batch).__name__
         part = isinstance(batch, (tuple, list))
         kind += f" of {len(batch)} (the first element was passed)" if part else ""
-        raise type(error)(
+        raise TypeError(
             f"the model could not be called with a {kind}: {error}; {_how_to_feed(batch)}"
         ) from error
 

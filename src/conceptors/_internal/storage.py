@@ -71,11 +71,11 @@ def _safetensors() -> Any:
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file atomically: a crash or a full disk leaves either the old or the new content.
 
-    A link at `path` is replaced, not followed. Several processes may write at once: each writes its
-    own temporary file, and the last rename wins. Files of killed processes are removed.
+    A missing folder is created, a link at `path` replaced. Several processes may write at once:
+    each writes its own temporary file, and the last rename wins. Files of killed processes are
+    removed.
     """
-    if not path.parent.is_dir():
-        raise FileNotFoundError(errno.ENOENT, "no such folder; create it first", str(path.parent))
+    path.parent.mkdir(parents=True, exist_ok=True)
     _sweep(path)
     handle, temporary = _create(path)
     file = os.fdopen(handle, "wb")

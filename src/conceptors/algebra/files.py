@@ -23,7 +23,7 @@ def save(conceptor: Conceptor, path: str | Path) -> None:
     The write is atomic: the file is written beside `path` and then renamed.
 
     Raises:
-        OSError: the folder does not exist, is read-only or full; an older file stays intact.
+        OSError: the folder is read-only or full; an older file stays intact.
     """
     parts = conceptor.form.spectrum()
     tensors = {"vectors": parts.vectors, "odds": parts.odds}

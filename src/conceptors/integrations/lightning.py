@@ -8,7 +8,7 @@ import torch
 
 from conceptors._internal.batches import Feed
 from conceptors.shield import Shield
-from conceptors.shield.watch import warn_of_lost_tasks
+from conceptors.shield.health import warn_of_lost_tasks
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -80,4 +80,4 @@ class ShieldCallback(Callback):  # type: ignore[misc]
             return
         before = self.shield.n_tasks
         self.shield.load_state_dict(state_dict)
-        warn_of_lost_tasks(self.shield, before, "Resume from a checkpoint of this task")
+        warn_of_lost_tasks(before, self.shield.n_tasks, "Resume from a checkpoint of this task")

@@ -11,8 +11,8 @@ from torch import nn
 
 from conceptors._internal.batches import Feed
 from conceptors.shield import Shield
-from conceptors.shield.state import save
-from conceptors.shield.watch import warn_of_lost_tasks
+from conceptors.shield.health import warn_of_lost_tasks
+from conceptors.shield.state import write_file
 
 try:
     from transformers import TrainerCallback, TrainerState, TrainingArguments
@@ -123,15 +123,14 @@ class ShieldCallback(TrainerCallback):  # type: ignore[misc]
     def _save(self, args: TrainingArguments, folder: Path) -> None:
         state = self.shield.state_dict()  # on all processes, to gather sharded weights
         if args.should_save:
-            folder.mkdir(parents=True, exist_ok=True)
-            save(state, folder / FILE)
+            write_file(state, folder / FILE)
 
     def _load(self, folder: Path) -> None:
         before = self.shield.n_tasks
         self.shield.load(folder / FILE)
         warn_of_lost_tasks(
-            self.shield,
             before,
+            self.shield.n_tasks,
             "Use a separate output_dir for each task, and resume from a checkpoint of this task",
         )
 

@@ -102,7 +102,6 @@ def save(chart: Drawing, stem: Path) -> list[Path]:
 
 
 def write_file(path: Path, content: bytes) -> Path:
-    """Write a file atomically; create its folder if needed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write a file atomically."""
     write_atomically(path, content)
     return path

@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import is_
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -67,20 +67,20 @@ class Protected:
         return space if space.rank else None
 
 
-class Callbacks:
-    """What a guard tells its shield. The default implementation does nothing."""
+class Callbacks(NamedTuple):
+    """Functions of the shield that guards call.
 
-    def check_thread(self) -> None:
-        """Raise RuntimeError if another thread is using the shield."""
+    Attributes:
+        check_thread: raises RuntimeError if another thread is using the shield.
+        look_again: checks whether layers were added or replaced.
+        look_before_step: checks the weights, which other code than a guarded step has changed.
+        report_passing: receives the share of the gradients that is applied, by layer.
+    """
 
-    def look_again(self, optimizer: Optimizer) -> None:
-        """Check whether layers were added or replaced."""
-
-    def look_before_step(self) -> None:
-        """Check the weights, which other code than a guarded step has changed."""
-
-    def report_passing(self, shares: Mapping[str, float]) -> None:
-        """Receive the share of the gradients that is applied, by layer."""
+    check_thread: Callable[[], None]
+    look_again: Callable[[Optimizer], None]
+    look_before_step: Callable[[], None]
+    report_passing: Callable[[Mapping[str, float]], None]
 
 
 @dataclass
@@ -455,6 +455,24 @@ class Guards(list[Guard]):
     def optimizer_counts(self) -> Counter[int]:
         """Count the guarded optimizers of each parameter, by id."""
         return Counter(id(p) for guard in list(self) for p in guard.parameters())
+
+    def ways(self) -> dict[str, list[str]]:
+        """Return how the steps of each block are treated, in words."""
+        ways: dict[str, list[str]] = {}
+        for block in (block for guard in list(self) for block in guard.prepare().blocks):
+            words = ways.setdefault(block.name, [])
+            words += [block.about] if block.about not in words else []
+        return ways
+
+    def passing(self) -> dict[str, float]:
+        """Return the share of recent gradients that was applied, by block."""
+        return {name: share for guard in list(self) for name, share in guard.shares().items()}
+
+    def ranks(self) -> dict[str, int]:
+        """Return the number of protected directions of each block."""
+        active = {name: site.active() for name, site in self.protected.sites.items()}
+        free = {name: self.protected.free(name, p) for name, p in active.items() if p}
+        return {name: 0 if space is None else space.rank for name, space in free.items()}
 
     def is_guarded(self, optimizer: Optimizer) -> bool:
         """Whether an optimizer is guarded."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -14,6 +14,7 @@ from conceptors._internal.checks import nearest
 from conceptors.algebra.aperture import Auto, Energy, Quota
 from conceptors.shield.blocks import matches
 
+Choice = TypeVar("Choice")
 Aperture = float | Auto | Quota | Energy
 _DENSE = 8192  # layers with more inputs store a sketch instead of d x d matrices
 
@@ -38,25 +39,27 @@ class Protection:
             f"it; add a default, {{..., '*': 'auto'}}"
         )
 
+    def _auto(self, name: str) -> Auto | None:
+        choice = self.aperture(name)
+        return choice if isinstance(choice, Auto) and not self.hard else None
+
     def is_auto(self, name: str) -> bool:
         """Whether a layer has an automatic aperture with soft directions."""
-        return isinstance(self.aperture(name), Auto) and not self.hard
+        return self._auto(name) is not None
 
     def claims_all(self, name: str) -> bool:
         """Whether a layer's hard conceptor claims every direction above rounding."""
         choice = self.aperture(name)
-        share = getattr(choice, "share", 0.0)
-        return self.hard and (share == 1.0 or share is None) and not isinstance(choice, Quota)
+        is_whole = getattr(choice, "share", 0.0) in (1.0, None)
+        return self.hard and is_whole and not isinstance(choice, Quota)
 
     def pull(self, name: str) -> float:
         """Return the strength of a layer's pull; 0 without one."""
-        choice = self.aperture(name)
-        return choice.pull if isinstance(choice, Auto) and not self.hard else 0.0
+        return getattr(self._auto(name), "pull", 0.0)
 
     def room(self, name: str) -> float:
         """Return the share of a layer's input space that always stays free."""
-        choice = self.aperture(name)
-        return choice.room if isinstance(choice, Auto) and not self.hard else 0.0
+        return getattr(self._auto(name), "room", 0.0)
 
     def rank_of(self, dim: int) -> int | None:
         """Return the largest number of protected directions of a layer with `dim` inputs."""
@@ -107,18 +110,14 @@ def check_rank(rank: Any) -> int | float | None:
 
 def check_patterns(value: Any, name: str) -> list[str]:
     """Return a list of shell-style name patterns, from one pattern or several."""
-    patterns = [value] if isinstance(value, str) else list(value)
+    patterns = [value] if isinstance(value, str) or not isinstance(value, Iterable) else list(value)
     if not all(isinstance(pattern, str) for pattern in patterns):
         raise TypeError(f"{name} needs name patterns (strings), got {patterns!r}")
     return patterns
 
 
 def check_names(
-    model: nn.Module,
-    sites: Iterable[str],
-    exclude: Iterable[str],
-    freeze: Iterable[str],
-    aperture: Aperture | Mapping[str, Aperture],
+    model: nn.Module, sites: Iterable[str], patterns_by_option: Mapping[str, Iterable[str]]
 ) -> None:
     """Check that each pattern matches a name, because a misspelt pattern has no effect.
 
@@ -129,8 +128,7 @@ def check_names(
     tensors = [n for part in (model.named_parameters(), model.named_buffers()) for n, _ in part]
     names = [*modules, *tensors, *sites]
     below = [f"{name}.*" for name in modules]  # empty containers too
-    apertures = aperture if isinstance(aperture, Mapping) else ()
-    for label, patterns in (("exclude", exclude), ("freeze", freeze), ("aperture", apertures)):
+    for label, patterns in patterns_by_option.items():
         for pattern in patterns:
             if not matches(names, [pattern]) and not matches(below, [pattern]):
                 raise ValueError(
@@ -139,15 +137,9 @@ def check_names(
                 )
 
 
-def check_flag(value: Any, name: str) -> bool:
-    """Check that a value is True or False; a word such as "False" would count as True."""
-    if value not in (True, False):
-        raise ValueError(f"{name} must be True or False, got {value!r}")
-    return bool(value)
-
-
-def one_of(value: Any, name: str, allowed: tuple[str, ...]) -> str:
-    """Check that a value is one of the allowed words."""
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {allowed}, got {value!r}")
-    return str(value)
+def one_of(value: Any, name: str, allowed: tuple[Choice, ...]) -> Choice:
+    """Check that a value is one of those that are allowed."""
+    if value in allowed:
+        return allowed[allowed.index(value)]
+    *most, last = map(repr, allowed)
+    raise ValueError(f"{name} must be {', '.join(most)} or {last}, got {value!r}")

@@ -2,51 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Literal
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+from weakref import WeakKeyDictionary
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from conceptors._internal import checks
 from conceptors._internal.batches import Feed
-from conceptors.shield.anchors import Anchors
-from conceptors.shield.attach import (
-    check_parameters,
-    claim_model,
-    note_tasks,
-    outside_inference_mode,
-    release_model,
-    reshard,
-    unwrap,
-    unwrap_optimizer,
-)
-from conceptors.shield.blocks import Scan, survey
+from conceptors.algebra.conceptor import Conceptor
+from conceptors.shield import attach, health, inspect, options
+from conceptors.shield.attach import outside_inference_mode
+from conceptors.shield.blocks import Scan, is_sharded, survey
 from conceptors.shield.claims import Claims, Remembered, claims_of_task
-from conceptors.shield.guard import Guards, Protected
-from conceptors.shield.inspection import Inspection
-from conceptors.shield.options import (
-    Aperture,
-    Protection,
-    check_apertures,
-    check_flag,
-    check_names,
-    check_patterns,
-    check_rank,
-    one_of,
-)
-from conceptors.shield.persistence import Persistence
+from conceptors.shield.guard import Callbacks, Guards, Protected
+from conceptors.shield.inspect import Explanation
+from conceptors.shield.options import Aperture, Protection
 from conceptors.shield.remember.run import collect
 from conceptors.shield.remember.uses import StrayUse, refuse
-from conceptors.shield.room import full_layers, warn_if_full
-from conceptors.shield.statistics import Statistics
-from conceptors.shield.watch import Watch, check_steps_what_it_trains, warn_of_dropped
+from conceptors.shield.state import LoadReport, explaining, pack, read, read_file, write_file
 
 
-class Shield(Inspection, Persistence):
+class Shield:
     """Protect a model's weights against forgetting (conceptor-aided back-propagation).
 
     `remember` computes a conceptor of each layer's inputs on a task's data, and joins it with those
@@ -121,48 +104,52 @@ class Shield(Inspection, Persistence):
         keep_tasks: bool = False,
         seed: int = 0,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise TypeError(
-                f"Shield needs an nn.Module, got {type(model).__name__}; pass the model"
-            )
-        if isinstance(model, torch.jit.ScriptModule):
-            raise ValueError(
-                f"{type(model).__name__} is compiled by torch.jit.script, which hides the inputs "
-                f"of its layers from a shield; shield the model before it is scripted"
-            )
-        self.aperture = check_apertures(aperture)
-        self.hard = check_flag(hard, "hard")
+        attach.check_model(model)
+        self.aperture = options.check_apertures(aperture)
+        self.hard = options.one_of(hard, "hard", (True, False))
         self.increment_decay = checks.number(increment_decay, "increment_decay", 0.0, float("inf"))
-        self.unsupported = one_of(unsupported, "unsupported", ("error", "freeze", "ignore"))
-        self.batchnorm = one_of(batchnorm, "batchnorm", ("freeze", "follow"))
-        self.exclude = check_patterns(exclude, "exclude")
-        self.freeze = check_patterns(freeze, "freeze")
-        self.rank = check_rank(rank)
-        self.keep_tasks = check_flag(keep_tasks, "keep_tasks")
+        self.unsupported = options.one_of(unsupported, "unsupported", ("error", "freeze", "ignore"))
+        self.batchnorm = options.one_of(batchnorm, "batchnorm", ("freeze", "follow"))
+        self.exclude = options.check_patterns(exclude, "exclude")
+        self.freeze = options.check_patterns(freeze, "freeze")
+        self.rank = options.check_rank(rank)
+        self.keep_tasks = options.one_of(keep_tasks, "keep_tasks", (True, False))
         self.seed = checks.whole(seed, "seed", 0)
-        self.model = unwrap(model)
+        self.model = attach.unwrap(model)
         self._protection = Protection(self.aperture, self.hard, self.rank)
         self._remembered = Remembered()
-        self._full: set[str] = set()
+        self._anchors: dict[str, Tensor] = {}  # weights after the last task, for pull and decay
         self._stray: set[str] = set()  # blocks that are frozen because their uses are not covered
-        self._anchors = Anchors(near=self.increment_decay > 0)
-        self._statistics = Statistics(batchnorm=self.batchnorm == "freeze")
+        self._statistics: attach.Handles = WeakKeyDictionary()  # of layers with frozen statistics
+        follows = self.batchnorm == "follow"
+        self._health = health.Health(self.hard, self.seed, self.exclude, follows)
+        self._guards = Guards(
+            self._protected,
+            Callbacks(
+                check_thread=self._health.check_thread,
+                look_again=self._look_again,
+                look_before_step=partial(self._look, before_step=True),
+                report_passing=lambda shares: self._health.passing(shares, self._large()),
+            ),
+        )
         self._attached = True
-        claim_model(self.model, self)
+        attach.claim_model(self.model, self._check_stranger)
         try:
-            reshard(self.model)
+            attach.reshard(self.model)
             self._scan = self._rescan()
-            check_names(self.model, self._scan.sites, self.exclude, self.freeze, self.aperture)
-            self._watch = Watch(self)
-            self._guards = Guards(self._protected, self._watch)
+            patterns = {"exclude": self.exclude, "freeze": self.freeze}
+            if isinstance(self.aperture, Mapping):
+                patterns["aperture"] = list(self.aperture)
+            options.check_names(self.model, self._scan.sites, patterns)
+            self._anchor()
+            self._apply()
         except BaseException:
-            release_model(self.model)
+            attach.release_model(self.model)
             raise
-        self._set_anchors()
-        self._changed()
 
     # --- use ------------------------------------------------------------------------------
 
+    @outside_inference_mode()
     def guard(self, optimizer: Optimizer) -> Optimizer:
         """Keep all steps of an optimizer in the free space, and return the optimizer.
 
@@ -174,35 +161,29 @@ class Shield(Inspection, Persistence):
             optimizer: any torch optimizer, or a wrapper with the optimizer as its attribute
                 `optimizer`, such as that of accelerate.
 
-        Returns:
-            The optimizer that was passed.
-
         Raises:
             TypeError: not an optimizer.
             ValueError: the optimizer steps parameters that are not part of the model, or evaluates
                 other weights than it trains; or the shield is detached.
         """
-        self._check_attached()
-        given, optimizer = optimizer, unwrap_optimizer(optimizer)
-        check_parameters(optimizer, self.model)
-        check_steps_what_it_trains(optimizer)
-        with self._watch.alone(), outside_inference_mode():
+        inner = attach.check_optimizer(optimizer, self.model)
+        with self._health.alone():
             self.refresh()
-            self._guards.add(optimizer)
-        return given
+            self._guards.add(inner)
+        return optimizer
 
     def project_(self, optimizer: Optimizer) -> None:
-        """Project the gradients of a guarded optimizer now, in place; its next step does not again.
+        """Project the gradients of an optimizer now, in place, and not again in its next step.
 
-        Call it before gradients are clipped, at the place of `scaler.unscale_(optimizer)`, and
-        after that: most of a gradient that is clipped first may not pass the shield.
+        Call this before `clip_grad_norm_`, where you would call `scaler.unscale_(optimizer)`, or
+        after that. Clipped first, most of the norm would belong to directions that are protected.
 
         Raises:
-            ValueError: the optimizer is not guarded, or the shield is detached.
+            ValueError: the optimizer is not guarded.
         """
-        self._check_attached()
-        self._guards.project(unwrap_optimizer(optimizer))
+        self._guards.project(attach.check_optimizer(optimizer, self.model))
 
+    @outside_inference_mode()
     def remember(
         self,
         batches: Any,
@@ -225,11 +206,8 @@ class Shield(Inspection, Persistence):
                 mapping as keyword arguments.
             limit: the largest number of samples to use. Default: all.
             progress: whether to show a progress bar. Default: `False`.
-            known: the share of this task in [0, 1] that the model could do before it was trained
-                on it. Directions shared with earlier tasks are counted less by this share.
-
-        Returns:
-            The shield.
+            known: the share of this task, from 0 to 1, that the model could do before it was
+                trained on it. Directions shared with earlier tasks are counted less by this share.
 
         Raises:
             TypeError: `batches` is a single batch or not iterable.
@@ -237,30 +215,29 @@ class Shield(Inspection, Persistence):
                 (names the layer and the batch), or their precision is too coarse for the aperture.
         """
         known = checks.number(known, "known", 0.0, 1.0)
-        with self._watch.alone():
+        with self._health.alone():
             self._guards.settle()
-            task = self._claims_of(batches, feed, limit, progress)
-            self._watch.look()
-            reshard(self.model)
-            with self._all_or_nothing(), outside_inference_mode():
+            task, resting = self._claims_of(batches, feed, limit, progress)
+            self._look()
+            attach.reshard(self.model)
+            with self._all_or_nothing():
                 self._remembered = self._remembered.with_task(
                     task, self._scan.sites, self._protection, self.keep_tasks, known
                 )
-                self._set_anchors()
-                self._claims_changed()
-            self._watch.remembered(task.conceptors)
-        large = {name: self.quota()[name] for name in self._large()}
-        self._full |= warn_if_full(large, self._full)
+                self._anchor()
+                self._apply()
+            trained = self._guards.trained()
+            self._health.remembered(self._scan.sites, task.conceptors, trained, resting)
+            self._accept()
+            self._health.fill({name: self.quota()[name] for name in self._large()})
         return self
 
+    @outside_inference_mode()
     def forget(self, task: int) -> Shield:
         """Free the directions that only one task uses. The weights do not change.
 
         Args:
             task: the index of the task; 0 is the first remembered task.
-
-        Returns:
-            The shield.
 
         Raises:
             ValueError: the shield was created without `keep_tasks=True`, or has no such task.
@@ -275,79 +252,287 @@ class Shield(Inspection, Persistence):
             raise ValueError(
                 f"task {task} is not remembered; there are {count} tasks, and the first is task 0"
             )
-        with self._watch.alone(), outside_inference_mode():
-            self._watch.look()
+        with self._health.alone():
+            self._look()
             with self._all_or_nothing():
                 self._remembered = self._remembered.without_task(
                     index, self._scan.sites, self._protection
                 )
-                self._claims_changed()
-            self._watch.trust()
-        self._full &= full_layers(self.quota()).keys()
+                self._apply()
+            self._accept()
+            self._health.fill({name: self.quota()[name] for name in self._large()})
         return self
 
+    @outside_inference_mode()
     def refresh(self) -> Shield:
         """Scan the model again, after layers were added, replaced, frozen or unfrozen.
 
         `guard` and `remember` call this themselves.
-
-        Returns:
-            The shield.
         """
-        self._check_attached()
-        with self._watch.alone():
-            reshard(self.model)
-            scan = self._rescan()
-            self._watch.wake(scan.sites)
-            self._set_anchors(scan, new_only=True)
-            if self.n_tasks:
-                self._statistics.freeze(self.model)
-            if not scan.same(self._scan):
+        if not self._attached:
+            raise ValueError(
+                "this shield was detached and protects nothing; create a new one, Shield(model)"
+            )
+        with self._health.alone():
+            attach.reshard(self.model)
+            before, scan = self._scan, self._rescan()
+            self._health.wake(scan.sites)
+            is_same = scan.same(before)
+            if not is_same:
                 self._remembered = self._remembered.fitted(scan.sites)
-                replaced = scan.replaced(self._scan)
                 self._scan = scan
-                self._watch.look(replaced)
-                self._changed()
+            self._anchor(new_only=True)
+            if self.n_tasks:
+                attach.freeze_statistics(self.model, self._statistics, self.batchnorm == "freeze")
+            if not is_same:
+                self._look(replaced=scan.replaced(before))
+                self._guards.renew()
         return self
 
     def detach(self) -> None:
         """Remove all hooks from the model and the optimizers. The weights do not change."""
         self._guards.detach()
-        self._statistics.release()
-        self._watch.close()
+        attach.release_statistics(self._statistics)
         self._attached = False
-        release_model(self.model)
+        attach.release_model(self.model)
+
+    # --- what is protected ----------------------------------------------------------------
+
+    @property
+    def n_tasks(self) -> int:
+        """The number of remembered tasks."""
+        return self._remembered.n_tasks
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no guarded optimizer has trained the model since the last `remember`."""
+        return not self._guards.trained()
+
+    def quota(self) -> dict[str, float]:
+        """Return the protected share of each layer's input space, from 0 to 1."""
+        return {name: self._remembered.quota(name) for name in self._scan.sites}
+
+    def explain(self) -> Explanation:
+        """Return one `LayerRow` per layer that says how it is protected; print it as a table.
+
+        `rank` and `quota` say how much of the layer is protected. `passing` is the share of recent
+        gradients that was applied; it is None before the first step of a later task. Scans the
+        model first, and warns about weights that something other than guarded steps has moved.
+        """
+        if self._attached:
+            self.refresh()
+            self._look()
+        guards = self._guards
+        ways, passing, ranks = guards.ways(), guards.passing(), guards.ranks()
+        return inspect.explain(self._scan, ranks, self.quota(), ways, passing)
+
+    def similarity(
+        self,
+        batches: Any,
+        *,
+        feed: Feed | None = None,
+        limit: int | None = None,
+        progress: bool = False,
+    ) -> dict[str, float]:
+        """Return the similarity of new data with the remembered tasks: ρ from 0 to 1, by layer.
+
+        Call it before training on the data. The higher the similarity, the fewer free directions
+        the new task can use. The arguments are those of `remember`.
+        """
+        task, _ = self._claims_of(batches, feed, limit, progress, who="similarity")
+        return inspect.similarity(task.conceptors, self.conceptors())
+
+    def strides(
+        self,
+        batches: Any,
+        known: float,
+        *,
+        feed: Feed | None = None,
+        limit: int | None = None,
+        progress: bool = False,
+    ) -> dict[str, float]:
+        """Return factors of at least 1, by layer, for the learning rates of SGD on new data.
+
+        Call it before training on the data. The more of the data lies in protected directions, the
+        more the shield shortens steps, and the larger the factor. Larger steps pay only for a task
+        that the model can do in part already.
+
+        Args:
+            known: the share of the task, from 0 to 1, that the model can do now, such as its
+                accuracy on the new data above chance. At 0 all factors are 1.
+        """
+        known = checks.number(known, "known", 0.0, 1.0)
+        task, _ = self._claims_of(batches, feed, limit, progress, who="strides", soft=True)
+        return inspect.strides(task.conceptors, self.conceptors(), known)
+
+    def mark(self) -> dict[str, health.Fingerprint]:
+        """Record the layers' outputs on inputs like the remembered ones, for `moved_since`."""
+        return inspect.mark(self._scan.sites, self.conceptors())
+
+    def moved_since(self, mark: Mapping[str, health.Fingerprint]) -> dict[str, float]:
+        """Return the relative change of each layer's outputs since a mark, |ΔW z| / |W z|.
+
+        With soft conceptors, a new task changes old outputs slightly. This says how much, for
+        results that were computed from them (see `Readout.out_of_date`).
+        """
+        return inspect.moved_since(mark, self._scan.sites)
+
+    def spectra(self) -> dict[str, Tensor]:
+        """Return the singular values of A by layer, descending: `[d]`, or `[groups, d]`."""
+        return {name: A.singular_values.squeeze(0) for name, A in self.conceptors().items()}
+
+    def conceptors(self) -> dict[str, Conceptor]:
+        """Return A, the conceptor of all tasks, by layer (a batch with one conceptor per group)."""
+        return dict(self._remembered.claimed.conceptors)
+
+    def tasks(self) -> list[dict[str, Conceptor]]:
+        """Return the conceptors of each task by layer; an empty list without `keep_tasks=True`."""
+        return [dict(task.conceptors) for task in self._remembered.tasks]
+
+    def report(
+        self,
+        path: str | Path,
+        *,
+        title: str | None = None,
+        accuracy: Sequence[Sequence[float]] = (),
+    ) -> Path:
+        """Write an HTML page about this shield, and return its path.
+
+        The page shows how each layer is protected, quotas, spectra, the share of the current
+        task's gradients that is applied, the similarity of the tasks (with `keep_tasks=True`), and
+        what to do next. Needs the extra `figures`.
+
+        Args:
+            path: the file to write; missing folders are created.
+            title: the heading. Default: the class name of the model.
+            accuracy: accuracies to show, in percent: one row after each task, one column per task.
+        """
+        from conceptors.report import write_shield_page
+
+        shares = {row.layer: row.passing for row in self.explain() if row.passing is not None}
+        return write_shield_page(self, path, health.stuck(shares, self._large()), title, accuracy)
+
+    def __repr__(self) -> str:
+        quota = self.quota()
+        mean = sum(quota.values()) / max(1, len(quota))
+        layers = f"{len(quota)} layer{'' if len(quota) == 1 else 's'}"
+        tasks = f"{self.n_tasks} task{'' if self.n_tasks == 1 else 's'}"
+        return f"Shield({layers}, {tasks}, mean quota {mean:.2f})"
+
+    # --- saving and loading ---------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all remembered tasks as plain dictionaries, tensors and numbers.
+
+        Save the model's weights at the same time, because loading the state trusts the weights of
+        that moment. For a sharded model, all processes call this together. The state is complete
+        on each process, and any number of processes can load it.
+        """
+        self._guards.settle()
+        if self._attached:
+            self._look()
+        self._guards.doubt()
+        return pack(self._scan, self._remembered, self._anchors, self._health.resting)
 
     @outside_inference_mode()
+    def load_state_dict(
+        self,
+        state: Mapping[str, Any],
+        *,
+        strict: bool = True,
+        rename: Mapping[str, str] | None = None,
+    ) -> LoadReport:
+        """Load the tasks of another shield, on any device and in any dtype.
+
+        Load the model's weights first. If the state is invalid, nothing changes. All processes of
+        a sharded model call this together.
+
+        Args:
+            state: the result of `state_dict`.
+            strict: whether all layers of the state and the model must match. If not, layers that
+                match are loaded.
+            rename: a mapping from layer names in the state to layer names in the model.
+
+        Returns:
+            A `LoadReport` with the layers that were loaded, missing, unexpected, or mismatched.
+
+        Raises:
+            ValueError: the state is damaged, fits no layer, or, with `strict`, does not fit all.
+        """
+        with self._health.alone():
+            self._guards.abandon()
+            self.refresh()
+            loaded = read(state, self._scan, self.model, strict=strict, rename=rename or {})
+            with self._all_or_nothing():
+                self._remembered = loaded.remembered
+                self._anchors |= loaded.anchors
+                self._apply()
+            self._health.loaded(loaded.resting, loaded.weights)
+        return loaded.report
+
+    def save(self, path: str | Path) -> None:
+        """Save the state as a safetensors file, and create missing folders.
+
+        The file is replaced only when it is complete.
+        """
+        write_file(self.state_dict(), path)
+
+    def load(
+        self,
+        path: str | Path,
+        *,
+        strict: bool = True,
+        rename: Mapping[str, str] | None = None,
+    ) -> LoadReport:
+        """Load a file from `save`; for arguments, result and errors see `load_state_dict`."""
+        content = read_file(path)
+        with explaining(f"{path}: "):
+            return self.load_state_dict(content, strict=strict, rename=rename)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a Shield cannot be copied or pickled, because it belongs to one model and its "
+            "optimizers; save shield.state_dict(), and load it into Shield(other_model)"
+        )
+
+    # --- inside ---------------------------------------------------------------------------
+
     def _claims_of(
         self,
         batches: Any,
         feed: Feed | None,
         limit: int | None,
         progress: bool,
+        *,
+        who: str = "remember",
         soft: bool = False,
-    ) -> Claims:
-        """Compute what one task's data would claim, if `soft` before it is hardened."""
-        self.refresh()
-        with self._watch.resting.watching(self._scan.resting):
-            moments = collect(
-                self.model,
-                self._scan.sites,
-                batches,
-                feed=feed,
-                limit=limit,
-                all_rows=self.hard,
-                seed=self.seed + self.n_tasks,
-                sketch=self._protection.sketch_rank,
-                progress=progress,
-                strays=self._handle_strays,
-            )
-        moments = {name: sums for name, sums in moments.items() if name in self._scan.sites}
-        if self.hard and self.rank is None:
-            warn_of_dropped({name: sums.dropped for name, sums in moments.items()})
-        claimed = self._remembered.claimed.conceptors
-        protection = replace(self._protection, hard=False) if soft else self._protection
-        return claims_of_task(moments, self._scan.sites, protection, claimed)
+    ) -> tuple[Claims, set[str]]:
+        """Compute what one task's data would claim, if `soft` before it is hardened.
+
+        Returns the frozen layers that the data reached, too.
+        """
+        with self._health.alone(), outside_inference_mode():
+            self.refresh()
+            with health.recording_uses(self._scan.resting) as resting:
+                moments = collect(
+                    self.model,
+                    self._scan.sites,
+                    batches,
+                    feed=feed,
+                    limit=limit,
+                    all_rows=self.hard,
+                    seed=self.seed + self.n_tasks,
+                    sketch=self._protection.sketch_rank,
+                    progress=progress,
+                    strays=self._handle_strays,
+                    who=who,
+                )
+            sites = self._scan.sites
+            moments = {name: sums for name, sums in moments.items() if name in sites}
+            if self.hard and self.rank is None:
+                health.warn_of_dropped({name: sums.dropped for name, sums in moments.items()})
+            protection = replace(self._protection, hard=False) if soft else self._protection
+            return claims_of_task(moments, sites, protection, self.conceptors()), resting
 
     def _handle_strays(self, uses: Iterable[StrayUse]) -> None:
         """Refuse or freeze weights that are used outside of their rules."""
@@ -358,59 +543,97 @@ class Shield(Inspection, Persistence):
             self.refresh()
 
     def _rescan(self) -> Scan:
-        frozen = [*self.freeze, *self._stray]
-        scan = survey(self.model, self.exclude, frozen, self.unsupported)
+        scan = survey(self.model, self.exclude, [*self.freeze, *self._stray], self.unsupported)
         for name in scan.sites:
             self._protection.aperture(name)  # raises ValueError if no pattern matches
         return scan
 
-    @outside_inference_mode()
-    def _set_anchors(self, scan: Scan | None = None, *, new_only: bool = False) -> None:
-        sites = [
-            site
-            for name, site in (scan or self._scan).sites.items()
-            if self.increment_decay or (self.n_tasks and self._protection.pull(name))
-        ]
-        self._anchors.set(self.model, sites, new_only=new_only)
+    def _anchor(self, *, new_only: bool = False) -> None:
+        """Copy the weights to which a pull or a decay leads, of all parameters or of new ones."""
+        names = {id(p): name for name, p in self.model.named_parameters()}
+        for layer, site in self._scan.sites.items():
+            if self.increment_decay or (self.n_tasks and self._protection.pull(layer)):
+                for parameter in site.parameters:
+                    name, value = names[id(parameter)], parameter.data
+                    anchor = self._anchors.get(name)
+                    if not new_only or anchor is None or anchor.shape != value.shape:
+                        copied = value.clone() if is_sharded(value) else value.to("cpu", copy=True)
+                        self._anchors[name] = copied
 
     def _protected(self) -> Protected:
+        named = {n: p for n, p in self.model.named_parameters() if n in self._anchors}
+        anchors = {id(p): self._anchors[name] for name, p in named.items()}
+        if self.increment_decay:  # every step needs them
+            anchors = {id(p): anchors[id(p)].to(p.device, p.dtype) for p in named.values()}
         return Protected(
             sites=self._scan.sites,
             claims=self._remembered.claims(self._scan.sites, self._protection),
             frozen=self._scan.frozen if self.n_tasks else {},
             magnitudes=self._scan.magnitudes if self.n_tasks else {},
-            anchors=self._anchors.by_parameter(self.model),
+            anchors=anchors,
             increment_decay=self.increment_decay,
         )
 
-    @outside_inference_mode()
-    def _changed(self) -> None:
-        self._guards.renew()
-
-    def _claims_changed(self) -> None:
+    def _apply(self) -> None:
+        """Let guards, statistics and health follow the remembered tasks."""
         self.quota()  # while matrices are still on the GPU
-        self._changed()
-        note_tasks(self.model, self.n_tasks)
+        self._guards.renew()
+        attach.note_tasks(self.model, self.n_tasks)
         # the guards have computed what they need, so large matrices may leave the GPU
         self._remembered.claimed = self._remembered.claimed.stowed()
         if self.n_tasks:
-            self._statistics.freeze(self.model)
+            attach.freeze_statistics(self.model, self._statistics, self.batchnorm == "freeze")
         else:
-            self._statistics.release()
+            attach.release_statistics(self._statistics)
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
         """Restore the remembered tasks and their protection if an error occurs inside."""
-        before = self._remembered, dict(self._anchors.values)
+        before = self._remembered, dict(self._anchors)
         try:
             yield
         except BaseException:
-            self._remembered, self._anchors.values = before
-            self._claims_changed()
+            self._remembered, self._anchors = before
+            self._apply()
             raise
 
-    def _check_attached(self) -> None:
-        if not self._attached:
-            raise ValueError(
-                "this shield was detached and protects nothing; create a new one, Shield(model)"
-            )
+    def _accept(self) -> None:
+        """Accept the current weights and buffers as those that the remembered tasks need."""
+        self._health.accept(self._scan.sites, self.conceptors(), self.model)
+        self._guards.trust()
+
+    def _look(self, *, replaced: Collection[str] = (), before_step: bool = False) -> None:
+        """Warn about weights and buffers that something else than guarded steps has changed."""
+        self._health.look(
+            self._scan.sites,
+            self.model,
+            self._guards.moved(),
+            self._guards.stepped(),
+            replaced=replaced,
+            before_step=before_step,
+        )
+
+    def _look_again(self, optimizer: Optimizer) -> None:
+        """Scan the model again before some of the steps of an optimizer."""
+        if self.n_tasks:
+            self.refresh()
+            self._health.look_at_buffers(self.model)
+            if not self._health.has_accepted:
+                self._accept()
+
+    def _check_stranger(self, optimizer: Optimizer) -> None:
+        """Look at an optimizer before a step, which may lack a guard."""
+        if self.n_tasks and not self._guards.is_guarded(optimizer):
+            sites, claimed = self._scan.sites, self._remembered.claimed.conceptors
+            active = ((name, p) for name in sites if name in claimed for p in sites[name].active())
+            protected = chain(active, self._scan.frozen.items())
+            self._health.check_stranger(optimizer, protected, self._guards.in_step())
+
+    def _large(self) -> dict[str, bool]:
+        """Return the layers with more than two directions, and whether their aperture is "auto".
+
+        A channel of a norm layer has two directions, and is full after one task.
+        """
+        claimed = self._remembered.claimed.conceptors
+        large = [name for name in self._scan.sites if name in claimed and claimed[name].dim > 2]
+        return {name: self._protection.is_auto(name) for name in large}

@@ -319,7 +319,7 @@ class FiniteCheck:
             others = len({name for name, when in bad if when == batch} - {site})
             raise ValueError(
                 f"NaN or infinite activations enter {site!r}"
-                f"{f' (and {others} more layers)' if others else ''} in batch {batch}; "
+                f"{f' and {others} more' if others else ''} in batch {batch}; "
                 f"nothing was remembered. Check that batch, or whether training diverged"
             )
 

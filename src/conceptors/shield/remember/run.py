@@ -44,6 +44,7 @@ def collect(
     sketch: Callable[[int], int | None],
     progress: bool,
     strays: Callable[[Iterable[StrayUse]], None] = refuse,
+    who: str = "remember",
 ) -> dict[str, Moments | SketchedMoments]:
     """Collect the moments of all blocks that rows reach.
 
@@ -54,12 +55,13 @@ def collect(
         all_rows: whether to use every row, or a sample (see `recorder`).
         sketch: returns how many directions a layer with so many inputs stores; None for all.
         strays: handles weights that are used where no rule covers them.
+        who: the method of `Shield` that needs the moments, for messages.
 
     Raises:
         ValueError: there is no batch, no row reaches any block, rows are not finite, a rule fails,
             or weights are used where no rule covers them.
     """
-    check_batches(batches, "remember")
+    check_batches(batches, who)
     feed = feed or feed_first
     limit = None if limit is None else checks.whole(limit, "limit", 1)
     products = Products()
@@ -72,9 +74,7 @@ def collect(
         recorders = _recorders(sites, moments, plan, draws, finite, uses)
         for recorder in recorders:
             hooks.callback(recorder.close)
-        for index, batch in enumerate(
-            with_progress(iterate(batches, limit, "remember"), progress, "remember")
-        ):
+        for index, batch in enumerate(with_progress(iterate(batches, limit, who), progress, who)):
             if not index:
                 plan.batches = expected(batches, limit, batch)
             plan.begin(index, [recorder.filled() for recorder in recorders])
@@ -95,10 +95,11 @@ def collect(
         strays(uses.stray)
         for m in moments.values():
             m.flush()
+    effect = "; nothing was remembered" if who == "remember" else ""
     if not count and not reduced:
         raise ValueError(
-            "remember got no batches: the loader is empty, or an iterator that was used before; "
-            "nothing was remembered. Pass a DataLoader or a list of batches"
+            f"{who} got no batches: the loader is empty, or an iterator that was used before"
+            f"{effect}. Pass a DataLoader or a list of batches"
         )
     if reduced:
         with _naming_lost_process():
@@ -109,8 +110,8 @@ def collect(
     if not moments:
         listed = ", ".join(list(sites)[:5]) + (", ..." if len(sites) > 5 else "")
         raise ValueError(
-            f"no rows reached any of {len(sites)} shielded layers ({listed}) in {count} batches; "
-            f"nothing was remembered. Check that feed(model, batch) calls the model on samples, "
+            f"no rows reached any of {len(sites)} shielded layers ({listed}) in {count} "
+            f"batches{effect}. Check that feed(model, batch) calls the model on samples, "
             f"and that some of the layers it uses are neither frozen nor excluded"
         )
     return moments
