@@ -32,6 +32,16 @@ class OddsForm:
         """The tensor that defines shape and device."""
         return self.matrix
 
+    @property
+    def has_spectrum(self) -> bool:
+        """Whether Q is decomposed already."""
+        return self._exact is not None
+
+    def provide(self, odds: Tensor, vectors: Tensor) -> None:
+        """Set the eigenvalues, ascending, and eigenvectors of Q; too large ones are ignored."""
+        if float(odds.max()) <= spectra.LARGE:
+            self._exact = spectra.from_eigen(odds, vectors)
+
     def spectrum(self) -> Spectrum:
         return spectra.cast(self.exact_spectrum(), self.dtype)
 
@@ -52,7 +62,9 @@ class OddsForm:
         return matrix
 
     def quota(self) -> Tensor:
-        """Return the mean singular value `[...]`, computed from the matrix."""
+        """Return the mean singular value `[...]`."""
+        if self._exact is not None:
+            return spectra.values_of(self._exact.odds).mean(-1)
         if self._quota is None:
             diagonal = self.dense(keep=False).diagonal(dim1=-2, dim2=-1)
             self._quota = diagonal.mean(-1).clamp(0, 1)

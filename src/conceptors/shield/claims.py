@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from conceptors.algebra import spectrum as spectra
 from conceptors.algebra.conceptor import Conceptor
 from conceptors.algebra.forms import OddsForm, SpectrumForm
-from conceptors.algebra.spectrum import Spectrum, is_accurate
+from conceptors.algebra.spectrum import Spectrum, is_accurate, tolerance
 from conceptors.shield.blocks import WeightBlock
-from conceptors.shield.novelty import join_novel
+from conceptors.shield.collect import Moments, rounding
 from conceptors.shield.options import Protection
-from conceptors.shield.remember.moments import Moments, SketchedMoments, rounding
 from conceptors.shield.step.context import Claim
 
 _LEAST = 0.02  # singular values up to this count as free with an automatic aperture
 _STOWED = 2048  # layers with at least this many inputs store their claims in main memory
+_BATCHED = 1024  # on a GPU, equal blocks with up to this many inputs are decomposed together
+_ROUGH = 1e4  # the largest odds for which a decomposition in float32 is accurate enough
+_MOST = 1e4  # the curvature in the free space counts as at least this small a part of the whole
 
 
 @dataclass
@@ -157,7 +160,7 @@ def join(
 
 
 def claims_of_task(
-    moments: dict[str, Moments | SketchedMoments],
+    moments: dict[str, Moments],
     sites: Mapping[str, WeightBlock],
     protection: Protection,
     claimed: Mapping[str, Conceptor],
@@ -165,38 +168,110 @@ def claims_of_task(
     """Compute the conceptors of one task from its moments, and empty `moments`.
 
     Args:
-        claimed: the conceptors of earlier tasks, for hard conceptors with a limited rank.
+        claimed: the conceptors of earlier tasks. A layer without one needs no other decomposition
+            than that of R, so its eigenvectors are computed too.
     """
     claims = Claims()
-    for name in list(moments):  # one at a time: sums and conceptors need not all fit in memory
-        sums = moments.pop(name)
-        conceptor = _conceptor(name, sums, protection, claimed.get(name))
-        claims.conceptors[name] = conceptor
-        pull = protection.pull(name)
-        if pull and not getattr(sums, "is_constant", False):  # a fixed parameter needs no pull
-            odds = conceptor.odds_trace().clamp_min(1e-300)  # [g], of Q = α² R
-            claims.stiffness[name] = pull * _weight_of_drift(sites[name], sums).to(odds) / odds
+    rough = {name for name in moments if is_rough(sites[name], protection)}
+    for names in _alike(moments, rough):  # sums and conceptors need not all fit in memory
+        chosen = [name for name in names if _is_chosen(name, moments[name], protection)]
+        eigen = _decomposed([moments[name].correlation() for name in chosen], names[0] in rough)
+        eigen_of = dict(zip(chosen, eigen))
+        for name in names:
+            sums, pull = moments.pop(name), protection.pull(name)
+            conceptor = _conceptor(name, sums, protection, claimed.get(name), eigen_of.get(name))
+            claims.conceptors[name] = conceptor
+            if pull and not sums.is_bare:  # a fixed parameter needs no pull
+                odds = conceptor.odds_trace().clamp_min(1e-300)  # [g], of Q = α² R
+                drift = _weight_of_drift(sites[name], sums)
+                claims.stiffness[name] = pull * drift.to(odds) / odds
     return claims
+
+
+def is_rough(site: WeightBlock, protection: Protection) -> bool:
+    """Whether float32 is accurate enough for the products and decompositions of a block."""
+    is_double = any(p.dtype == torch.float64 for p in site.parameters)
+    return protection.is_auto(site.name) and not is_double
+
+
+def decompose(
+    conceptors: Mapping[str, Conceptor], sites: Mapping[str, WeightBlock], protection: Protection
+) -> None:
+    """Decompose the odds of conceptors, which guards need; on a GPU, equal ones in one call."""
+    forms, rough = dict[str, OddsForm](), set[str]()
+    for name, conceptor in conceptors.items():
+        form = conceptor.form
+        if isinstance(form, OddsForm) and name in sites and not form.has_spectrum:
+            forms[name] = form
+            if is_rough(sites[name], protection) and float(form.matrix.norm()) <= _ROUGH:
+                rough.add(name)
+    for names in _alike({name: conceptors[name] for name in forms}, rough):
+        eigen = _decomposed([forms[name].matrix for name in names], names[0] in rough)
+        for name, (odds, vectors) in zip(names, eigen):
+            forms[name].provide(odds, vectors)
+
+
+def _alike(blocks: Mapping[str, Moments | Conceptor], rough: Collection[str]) -> list[list[str]]:
+    """Group the blocks that are decomposed in one call: small ones of one size, on a GPU."""
+    groups: dict[object, list[str]] = {}
+    for name, block in blocks.items():
+        is_small = block.device.type == "cuda" and block.dim <= _BATCHED
+        key = (block.device, block.dim, name in rough) if is_small else name
+        groups.setdefault(key, []).append(name)
+    return list(groups.values())
+
+
+def _decomposed(matrices: list[Tensor], rough: bool) -> list[tuple[Tensor, Tensor]]:
+    """Compute eigenvalues, ascending and at least 0, and eigenvectors of matrices `[g, d, d]`."""
+    if not matrices:
+        return []
+    whole = torch.cat(matrices)
+    values, vectors = whole[..., 0], torch.ones_like(whole)
+    if whole.shape[-1] > 1:
+        values, vectors = torch.linalg.eigh(whole.float() if rough else whole)
+    counts = [len(matrix) for matrix in matrices]
+    return list(zip(values.double().clamp_min(0).split(counts), vectors.double().split(counts)))
+
+
+def _takes_all(name: str, sums: Moments, protection: Protection) -> bool:
+    """Whether a hard conceptor is the projector on all directions above rounding."""
+    is_exact = sums.sketch is None and sums.coarsest <= rounding(torch.float32)
+    is_all = protection.claims_all(name) and protection.rank_of(sums.dim) is None and is_exact
+    return is_all or sums.is_bare
+
+
+def _is_chosen(name: str, sums: Moments, protection: Protection) -> bool:
+    """Whether the aperture of a block is chosen from its eigenvalues."""
+    is_number = isinstance(protection.aperture(name), float)
+    return not is_number and not _takes_all(name, sums, protection)
 
 
 def _conceptor(
     name: str,
-    moments: Moments | SketchedMoments,
+    sums: Moments,
     protection: Protection,
     claimed: Conceptor | None,
+    eigen: tuple[Tensor, Tensor] | None,
 ) -> Conceptor:
     choice, hard = protection.aperture(name), protection.hard
-    limit = protection.rank_of(moments.dim)
-    is_full = moments.coarsest <= rounding(torch.zeros(0, dtype=torch.float32))
-    if protection.claims_all(name) and limit is None and is_full and isinstance(moments, Moments):
-        return moments.projector(_rounding(moments))
+    limit, noise = protection.rank_of(sums.dim), _rounding(sums)
+    if _takes_all(name, sums, protection):
+        spectrum = spectra.occupied(sums.correlation(), noise)
+        return Conceptor.from_form(SpectrumForm(spectrum, torch.float64))
     if isinstance(choice, float):
-        limited = protection.rank_of(moments.dim) is not None
-        _check_precision(name, moments, choice, limited)
-        conceptor = moments.conceptor(choice)
+        _check_precision(name, sums, choice, limit is not None)
+        alpha = torch.tensor(choice, dtype=torch.float64)
     else:
-        sigma, noise = moments.eigenvalues(), _rounding(moments)
-        conceptor = moments.conceptor(choice.aperture(sigma, moments.dim, hard, noise))
+        assert eigen is not None
+        alpha = choice.aperture(eigen[0].flip(-1), sums.dim, hard, noise)
+    if sums.sketch is not None:
+        conceptor = sums.sketch.conceptor(float(alpha)).mapped(lambda tensor, _: tensor[None])
+    else:
+        conceptor = Conceptor.from_second_moment(sums.correlation(), alpha)
+        if eigen is not None and isinstance(conceptor.form, OddsForm):
+            odds = eigen[0] * alpha.square().unsqueeze(-1)
+            if float(odds.max()) <= _ROUGH:
+                conceptor.form.provide(odds, eigen[1])
     if not hard:
         return conceptor
     if limit is not None and limit < conceptor.dim:
@@ -206,7 +281,7 @@ def _conceptor(
     return conceptor.harden()
 
 
-def _weight_of_drift(site: WeightBlock, moments: Moments | SketchedMoments) -> Tensor:
+def _weight_of_drift(site: WeightBlock, moments: Moments) -> Tensor:
     """Compute tr R `[g]` over E|W x|², which measures drift relative to the layer's outputs.
 
     A layer with zero outputs, such as a new adapter, counts as having a hundredth of usual weights.
@@ -219,20 +294,20 @@ def _weight_of_drift(site: WeightBlock, moments: Moments | SketchedMoments) -> T
     return inputs / torch.maximum(outputs.sum(), least).clamp_min(1e-300)
 
 
-def _rounding(moments: Moments | SketchedMoments) -> float:
+def _rounding(moments: Moments) -> float:
     """Return the share of the rows' energy that may be rounding, of the rows or of their sums.
 
     Rounding in the sums is spread over all directions, and its negative half is cut off. Rows of
     half precision are summed in float32.
     """
-    half = moments.coarsest > rounding(torch.zeros(0, dtype=torch.float32))
+    half = moments.coarsest > rounding(torch.float32)
     sums = torch.float32 if half else torch.float64
     in_sums = math.sqrt(moments.dim) * torch.finfo(sums).eps / 2
     return max(1e-12, 4 * moments.coarsest, in_sums)
 
 
 def _check_precision(
-    name: str, moments: Moments | SketchedMoments, alpha: float, limited: bool
+    name: str, moments: Moments, alpha: float, limited: bool
 ) -> None:
     """Raise ValueError if aperture² times rounding is not small: rounding would be protected.
 
@@ -242,13 +317,13 @@ def _check_precision(
     energy = moments.energy()
     top = float(energy.max())
     in_rows = 0.0 if limited else moments.coarsest * top / moments.dim
-    in_sums = torch.finfo(energy.dtype).eps * top
+    in_sums = torch.finfo(torch.float64).eps * top
     if max(in_sums, in_rows) * alpha**2 <= 0.1:
         return
     if (
         in_rows * alpha**2 <= 0.1
-        and isinstance(moments, Moments)
-        and is_accurate(moments.correlation().double() * alpha**2)  # columns of other scales
+        and moments.sketch is None
+        and is_accurate(moments.correlation() * alpha**2)  # columns of other scales
     ):
         return
     which, remedy = "float64", ""
@@ -301,3 +376,77 @@ def _stowed(conceptor: Conceptor) -> Conceptor:
     if conceptor.dim < _STOWED or conceptor.device.type != "cuda":
         return conceptor
     return conceptor.mapped(lambda tensor, _: tensor.cpu())
+
+
+def join_novel(claimed: Conceptor, new: Conceptor, known: float) -> Conceptor:
+    """A ∨ C with what they share counted less, κ = `known`: at κ = 1, once.
+
+    In coordinates where Q_A + Q_C is the identity, both are diagonal together, 1 - t and t; the
+    result there is 1 - t + max(0, t - κ (1 - t)). κ = 0 is OR, and κ = 1 the larger of the two, so
+    A ∨ A = A. In between, A and C <= the result <= A ∨ C. With fully claimed directions, s = 1,
+    this is OR.
+
+    >>> import torch
+    >>> C = Conceptor.from_states(torch.eye(3), aperture=3.0)
+    >>> [round(float(join_novel(C, C, known).quota), 3) for known in (0.0, 0.5, 1.0)]
+    [0.857, 0.818, 0.75]
+    """
+    is_hard = any(not bool(torch.isfinite(c.odds_trace()).all()) for c in (claimed, new))
+    if is_hard or not known:
+        return claimed | new
+    is_dense = isinstance(claimed.form, OddsForm) or isinstance(new.form, OddsForm)
+    if is_dense or claimed.rank + new.rank >= claimed.dim:
+        odds = _joined(_odds(claimed), _odds(new), known)
+        return Conceptor.from_form(OddsForm(odds, new.dtype))
+    parts = claimed.form.spectrum(), new.form.spectrum()
+    basis, _ = torch.linalg.qr(torch.cat([part.vectors for part in parts], -1))  # [..., d, r]
+    old, more = (_gram(basis.mT @ part.vectors, part.odds) for part in parts)
+    values, turn = torch.linalg.eigh(_joined(old, more, known))
+    joined = Spectrum(basis @ turn, values.clamp_min(0))
+    return Conceptor.from_form(SpectrumForm(joined, claimed.dtype))
+
+
+def stride(claimed: Conceptor, new: Conceptor, known: float) -> Tensor:
+    """How much longer steps may be in the free space of A on data of C: `[...]`, at least 1.
+
+    (λ_max(R) / λ_max(F^½ R F^½))^(κ/2) with F = I - A, R the correlation matrix of C (its aperture
+    cancels) and κ = `known`. The ratio is that of the largest curvatures, with and without the
+    shield, of a loss that is quadratic in a layer's outputs; it counts up to 10⁴.
+
+    >>> import torch
+    >>> A = Conceptor.from_states(torch.eye(3), aperture=3.0)  # F = I / 4
+    >>> [round(float(stride(A, A, known)), 3) for known in (0.0, 0.5, 1.0)]
+    [1.0, 1.414, 2.0]
+    """
+    vectors, odds, _ = new.form.spectrum()
+    roots = vectors * odds.sqrt().unsqueeze(-2)  # K with K Kᵀ = α² R
+    free = torch.diag_embed(odds) - (claimed @ roots.mT) @ roots  # Kᵀ F K
+    top = odds.amax(-1).clamp_min(torch.finfo(odds.dtype).tiny)
+    remaining = torch.linalg.eigvalsh((free + free.mT) / 2)[..., -1]
+    ratio = torch.where(odds.amax(-1) > 0, top / remaining.clamp(top / _MOST, top), 1.0)
+    return ratio ** (known / 2)
+
+
+def _joined(old: Tensor, more: Tensor, known: float) -> Tensor:
+    """Q `[..., d, d]` of Q_A = `old` and Q_C = `more`."""
+    sizes, axes = torch.linalg.eigh(old + more)
+    least = tolerance(old.shape[-1], old.dtype) * sizes[..., -1:]
+    inner = axes * torch.where(sizes > least, sizes.rsqrt(), 0.0).unsqueeze(-2)
+    outer = axes * torch.where(sizes > least, sizes.sqrt(), 0.0).unsqueeze(-2)
+    share, turn = torch.linalg.eigh(inner.mT @ more @ inner)
+    share = share.clamp(0, 1)  # t
+    total = 1 - share + (share - known * (1 - share)).clamp_min(0)
+    return _gram(outer @ turn, total)
+
+
+def _odds(conceptor: Conceptor) -> Tensor:
+    """Q `[..., d, d]`."""
+    if isinstance(conceptor.form, OddsForm):
+        return conceptor.form.matrix
+    parts = conceptor.form.spectrum()
+    return _gram(parts.vectors, parts.odds)
+
+
+def _gram(vectors: Tensor, odds: Tensor) -> Tensor:
+    gram: Tensor = (vectors * odds.unsqueeze(-2)) @ vectors.mT
+    return gram

@@ -13,10 +13,9 @@ from conceptors._internal import checks
 from conceptors._internal.batches import Feed
 from conceptors.algebra.conceptor import Conceptor, similarity
 from conceptors.shield.blocks import Scan
-from conceptors.shield.claims import Claims, Remembered
+from conceptors.shield.claims import Claims, Remembered, stride
 from conceptors.shield.explain import Explanation, explain
 from conceptors.shield.moved import Mark
-from conceptors.shield.novelty import stride
 from conceptors.shield.options import Protection
 from conceptors.shield.room import stuck_layers
 from conceptors.shield.step.guards import Guards

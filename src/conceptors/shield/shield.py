@@ -25,7 +25,8 @@ from conceptors.shield.attach import (
     unwrap_optimizer,
 )
 from conceptors.shield.blocks import Scan, survey
-from conceptors.shield.claims import Claims, Remembered, claims_of_task
+from conceptors.shield.claims import Claims, Remembered, claims_of_task, decompose, is_rough
+from conceptors.shield.collect import collect
 from conceptors.shield.inspection import Inspection
 from conceptors.shield.options import (
     Aperture,
@@ -38,12 +39,11 @@ from conceptors.shield.options import (
     one_of,
 )
 from conceptors.shield.persistence import Persistence
-from conceptors.shield.remember.run import collect
-from conceptors.shield.remember.uses import StrayUse, refuse
 from conceptors.shield.room import full_layers, warn_if_full
 from conceptors.shield.statistics import Statistics
 from conceptors.shield.step.context import Context, Protected
 from conceptors.shield.step.guards import Guards
+from conceptors.shield.uses import StrayUse, refuse
 from conceptors.shield.watch import Watch, check_steps_what_it_trains, warn_of_dropped
 
 
@@ -343,6 +343,7 @@ class Shield(Inspection, Persistence):
                 sketch=self._protection.sketch_rank,
                 progress=progress,
                 strays=self._handle_strays,
+                rough=self._rough(),
             )
         moments = {name: sums for name, sums in moments.items() if name in self._scan.sites}
         if self.hard and self.rank is None:
@@ -350,6 +351,11 @@ class Shield(Inspection, Persistence):
         claimed = self._remembered.claimed.conceptors
         protection = replace(self._protection, hard=False) if soft else self._protection
         return claims_of_task(moments, self._scan.sites, protection, claimed)
+
+    def _rough(self) -> set[str]:
+        """Return the names of blocks whose products may be computed in float32."""
+        sites = self._scan.sites.items()
+        return {name for name, site in sites if is_rough(site, self._protection)}
 
     def _handle_strays(self, uses: Iterable[StrayUse]) -> None:
         """Refuse or freeze weights that are used outside of their rules."""
@@ -376,6 +382,8 @@ class Shield(Inspection, Persistence):
         self._anchors.set(self.model, sites, new_only=new_only)
 
     def _make_context(self, version: int) -> Context:
+        if self._guards:
+            decompose(self._remembered.claimed.conceptors, self._scan.sites, self._protection)
         protected = Protected(
             sites=self._scan.sites,
             claims=self._remembered.claims(self._scan.sites, self._protection),
@@ -396,8 +404,8 @@ class Shield(Inspection, Persistence):
         self._guards.renew()
 
     def _claims_changed(self) -> None:
-        self.quota()  # while matrices are still on the GPU
         self._changed()
+        self.quota()  # while matrices are still on the GPU
         note_tasks(self.model, self.n_tasks)
         # the guards have computed what they need, so large matrices may leave the GPU
         self._remembered.claimed = self._remembered.claimed.stowed()

@@ -19,7 +19,7 @@ from conceptors.algebra.forms import OddsForm, SpectrumForm
 from conceptors.algebra.spectrum import Spectrum
 from conceptors.shield.blocks import WeightBlock, is_sharded
 from conceptors.shield.claims import Claims, Remembered
-from conceptors.shield.shards import cut_like, cut_rows, gathered
+from conceptors.shield.distributed import cut_like, cut_rows, gathered
 
 if TYPE_CHECKING:
     from conceptors.shield.shield import Shield

@@ -18,7 +18,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from conceptors._internal.precision import exactly
-from conceptors.shield.shards import local
+from conceptors.shield.distributed import local
 from conceptors.shield.step.context import Context
 from conceptors.shield.step.plan import StepPlan, make_plan
 from conceptors.shield.step.trained import Trained

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from conceptors._internal.precision import exactly
 from conceptors.shield.blocks import WeightBlock, is_sharded
-from conceptors.shield.shards import gather_rows, versions
+from conceptors.shield.distributed import gather_rows, versions
 from conceptors.shield.step.batched import in_turn, recorded, together
 from conceptors.shield.step.choose import choose, rate
 from conceptors.shield.step.context import Context

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from conceptors.shield.shards import local
+from conceptors.shield.distributed import local
 from conceptors.shield.step.passing import is_capturing
 
 
