@@ -24,6 +24,8 @@ _BATCHED = 1024  # on a GPU, equal blocks with up to this many inputs are decomp
 _ROUGH = 1e4  # the largest odds for which a decomposition in float32 is accurate enough
 _MOST = 1e4  # the curvature in the free space counts as at least this small a part of the whole
 
+Eigen = tuple[Tensor, Tensor]  # eigenvalues `[g, r]`, ascending, and eigenvectors, if computed
+
 
 @dataclass
 class Claims:
@@ -173,13 +175,14 @@ def claims_of_task(
     """
     claims = Claims()
     rough = {name for name in moments if is_rough(sites[name], protection)}
-    for names in _alike(moments, rough):  # sums and conceptors need not all fit in memory
+    known = set() if protection.hard else set(claimed)  # unions are decomposed instead
+    for names in _alike(moments, rough, known):  # sums and conceptors need not all fit in memory
         chosen = [name for name in names if _is_chosen(name, moments[name], protection)]
-        eigen = _decomposed([moments[name].correlation() for name in chosen], names[0] in rough)
-        eigen_of = dict(zip(chosen, eigen))
+        matrices = [moments[name].correlation() for name in chosen]
+        eigen = dict(zip(chosen, _decomposed(matrices, names[0] in rough, names[0] in known)))
         for name in names:
             sums, pull = moments.pop(name), protection.pull(name)
-            conceptor = _conceptor(name, sums, protection, claimed.get(name), eigen_of.get(name))
+            conceptor = _conceptor(name, sums, protection, claimed.get(name), eigen.get(name))
             claims.conceptors[name] = conceptor
             if pull and not sums.is_bare:  # a fixed parameter needs no pull
                 odds = conceptor.odds_trace().clamp_min(1e-300)  # [g], of Q = α² R
@@ -211,25 +214,34 @@ def decompose(
             forms[name].provide(odds, vectors)
 
 
-def _alike(blocks: Mapping[str, Moments | Conceptor], rough: Collection[str]) -> list[list[str]]:
-    """Group the blocks that are decomposed in one call: small ones of one size, on a GPU."""
+def _alike(
+    blocks: Mapping[str, Moments | Conceptor], *sets: Collection[str]
+) -> list[list[str]]:
+    """Group the blocks that are decomposed in one call: small ones of one size, on a GPU.
+
+    Each of the sets contains all blocks of a group, or none.
+    """
     groups: dict[object, list[str]] = {}
     for name, block in blocks.items():
         is_small = block.device.type == "cuda" and block.dim <= _BATCHED
-        key = (block.device, block.dim, name in rough) if is_small else name
+        key = (block.dim, *(name in part for part in sets)) if is_small else name
         groups.setdefault(key, []).append(name)
     return list(groups.values())
 
 
-def _decomposed(matrices: list[Tensor], rough: bool) -> list[tuple[Tensor, Tensor]]:
+def _decomposed(matrices: list[Tensor], rough: bool, values_only: bool = False) -> list[Eigen]:
     """Compute eigenvalues, ascending and at least 0, and eigenvectors of matrices `[g, d, d]`."""
     if not matrices:
         return []
     whole = torch.cat(matrices)
-    values, vectors = whole[..., 0], torch.ones_like(whole)
-    if whole.shape[-1] > 1:
-        values, vectors = torch.linalg.eigh(whole.float() if rough else whole)
+    whole = whole.float() if rough else whole
     counts = [len(matrix) for matrix in matrices]
+    if whole.shape[-1] == 1:
+        values, vectors = whole[..., 0], torch.ones_like(whole)
+    elif values_only:
+        values, vectors = torch.linalg.eigvalsh(whole), whole[..., :0]
+    else:
+        values, vectors = torch.linalg.eigh(whole)
     return list(zip(values.double().clamp_min(0).split(counts), vectors.double().split(counts)))
 
 
@@ -251,7 +263,7 @@ def _conceptor(
     sums: Moments,
     protection: Protection,
     claimed: Conceptor | None,
-    eigen: tuple[Tensor, Tensor] | None,
+    eigen: Eigen | None,
 ) -> Conceptor:
     choice, hard = protection.aperture(name), protection.hard
     limit, noise = protection.rank_of(sums.dim), _rounding(sums)
@@ -268,7 +280,7 @@ def _conceptor(
         conceptor = sums.sketch.conceptor(float(alpha)).mapped(lambda tensor, _: tensor[None])
     else:
         conceptor = Conceptor.from_second_moment(sums.correlation(), alpha)
-        if eigen is not None and isinstance(conceptor.form, OddsForm):
+        if eigen is not None and eigen[1].numel() and isinstance(conceptor.form, OddsForm):
             odds = eigen[0] * alpha.square().unsqueeze(-1)
             if float(odds.max()) <= _ROUGH:
                 conceptor.form.provide(odds, eigen[1])

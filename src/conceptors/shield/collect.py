@@ -203,6 +203,7 @@ class Moments:
         self._counts_tokens = site.block.layout == "tokens"
         self._shared, self._dtype = shared, torch.float32 if rough else torch.float64
         self._buffered: dict[tuple[float, int | None, torch.dtype], list[Tensor]] = {}
+        self._count = 0  # of buffered rows
         rank = sketch(self.dim) if self.groups == 1 else None
         self.sums: Correlation | FrequentDirections
         if rank is None or rank >= self.dim:
@@ -244,11 +245,13 @@ class Moments:
                 weights = torch.full((len(samples),), rows.weight, dtype=torch.float64)
                 self.sums.update(samples, weights.to(samples.device))
             return
-        if values.shape[1] < many and not isinstance(rows, OwnedRows):
+        count = values.shape[1]
+        if count < many and not isinstance(rows, OwnedRows):
             values = self._shared.copy(values)  # other code may change them
-        if values.shape[1]:
+        if count:
             self._buffered.setdefault((rows.weight, bias_column, values.dtype), []).append(values)
-        if sum(len(chunk[0]) for chunks in self._buffered.values() for chunk in chunks) >= many:
+        self._count += count
+        if self._count >= many:
             self.flush()
 
     def flush(self) -> None:
@@ -265,7 +268,7 @@ class Moments:
                 total[:, bias, :dim].add_(sums, alpha=weight)
                 total[:, bias, bias].add_(count * weight)
             self.sums.weight += count * weight
-        self._buffered = {}
+        self._buffered, self._count = {}, 0
 
     def correlation(self) -> Tensor:
         """Compute R `[g, d, d]`; of tokens, 1 for each that occurred; of a sketch Bᵀ B, B Bᵀ."""
