@@ -118,7 +118,8 @@ class Prompts(nn.Module):
         self.shift.vector = nn.Parameter(torch.rand(WIDTH))
 
     def forward(self, x: Tensor, task: int = 0) -> Tensor:
-        return x * self.prompts[task] + self.shift.vector  # type: ignore[operator]
+        shift: Any = self.shift.vector
+        return self.prompts[task] * x + shift
 
 
 @pytest.mark.parametrize("aperture", [3.0, "auto"])

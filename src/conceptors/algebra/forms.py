@@ -62,9 +62,7 @@ class OddsForm:
         return matrix
 
     def quota(self) -> Tensor:
-        """Return the mean singular value `[...]`."""
-        if self._exact is not None:
-            return spectra.values_of(self._exact.odds).mean(-1)
+        """Return the mean singular value `[...]`, computed from the matrix."""
         if self._quota is None:
             diagonal = self.dense(keep=False).diagonal(dim1=-2, dim2=-1)
             self._quota = diagonal.mean(-1).clamp(0, 1)

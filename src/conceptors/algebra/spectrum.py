@@ -101,7 +101,7 @@ def from_odds_matrix(odds: Tensor) -> Spectrum:
 
 
 def from_eigen(values: Tensor, vectors: Tensor) -> Spectrum:
-    """Spectrum of eigenvalues, ascending, and eigenvectors of Q; those of rounding size become 0."""
+    """Spectrum of eigenvalues, ascending, and eigenvectors; values of rounding size become 0."""
     smallest = tolerance(values.shape[-1], values.dtype) * values[..., -1:].clamp_min(0)
     return Spectrum(vectors, torch.where(values > smallest, values, 0.0))
 

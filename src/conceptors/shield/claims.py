@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch import Tensor
 from conceptors.algebra import spectrum as spectra
 from conceptors.algebra.conceptor import Conceptor
 from conceptors.algebra.forms import OddsForm, SpectrumForm
-from conceptors.algebra.spectrum import Spectrum, is_accurate, tolerance
+from conceptors.algebra.spectrum import is_accurate, tolerance
 from conceptors.shield.blocks import WeightBlock
 from conceptors.shield.collect import Moments, rounding
 from conceptors.shield.options import Protection
@@ -23,8 +24,6 @@ _STOWED = 2048  # layers with at least this many inputs store their claims in ma
 _BATCHED = 1024  # on a GPU, equal blocks with up to this many inputs are decomposed together
 _ROUGH = 1e4  # the largest odds for which a decomposition in float32 is accurate enough
 _MOST = 1e4  # the curvature in the free space counts as at least this small a part of the whole
-
-Eigen = tuple[Tensor, Tensor]  # eigenvalues `[g, r]`, ascending, and eigenvectors, if computed
 
 
 @dataclass
@@ -44,9 +43,10 @@ class Claims:
         conceptors, stiffness = dict(self.conceptors), dict(self.stiffness)
         for name, count in counts.items():
             if name in conceptors:
-                conceptors[name] = _with_tokens(conceptors[name], count)
+                longer = partial(_longer, count=count)
+                conceptors[name] = conceptors[name].mapped(longer)
             if name in stiffness:
-                stiffness[name] = _longer(stiffness[name], count)
+                stiffness[name] = _longer(stiffness[name], count=count)
         return Claims(conceptors, stiffness)
 
     def stowed(self) -> Claims:
@@ -170,19 +170,20 @@ def claims_of_task(
     """Compute the conceptors of one task from its moments, and empty `moments`.
 
     Args:
-        claimed: the conceptors of earlier tasks. A layer without one needs no other decomposition
-            than that of R, so its eigenvectors are computed too.
+        claimed: the conceptors of earlier tasks, for hard conceptors with a limited rank.
     """
     claims = Claims()
     rough = {name for name in moments if is_rough(sites[name], protection)}
-    known = set() if protection.hard else set(claimed)  # unions are decomposed instead
-    for names in _alike(moments, rough, known):  # sums and conceptors need not all fit in memory
-        chosen = [name for name in names if _is_chosen(name, moments[name], protection)]
+    for names in _alike(moments, rough):  # sums and conceptors need not all fit in memory
+        chosen = [name for name in names if protection.is_auto(name) and not moments[name].is_bare]
         matrices = [moments[name].correlation() for name in chosen]
-        eigen = dict(zip(chosen, _decomposed(matrices, names[0] in rough, names[0] in known)))
+        sigma = dict(zip(chosen, _eigenvalues(matrices, names[0] in rough)))
         for name in names:
             sums, pull = moments.pop(name), protection.pull(name)
-            conceptor = _conceptor(name, sums, protection, claimed.get(name), eigen.get(name))
+            if protection.hard or sums.is_bare:
+                conceptor = _hard_conceptor(name, sums, protection, claimed.get(name))
+            else:
+                conceptor = _conceptor(name, sums, protection, sigma.get(name))
             claims.conceptors[name] = conceptor
             if pull and not sums.is_bare:  # a fixed parameter needs no pull
                 odds = conceptor.odds_trace().clamp_min(1e-300)  # [g], of Q = α² R
@@ -191,103 +192,82 @@ def claims_of_task(
     return claims
 
 
+def decompose(
+    conceptors: Mapping[str, Conceptor], sites: Mapping[str, WeightBlock], protection: Protection
+) -> None:
+    """Decompose the odds of conceptors, which guards need; on a GPU, equal ones in one call.
+
+    The result depends on the odds alone, so training resumes bit for bit from a checkpoint.
+    """
+    forms, rough = dict[str, OddsForm](), set[str]()
+    for name, conceptor in conceptors.items():
+        form = conceptor.form
+        if isinstance(form, OddsForm) and conceptor.dim > 1 and not form.has_spectrum:
+            forms[name] = form
+            is_soft = name in sites and is_rough(sites[name], protection)
+            if is_soft and float(form.matrix.norm()) <= _ROUGH:
+                rough.add(name)
+    for names in _alike({name: conceptors[name] for name in forms}, rough):
+        whole = torch.cat([forms[name].matrix for name in names])
+        odds, vectors = torch.linalg.eigh(whole.float() if names[0] in rough else whole)
+        counts = [len(forms[name].matrix) for name in names]
+        parts = zip(names, odds.double().split(counts), vectors.double().split(counts))
+        for name, *part in parts:
+            forms[name].provide(*part)
+
+
 def is_rough(site: WeightBlock, protection: Protection) -> bool:
     """Whether float32 is accurate enough for the products and decompositions of a block."""
     is_double = any(p.dtype == torch.float64 for p in site.parameters)
     return protection.is_auto(site.name) and not is_double
 
 
-def decompose(
-    conceptors: Mapping[str, Conceptor], sites: Mapping[str, WeightBlock], protection: Protection
-) -> None:
-    """Decompose the odds of conceptors, which guards need; on a GPU, equal ones in one call."""
-    forms, rough = dict[str, OddsForm](), set[str]()
-    for name, conceptor in conceptors.items():
-        form = conceptor.form
-        if isinstance(form, OddsForm) and name in sites and not form.has_spectrum:
-            forms[name] = form
-            if is_rough(sites[name], protection) and float(form.matrix.norm()) <= _ROUGH:
-                rough.add(name)
-    for names in _alike({name: conceptors[name] for name in forms}, rough):
-        eigen = _decomposed([forms[name].matrix for name in names], names[0] in rough)
-        for name, (odds, vectors) in zip(names, eigen):
-            forms[name].provide(odds, vectors)
-
-
-def _alike(
-    blocks: Mapping[str, Moments | Conceptor], *sets: Collection[str]
-) -> list[list[str]]:
-    """Group the blocks that are decomposed in one call: small ones of one size, on a GPU.
-
-    Each of the sets contains all blocks of a group, or none.
-    """
+def _alike(blocks: Mapping[str, Moments | Conceptor], rough: Collection[str]) -> list[list[str]]:
+    """Group the blocks that are decomposed in one call: small ones of one size, on a GPU."""
     groups: dict[object, list[str]] = {}
     for name, block in blocks.items():
         is_small = block.device.type == "cuda" and block.dim <= _BATCHED
-        key = (block.dim, *(name in part for part in sets)) if is_small else name
+        key = (block.device, block.dim, name in rough) if is_small else name
         groups.setdefault(key, []).append(name)
     return list(groups.values())
 
 
-def _decomposed(matrices: list[Tensor], rough: bool, values_only: bool = False) -> list[Eigen]:
-    """Compute eigenvalues, ascending and at least 0, and eigenvectors of matrices `[g, d, d]`."""
+def _eigenvalues(matrices: list[Tensor], rough: bool = False) -> Iterable[Tensor]:
+    """Compute the eigenvalues, descending and at least 0, of matrices `[g, d, d]` of one d."""
     if not matrices:
         return []
     whole = torch.cat(matrices)
-    whole = whole.float() if rough else whole
-    counts = [len(matrix) for matrix in matrices]
-    if whole.shape[-1] == 1:
-        values, vectors = whole[..., 0], torch.ones_like(whole)
-    elif values_only:
-        values, vectors = torch.linalg.eigvalsh(whole), whole[..., :0]
+    if whole.shape[-1] > 1:
+        values = torch.linalg.eigvalsh(whole.float() if rough else whole).double().flip(-1)
     else:
-        values, vectors = torch.linalg.eigh(whole)
-    return list(zip(values.double().clamp_min(0).split(counts), vectors.double().split(counts)))
-
-
-def _takes_all(name: str, sums: Moments, protection: Protection) -> bool:
-    """Whether a hard conceptor is the projector on all directions above rounding."""
-    is_exact = sums.sketch is None and sums.coarsest <= rounding(torch.float32)
-    is_all = protection.claims_all(name) and protection.rank_of(sums.dim) is None and is_exact
-    return is_all or sums.is_bare
-
-
-def _is_chosen(name: str, sums: Moments, protection: Protection) -> bool:
-    """Whether the aperture of a block is chosen from its eigenvalues."""
-    is_number = isinstance(protection.aperture(name), float)
-    return not is_number and not _takes_all(name, sums, protection)
+        values = whole[..., 0]
+    return values.clamp_min(0).split([len(matrix) for matrix in matrices])
 
 
 def _conceptor(
-    name: str,
-    sums: Moments,
-    protection: Protection,
-    claimed: Conceptor | None,
-    eigen: Eigen | None,
+    name: str, sums: Moments, protection: Protection, sigma: Tensor | None = None
 ) -> Conceptor:
-    choice, hard = protection.aperture(name), protection.hard
-    limit, noise = protection.rank_of(sums.dim), _rounding(sums)
-    if _takes_all(name, sums, protection):
-        spectrum = spectra.occupied(sums.correlation(), noise)
-        return Conceptor.from_form(SpectrumForm(spectrum, torch.float64))
+    """Compute a soft conceptor, from the eigenvalues of R if they are known."""
+    choice = protection.aperture(name)
     if isinstance(choice, float):
-        _check_precision(name, sums, choice, limit is not None)
-        alpha = torch.tensor(choice, dtype=torch.float64)
-    else:
-        assert eigen is not None
-        alpha = choice.aperture(eigen[0].flip(-1), sums.dim, hard, noise)
-    if sums.sketch is not None:
-        conceptor = sums.sketch.conceptor(float(alpha)).mapped(lambda tensor, _: tensor[None])
-    else:
-        conceptor = Conceptor.from_second_moment(sums.correlation(), alpha)
-        if eigen is not None and eigen[1].numel() and isinstance(conceptor.form, OddsForm):
-            odds = eigen[0] * alpha.square().unsqueeze(-1)
-            if float(odds.max()) <= _ROUGH:
-                conceptor.form.provide(odds, eigen[1])
-    if not hard:
-        return conceptor
+        _check_precision(name, sums, choice, protection.rank_of(sums.dim) is not None)
+        return sums.conceptor(choice)
+    if sigma is None:
+        (sigma,) = _eigenvalues([sums.correlation()])
+    return sums.conceptor(choice.aperture(sigma, sums.dim, protection.hard, _rounding(sums)))
+
+
+def _hard_conceptor(
+    name: str, sums: Moments, protection: Protection, claimed: Conceptor | None
+) -> Conceptor:
+    """Compute a hard conceptor; with a limited rank, directions of earlier tasks have priority."""
+    limit = protection.rank_of(sums.dim)
+    is_exact = sums.sketch is None and sums.coarsest <= rounding(torch.float32)
+    if sums.is_bare or (protection.claims_all(name) and limit is None and is_exact):
+        spectrum = spectra.occupied(sums.correlation(), _rounding(sums))
+        return Conceptor.from_form(SpectrumForm(spectrum, torch.float64))
+    conceptor = _conceptor(name, sums, protection)
     if limit is not None and limit < conceptor.dim:
-        # directions of earlier tasks have priority
         used = 0 if claimed is None else int((claimed.singular_values > 0.5).sum(-1).max())
         conceptor = conceptor.top_k(max(0, limit - used))
     return conceptor.harden()
@@ -306,45 +286,37 @@ def _weight_of_drift(site: WeightBlock, moments: Moments) -> Tensor:
     return inputs / torch.maximum(outputs.sum(), least).clamp_min(1e-300)
 
 
-def _rounding(moments: Moments) -> float:
+def _rounding(sums: Moments) -> float:
     """Return the share of the rows' energy that may be rounding, of the rows or of their sums.
 
     Rounding in the sums is spread over all directions, and its negative half is cut off. Rows of
     half precision are summed in float32.
     """
-    half = moments.coarsest > rounding(torch.float32)
-    sums = torch.float32 if half else torch.float64
-    in_sums = math.sqrt(moments.dim) * torch.finfo(sums).eps / 2
-    return max(1e-12, 4 * moments.coarsest, in_sums)
+    is_half = sums.coarsest > rounding(torch.float32)
+    eps = torch.finfo(torch.float32 if is_half else torch.float64).eps
+    return max(1e-12, 4 * sums.coarsest, math.sqrt(sums.dim) * eps / 2)
 
 
-def _check_precision(
-    name: str, moments: Moments, alpha: float, limited: bool
-) -> None:
+def _check_precision(name: str, sums: Moments, alpha: float, limited: bool) -> None:
     """Raise ValueError if aperture² times rounding is not small: rounding would be protected.
 
     Rounding in the sums is relative to the largest direction. Rounding of rows in half precision
     is spread evenly over all directions, and is harmless where their number is limited.
     """
-    energy = moments.energy()
-    top = float(energy.max())
-    in_rows = 0.0 if limited else moments.coarsest * top / moments.dim
-    in_sums = torch.finfo(torch.float64).eps * top
-    if max(in_sums, in_rows) * alpha**2 <= 0.1:
+    top = float(sums.energy().max())
+    in_rows = 0.0 if limited else sums.coarsest * top / sums.dim * alpha**2
+    in_sums = torch.finfo(torch.float64).eps * top * alpha**2
+    if max(in_sums, in_rows) <= 0.1:
         return
-    if (
-        in_rows * alpha**2 <= 0.1
-        and moments.sketch is None
-        and is_accurate(moments.correlation() * alpha**2)  # columns of other scales
-    ):
+    is_dense = in_rows <= 0.1 and sums.sketch is None
+    if is_dense and is_accurate(sums.correlation() * alpha**2):  # columns of other scales
         return
-    which, remedy = "float64", ""
-    if in_rows > in_sums:
-        which, remedy = "half precision", ", or call remember outside autocast"
+    is_half = in_rows > in_sums
     raise ValueError(
-        f"{which} is too coarse for aperture {alpha} at layer {name!r}: its inputs have a mean "
-        f"square norm of {top:.3g}, so rounding errors would count as protected directions. Lower "
-        f"the aperture{remedy}"
+        f"{'half precision' if is_half else 'float64'} is too coarse for aperture {alpha} at layer "
+        f"{name!r}: its inputs have a mean square norm of {top:.3g}, so rounding errors would "
+        f"count as protected directions. Lower the aperture"
+        f"{', or call remember outside autocast' if is_half else ''}"
     )
 
 
@@ -370,18 +342,9 @@ def _has_grown(name: str, claimed: Conceptor, sites: Mapping[str, WeightBlock]) 
     )
 
 
-def _with_tokens(conceptor: Conceptor, count: int) -> Conceptor:
-    form = conceptor.form
-    if isinstance(form, OddsForm):
-        return Conceptor.from_form(OddsForm(_longer(form.matrix, count), form.dtype))
-    vectors, odds, rest = form.spectrum()
-    parts = Spectrum(_longer(vectors, count, 1.0), _longer(odds, count), rest)
-    return Conceptor.from_form(SpectrumForm(parts, form.dtype))
-
-
-def _longer(x: Tensor, count: int, value: float = 0.0) -> Tensor:
-    """Extend x to `[count, ...]` with a value."""
-    return torch.cat([x, x.new_full((count - len(x), *x.shape[1:]), value)])
+def _longer(x: Tensor, _: object = None, *, count: int) -> Tensor:
+    """Extend x to `[count, ...]` with zeros."""
+    return torch.cat([x, x.new_zeros(count - len(x), *x.shape[1:])])
 
 
 def _stowed(conceptor: Conceptor) -> Conceptor:
@@ -396,7 +359,7 @@ def join_novel(claimed: Conceptor, new: Conceptor, known: float) -> Conceptor:
     In coordinates where Q_A + Q_C is the identity, both are diagonal together, 1 - t and t; the
     result there is 1 - t + max(0, t - κ (1 - t)). κ = 0 is OR, and κ = 1 the larger of the two, so
     A ∨ A = A. In between, A and C <= the result <= A ∨ C. With fully claimed directions, s = 1,
-    this is OR.
+    and for sketches of wide layers, this is OR.
 
     >>> import torch
     >>> C = Conceptor.from_states(torch.eye(3), aperture=3.0)
@@ -406,16 +369,10 @@ def join_novel(claimed: Conceptor, new: Conceptor, known: float) -> Conceptor:
     is_hard = any(not bool(torch.isfinite(c.odds_trace()).all()) for c in (claimed, new))
     if is_hard or not known:
         return claimed | new
-    is_dense = isinstance(claimed.form, OddsForm) or isinstance(new.form, OddsForm)
-    if is_dense or claimed.rank + new.rank >= claimed.dim:
-        odds = _joined(_odds(claimed), _odds(new), known)
-        return Conceptor.from_form(OddsForm(odds, new.dtype))
-    parts = claimed.form.spectrum(), new.form.spectrum()
-    basis, _ = torch.linalg.qr(torch.cat([part.vectors for part in parts], -1))  # [..., d, r]
-    old, more = (_gram(basis.mT @ part.vectors, part.odds) for part in parts)
-    values, turn = torch.linalg.eigh(_joined(old, more, known))
-    joined = Spectrum(basis @ turn, values.clamp_min(0))
-    return Conceptor.from_form(SpectrumForm(joined, claimed.dtype))
+    if claimed.is_factored and new.is_factored:
+        return claimed | new
+    odds = _joined(_odds(claimed), _odds(new), known)
+    return Conceptor.from_form(OddsForm(odds, new.dtype))
 
 
 def stride(claimed: Conceptor, new: Conceptor, known: float) -> Tensor:

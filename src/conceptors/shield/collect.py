@@ -30,6 +30,7 @@ from conceptors._internal.batches import (
     with_progress,
 )
 from conceptors._internal.precision import exactly, full, tensor_cores
+from conceptors.algebra.conceptor import Conceptor
 from conceptors.layers import Call, Draws, OwnedRows, Rows, Rule, Sample, SecondMoment
 from conceptors.layers.bare import is_bare
 from conceptors.layers.dora import WeightReads
@@ -276,6 +277,13 @@ class Moments:
             return (self.sums.rows() @ self.sums.rows().mT)[None]
         return (self.sums.sum > 0).double() if self._counts_tokens else self.sums.matrix()
 
+    def conceptor(self, aperture: float | Tensor) -> Conceptor:
+        """Compute the conceptors `[g]` of R."""
+        if isinstance(self.sums, FrequentDirections):
+            single = self.sums.conceptor(float(aperture))
+            return single.mapped(lambda tensor, _: tensor[None])
+        return Conceptor.from_second_moment(self.correlation(), aperture)
+
     def energy(self) -> Tensor:
         """Compute tr R `[g]`."""
         if isinstance(self.sums, FrequentDirections) or self._counts_tokens:
@@ -441,4 +449,3 @@ def _check_shape(rows: Rows | SecondMoment, moments: Moments) -> None:
 def rounding(dtype: torch.dtype) -> float:
     """Return the relative mean square of rounding errors in a dtype."""
     return torch.finfo(dtype).eps ** 2 / 24  # errors are uniform in ± eps / 2 · 2^k <= |x|
-
