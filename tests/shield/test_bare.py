@@ -118,8 +118,7 @@ class Prompts(nn.Module):
         self.shift.vector = nn.Parameter(torch.rand(WIDTH))
 
     def forward(self, x: Tensor, task: int = 0) -> Tensor:
-        shift: Any = self.shift.vector
-        return self.prompts[task] * x + shift
+        return torch.add(self.prompts[task] * x, self.shift.vector)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("aperture", [3.0, "auto"])

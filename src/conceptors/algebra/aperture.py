@@ -147,9 +147,7 @@ def aperture_for_quota(correlation: Tensor, quota: float) -> float:
     matrix = checks.positive_semidefinite(correlation, "correlation")
     if matrix.ndim != 2:
         raise ValueError(f"correlation must be one matrix [d, d], got {list(matrix.shape)}")
-    sigma = torch.linalg.eigvalsh(matrix.double().cpu())
-    rounding = spectra.tolerance(len(sigma), sigma.dtype) * sigma[-1].clamp_min(0)
-    sigma = torch.where(sigma > rounding, sigma, 0.0)
+    sigma = spectra.from_eigen(torch.linalg.eigvalsh(matrix.double().cpu()), matrix).odds
     rank = int((sigma > 0).sum())
     if quota >= rank / len(sigma):
         raise ValueError(

@@ -25,7 +25,6 @@ class OddsForm:
         self.matrix, self.dtype = matrix.contiguous(), dtype
         self._exact: Spectrum | None = None
         self._dense: Tensor | None = None
-        self._quota: Tensor | None = None
 
     @property
     def tensor(self) -> Tensor:
@@ -63,10 +62,7 @@ class OddsForm:
 
     def quota(self) -> Tensor:
         """Return the mean singular value `[...]`, computed from the matrix."""
-        if self._quota is None:
-            diagonal = self.dense(keep=False).diagonal(dim1=-2, dim2=-1)
-            self._quota = diagonal.mean(-1).clamp(0, 1)
-        return self._quota.clone()
+        return self.dense(keep=False).diagonal(dim1=-2, dim2=-1).mean(-1).clamp(0, 1)
 
     def trace(self) -> Tensor:
         """Return tr Q `[...]`."""
@@ -77,8 +73,6 @@ class OddsForm:
         form = OddsForm(change(self.matrix, self.matrix.shape[depth:]), self.dtype)
         if self._exact is not None:
             form._exact = _mapped(self._exact, change, depth)
-        if self._quota is not None:
-            form._quota = change(self._quota, self._quota.shape[depth:])
         return form
 
     def cast(self, dtype: torch.dtype) -> OddsForm:

@@ -232,7 +232,7 @@ def _alike(blocks: Mapping[str, Moments | Conceptor], rough: Collection[str]) ->
     return list(groups.values())
 
 
-def _eigenvalues(matrices: list[Tensor], rough: bool = False) -> Iterable[Tensor]:
+def _eigenvalues(matrices: list[Tensor], rough: bool = False) -> list[Tensor]:
     """Compute the eigenvalues, descending and at least 0, of matrices `[g, d, d]` of one d."""
     if not matrices:
         return []
@@ -241,7 +241,8 @@ def _eigenvalues(matrices: list[Tensor], rough: bool = False) -> Iterable[Tensor
         values = torch.linalg.eigvalsh(whole.float() if rough else whole).double().flip(-1)
     else:
         values = whole[..., 0]
-    return values.clamp_min(0).split([len(matrix) for matrix in matrices])
+    counts = [len(matrix) for matrix in matrices]
+    return list(values.clamp_min(0).split(counts))
 
 
 def _conceptor(
