@@ -42,16 +42,18 @@ class Claims:
         """Extend vocabularies to these numbers of tokens; new tokens are free."""
         conceptors, stiffness = dict(self.conceptors), dict(self.stiffness)
         for name, count in counts.items():
-            if name in conceptors:
-                longer = partial(_longer, count=count)
-                conceptors[name] = conceptors[name].mapped(longer)
+            conceptors[name] = conceptors[name].mapped(partial(_longer, count))
             if name in stiffness:
-                stiffness[name] = _longer(stiffness[name], count=count)
+                stiffness[name] = _longer(count, stiffness[name])
         return Claims(conceptors, stiffness)
 
     def stowed(self) -> Claims:
         """Move large matrices to main memory, to save memory of the GPU."""
-        return Claims({name: _stowed(c) for name, c in self.conceptors.items()}, self.stiffness)
+        stowed = {
+            name: c.mapped(lambda tensor, _: tensor.cpu()) if c.dim >= _STOWED else c
+            for name, c in self.conceptors.items()
+        }
+        return Claims(stowed, self.stiffness)
 
 
 @dataclass
@@ -92,14 +94,17 @@ class Remembered:
         Raises:
             ValueError: a layer has other inputs than when tasks were remembered.
         """
-        sizes = {
-            name: sites[name].size[0]
-            for name, conceptor in self.claimed.conceptors.items()
-            if _has_grown(name, conceptor, sites)
-        }
+        claimed, sizes = self.claimed.conceptors, dict[str, int]()
+        for name, site in sites.items():
+            if name in claimed and site.size != (*claimed[name].batch_shape, claimed[name].dim):
+                _check_has_grown(site, claimed[name])
+                sizes[name] = site.size[0]
         if not sizes:
             return self
-        tasks = [task.with_tokens(sizes) for task in self.tasks]
+        tasks = [
+            task.with_tokens({n: c for n, c in sizes.items() if n in task.conceptors})
+            for task in self.tasks
+        ]
         return Remembered(self.claimed.with_tokens(sizes), tasks, self.n_tasks)
 
     def quota(self, name: str) -> float:
@@ -141,16 +146,13 @@ def join(
     """
     joined = Claims(dict(claimed.conceptors), dict(claimed.stiffness))
     for name, new in task.stiffness.items():
-        old = claimed.stiffness.get(name)
-        if old is None or name not in claimed.conceptors:
-            joined.stiffness[name] = new
-            continue
-        before, now = (c.conceptors[name].odds_trace().to(new) for c in (claimed, task))
-        total = (before + now).clamp_min(1e-300)
-        joined.stiffness[name] = (old.to(new) * before + new * now) / total
+        joined.stiffness[name] = new
+        if name in claimed.stiffness and name in claimed.conceptors:
+            before, now = (c.conceptors[name].odds_trace().to(new) for c in (claimed, task))
+            both = claimed.stiffness[name].to(new) * before + new * now
+            joined.stiffness[name] = both / (before + now).clamp_min(1e-300)
     for name, conceptor in task.conceptors.items():
-        site = sites.get(name)
-        device = conceptor.device if site is None else site.parameters[0].device
+        device = sites[name].parameters[0].device if name in sites else conceptor.device
         union = conceptor.to(device)
         if name in claimed.conceptors:
             union = join_novel(claimed.conceptors[name].to(device), union, known)
@@ -321,37 +323,25 @@ def _check_precision(name: str, sums: Moments, alpha: float, limited: bool) -> N
     )
 
 
-def _has_grown(name: str, claimed: Conceptor, sites: Mapping[str, WeightBlock]) -> bool:
-    """Whether a vocabulary has more tokens than were remembered; ValueError for other changes."""
-    if name not in sites:
-        return False
-    groups, dim = sites[name].size
-    before = claimed.batch_shape[0]
-    if (groups, dim) == (before, claimed.dim):
-        return False
-    if sites[name].has_more_tokens(claimed):
-        return True
+def _check_has_grown(site: WeightBlock, claimed: Conceptor) -> None:
+    """Raise ValueError unless a block is a vocabulary that has more tokens than were remembered."""
+    if site.has_more_tokens(claimed):
+        return
     had, has = (
         f"{d} inputs" if g == 1 else f"{g} groups of {d}"
-        for g, d in [(before, claimed.dim), (groups, dim)]
+        for g, d in [(claimed.batch_shape[0], claimed.dim), site.size]
     )
     raise ValueError(
-        f"layer {name!r} has {has} now (biases included) and had {had} when tasks were "
+        f"layer {site.name!r} has {has} now (biases included) and had {had} when tasks were "
         f"remembered, so its protected directions do not fit its inputs. Only outputs and tokens "
         f"may be added. For new inputs add a layer beside it, or create a new Shield and remember "
         f"the old tasks' data again"
     )
 
 
-def _longer(x: Tensor, _: object = None, *, count: int) -> Tensor:
+def _longer(count: int, x: Tensor, *_: object) -> Tensor:
     """Extend x to `[count, ...]` with zeros."""
     return torch.cat([x, x.new_zeros(count - len(x), *x.shape[1:])])
-
-
-def _stowed(conceptor: Conceptor) -> Conceptor:
-    if conceptor.dim < _STOWED or conceptor.device.type != "cuda":
-        return conceptor
-    return conceptor.mapped(lambda tensor, _: tensor.cpu())
 
 
 def join_novel(claimed: Conceptor, new: Conceptor, known: float) -> Conceptor:
@@ -400,13 +390,13 @@ def stride(claimed: Conceptor, new: Conceptor, known: float) -> Tensor:
 def _joined(old: Tensor, more: Tensor, known: float) -> Tensor:
     """Q `[..., d, d]` of Q_A = `old` and Q_C = `more`."""
     sizes, axes = torch.linalg.eigh(old + more)
-    least = tolerance(old.shape[-1], old.dtype) * sizes[..., -1:]
-    inner = axes * torch.where(sizes > least, sizes.rsqrt(), 0.0).unsqueeze(-2)
-    outer = axes * torch.where(sizes > least, sizes.sqrt(), 0.0).unsqueeze(-2)
+    is_used = sizes > tolerance(old.shape[-1], old.dtype) * sizes[..., -1:]
+    inner = axes * torch.where(is_used, sizes.rsqrt(), 0.0).unsqueeze(-2)
+    outer = axes * torch.where(is_used, sizes.sqrt(), 0.0).unsqueeze(-2)
     share, turn = torch.linalg.eigh(inner.mT @ more @ inner)
     share = share.clamp(0, 1)  # t
     total = 1 - share + (share - known * (1 - share)).clamp_min(0)
-    return _gram(outer @ turn, total)
+    return _product(outer @ turn, total)
 
 
 def _odds(conceptor: Conceptor) -> Tensor:
@@ -414,9 +404,9 @@ def _odds(conceptor: Conceptor) -> Tensor:
     if isinstance(conceptor.form, OddsForm):
         return conceptor.form.matrix
     parts = conceptor.form.spectrum()
-    return _gram(parts.vectors, parts.odds)
+    return _product(parts.vectors, parts.odds)
 
 
-def _gram(vectors: Tensor, odds: Tensor) -> Tensor:
-    gram: Tensor = (vectors * odds.unsqueeze(-2)) @ vectors.mT
-    return gram
+def _product(vectors: Tensor, odds: Tensor) -> Tensor:
+    product: Tensor = (vectors * odds.unsqueeze(-2)) @ vectors.mT
+    return product

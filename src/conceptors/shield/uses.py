@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -72,7 +73,7 @@ class WeightUses(TorchFunctionMode):
             for name, site in self._bare.items():
                 if is_sharded(site.parameters[0].data):  # FSDP hides uses
                     self.used.add(name)
-                handle = site.sources[0].layer.register_forward_hook(self._record(name))
+                handle = site.sources[0].layer.register_forward_hook(partial(self._note_use, name))
                 hooks.callback(handle.remove)
             yield
 
@@ -87,11 +88,8 @@ class WeightUses(TorchFunctionMode):
         """Return the calls of the class with the rule that a call of a layer consists of."""
         return self._calls.pop(layer, [call])
 
-    def _record(self, name: str) -> Any:
-        def record(_layer: nn.Module, _args: Any, _output: Any) -> None:
-            self.used.add(name)  # perhaps in a kernel that cannot be observed
-
-        return record
+    def _note_use(self, name: str, *_: Any) -> None:
+        self.used.add(name)  # perhaps in a kernel that cannot be observed
 
     def _enter(self, layer: nn.Module, _args: Any) -> None:
         self._open.append(layer)
@@ -111,12 +109,12 @@ class WeightUses(TorchFunctionMode):
         name = _name(func)
         if name in _FORMS:  # uses only a tensor's dtype and device
             return result
-        has_numbers = isinstance(result, (Tensor, tuple, list)) and not isinstance(
-            result, torch.Size
-        )
+        is_shape = isinstance(result, torch.Size)
+        has_numbers = isinstance(result, (Tensor, tuple, list)) and not is_shape
         if has_numbers:
             self._observe(func, args, kwargs, result)
-        if self._bare and (has_numbers or name in _READS or _is_written(name, result)):
+        is_written = result is None and not name.startswith(".")  # into another tensor
+        if self._bare and (has_numbers or is_written or name in _READS):
             ids = map(id, _tensors([*args, *kwargs.values()]))
             self.used.update(self._bare_names[i] for i in ids if i in self._bare_names)
         return result
@@ -126,10 +124,11 @@ class WeightUses(TorchFunctionMode):
         layer = self._open[-1] if self._open else None
         if layer is not None and layer not in self._calls:
             return
-        call = None if layer is None else inner_call(layer, func, args, kwargs, result)
-        if layer is not None and call is not None:
-            self._calls[layer].append(call)
-            return
+        if layer is not None:
+            call = inner_call(layer, func, args, kwargs, result)
+            if call is not None:
+                self._calls[layer].append(call)
+                return
         for tensor in _tensors([*args, *kwargs.values()]):
             site = self._names.get(id(tensor))
             if site is not None:
@@ -147,11 +146,6 @@ def refuse(uses: Iterable[StrayUse]) -> None:
             f"freeze or exclude it by name, or choose unsupported='freeze' (fixed from now on) or "
             f"'ignore' (may forget)"
         )
-
-
-def _is_written(name: str, result: Any) -> bool:
-    """Whether a function writes numbers into another tensor and returns nothing."""
-    return result is None and not name.startswith(".")
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
