@@ -44,7 +44,8 @@ def walk(call: Callable[[], Any]) -> dict[str, set[str]]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--list", action="store_true", help="print the names of the functions")
     asked = parser.parse_args(arguments)
     torch.manual_seed(0)
