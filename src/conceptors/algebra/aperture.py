@@ -122,9 +122,8 @@ def slack(values: Tensor, dim: int, room: float) -> Tensor:
     """
     hard = values == 1
     odds = torch.where(hard, 0.0, values / (1 - values)).double()
-    ordered = odds.sort(-1, descending=True).values
     fixed = hard.sum(-1) / dim
-    factor = _solve(ordered, torch.full_like(ordered, 1 / dim), 1 - room - fixed).square()
+    factor = _solve(odds, torch.full_like(odds, 1 / dim), 1 - room - fixed).square()
     is_full = (values.sum(-1) / dim > 1 - room) & (fixed < 1 - room)
     return torch.where(is_full, factor.to(values), 1.0)
 
@@ -230,7 +229,7 @@ def _solve(sigma: Tensor, weight: Tensor, goal: float | Tensor, power: int = 1) 
     """
     device, sigma, weight = sigma.device, sigma.cpu(), weight.cpu()
     aim = torch.as_tensor(goal, dtype=sigma.dtype).cpu().expand(sigma.shape[:-1])
-    top = -0.5 * sigma[..., 0].clamp_min(1e-300).log()
+    top = -0.5 * sigma.amax(-1).clamp_min(1e-300).log()
     low, high, x = top - 20, top + 20, top
     for _ in range(56):
         s = sigma / (sigma + torch.exp(-2 * x).unsqueeze(-1))

@@ -63,11 +63,6 @@ def values_of(odds: Tensor) -> Tensor:
     return torch.where(torch.isinf(odds), 1.0, odds / (1 + odds))
 
 
-def odds_of(values: Tensor) -> Tensor:
-    """Odds o = s / (1 - s) in [0, inf]."""
-    return values / (1 - values)
-
-
 def value_of_rest(spectrum: Spectrum) -> float:
     """The singular value, 0 or 1, of all directions that the spectrum does not store."""
     return 1.0 if math.isinf(spectrum.rest) else 0.0

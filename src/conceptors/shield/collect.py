@@ -433,17 +433,15 @@ def _layers(
 
 def _check_shape(rows: Rows | SecondMoment, moments: Moments) -> None:
     """Raise ValueError unless rows are `[g, n, d]`, or second moments `[g, d, d]`."""
-    groups, dim = moments.groups, moments.dim
+    groups, dim, shape = moments.groups, moments.dim, list(rows[0].shape)
     if isinstance(rows, SecondMoment):
-        if rows.total.shape != (groups, dim, dim):
-            raise ValueError(
-                f"second moments must have shape {[groups, dim, dim]}, got {list(rows.total.shape)}"
-            )
-        return
-    dim -= moments.biases
-    shape = rows.values.shape
-    if len(shape) != 3 or (shape[0], shape[2]) != (groups, dim):
-        raise ValueError(f"rows must have shape [{groups}, n, {dim}], got {list(shape)}")
+        what, wanted = "second moments", f"[{groups}, {dim}, {dim}]"
+        fits = shape == [groups, dim, dim]
+    else:
+        what, wanted = "rows", f"[{groups}, n, {dim - moments.biases}]"
+        fits = len(shape) == 3 and shape[::2] == [groups, dim - moments.biases]
+    if not fits:
+        raise ValueError(f"{what} must have shape {wanted}, got {shape}")
 
 
 def rounding(dtype: torch.dtype) -> float:
