@@ -176,7 +176,9 @@ def claims_of_task(
     """
     claims = Claims()
     rough = {name for name in moments if is_rough(sites[name], protection)}
-    for names in _alike(moments, rough):  # sums and conceptors need not all fit in memory
+    for names in _alike(
+        {name: sites[name] for name in moments}, rough
+    ):  # sums and conceptors need not all fit in memory
         chosen = [name for name in names if protection.is_auto(name) and not moments[name].is_bare]
         matrices = [moments[name].correlation() for name in chosen]
         sigma = dict(zip(chosen, _eigenvalues(matrices, names[0] in rough)))
@@ -204,18 +206,19 @@ def decompose(
     forms, rough = dict[str, OddsForm](), set[str]()
     for name, conceptor in conceptors.items():
         form = conceptor.form
-        if isinstance(form, OddsForm) and conceptor.dim > 1 and not form.has_spectrum:
+        is_new = isinstance(form, OddsForm) and conceptor.dim > 1 and not form.has_spectrum
+        if is_new and name in sites:
             forms[name] = form
-            is_soft = name in sites and is_rough(sites[name], protection)
-            if is_soft and float(form.matrix.norm()) <= _ROUGH:
+            if is_rough(sites[name], protection) and float(form.matrix.norm()) <= _ROUGH:
                 rough.add(name)
-    for names in _alike({name: conceptors[name] for name in forms}, rough):
-        whole = torch.cat([forms[name].matrix for name in names])
+    for names in _alike({name: sites[name] for name in forms}, rough):
+        device = sites[names[0]].parameters[0].device  # loaded claims may be in main memory
+        whole = torch.cat([forms[name].matrix.to(device) for name in names])
         odds, vectors = torch.linalg.eigh(whole.float() if names[0] in rough else whole)
         counts = [len(forms[name].matrix) for name in names]
         parts = zip(names, odds.double().split(counts), vectors.double().split(counts))
         for name, *part in parts:
-            forms[name].provide(*part)
+            forms[name].provide(*(x.to(forms[name].matrix.device) for x in part))
 
 
 def is_rough(site: WeightBlock, protection: Protection) -> bool:
@@ -224,13 +227,13 @@ def is_rough(site: WeightBlock, protection: Protection) -> bool:
     return protection.is_auto(site.name) and not is_double
 
 
-def _alike(blocks: Mapping[str, Moments | Conceptor], rough: Collection[str]) -> list[list[str]]:
+def _alike(sites: Mapping[str, WeightBlock], rough: Collection[str]) -> list[list[str]]:
     """Group the blocks that are decomposed in one call: small ones of one size, on a GPU."""
     groups: dict[object, list[str]] = {}
-    for name, block in blocks.items():
-        is_small = block.device.type == "cuda" and block.dim <= _BATCHED
-        key = (block.device, block.dim, name in rough) if is_small else name
-        groups.setdefault(key, []).append(name)
+    for name, site in sites.items():
+        device, dim = site.parameters[0].device, site.size[1]
+        is_small = device.type == "cuda" and dim <= _BATCHED
+        groups.setdefault((device, dim, name in rough) if is_small else name, []).append(name)
     return list(groups.values())
 
 

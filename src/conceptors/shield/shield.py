@@ -404,8 +404,8 @@ class Shield(Inspection, Persistence):
         self._guards.renew()
 
     def _claims_changed(self) -> None:
-        self._changed()
         self.quota()  # while matrices are still on the GPU
+        self._changed()
         note_tasks(self.model, self.n_tasks)
         # the guards have computed what they need, so large matrices may leave the GPU
         self._remembered.claimed = self._remembered.claimed.stowed()
