@@ -37,9 +37,8 @@ class OddsForm:
         return self._exact is not None
 
     def provide(self, odds: Tensor, vectors: Tensor) -> None:
-        """Set the eigenvalues, ascending, and eigenvectors of Q; too large ones are ignored."""
-        if float(odds.max()) <= spectra.LARGE:
-            self._exact = spectra.from_eigen(odds, vectors)
+        """Set the eigenvalues, ascending and at most `LARGE`, and eigenvectors of Q."""
+        self._exact = spectra.from_eigen(odds, vectors)
 
     def spectrum(self) -> Spectrum:
         return spectra.cast(self.exact_spectrum(), self.dtype)

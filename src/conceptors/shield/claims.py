@@ -175,10 +175,9 @@ def claims_of_task(
         claimed: the conceptors of earlier tasks, for hard conceptors with a limited rank.
     """
     claims = Claims()
-    rough = {name for name in moments if is_rough(sites[name], protection)}
-    for names in _alike(
-        {name: sites[name] for name in moments}, rough
-    ):  # sums and conceptors need not all fit in memory
+    used = {name: sites[name] for name in moments}
+    rough = {name for name, site in used.items() if _is_rough(site, protection)}
+    for names in _alike(used, rough):  # sums and conceptors need not all fit in memory
         chosen = [name for name in names if protection.is_auto(name) and not moments[name].is_bare]
         matrices = [moments[name].correlation() for name in chosen]
         sigma = dict(zip(chosen, _eigenvalues(matrices, names[0] in rough)))
@@ -206,23 +205,23 @@ def decompose(
     forms, rough = dict[str, OddsForm](), set[str]()
     for name, conceptor in conceptors.items():
         form = conceptor.form
-        is_new = isinstance(form, OddsForm) and conceptor.dim > 1 and not form.has_spectrum
-        if is_new and name in sites:
-            forms[name] = form
-            if is_rough(sites[name], protection) and float(form.matrix.norm()) <= _ROUGH:
+        if isinstance(form, OddsForm) and name in sites and not form.has_spectrum:
+            size = float(torch.linalg.matrix_norm(form.matrix).max())
+            if conceptor.dim > 1 and size <= spectra.LARGE:  # larger ones are decomposed in parts
+                forms[name] = form
+            if size <= _ROUGH and _is_rough(sites[name], protection):
                 rough.add(name)
     for names in _alike({name: sites[name] for name in forms}, rough):
         device = sites[names[0]].parameters[0].device  # loaded claims may be in main memory
         whole = torch.cat([forms[name].matrix.to(device) for name in names])
         odds, vectors = torch.linalg.eigh(whole.float() if names[0] in rough else whole)
         counts = [len(forms[name].matrix) for name in names]
-        parts = zip(names, odds.double().split(counts), vectors.double().split(counts))
-        for name, *part in parts:
-            forms[name].provide(*(x.to(forms[name].matrix.device) for x in part))
+        for name, *parts in zip(names, odds.split(counts), vectors.split(counts)):
+            forms[name].provide(*(part.to(forms[name].matrix) for part in parts))
 
 
-def is_rough(site: WeightBlock, protection: Protection) -> bool:
-    """Whether float32 is accurate enough for the products and decompositions of a block."""
+def _is_rough(site: WeightBlock, protection: Protection) -> bool:
+    """Whether float32 is accurate enough for the decompositions of a block."""
     is_double = any(p.dtype == torch.float64 for p in site.parameters)
     return protection.is_auto(site.name) and not is_double
 

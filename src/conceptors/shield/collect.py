@@ -9,7 +9,7 @@ data. Embeddings count all tokens. A bare parameter has no rows; it is used by a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from operator import is_
 from typing import Any
@@ -64,7 +64,6 @@ def collect(
     sketch: Callable[[int], int | None],
     progress: bool,
     strays: Callable[[Iterable[StrayUse]], None] = refuse,
-    rough: Collection[str] = (),
 ) -> dict[str, Moments]:
     """Collect the moments of all blocks that rows reach.
 
@@ -75,7 +74,6 @@ def collect(
         all_rows: whether to use every row, or a sample.
         sketch: returns how many directions a layer with so many inputs stores; None for all.
         strays: handles weights that are used where no rule covers them.
-        rough: the names of blocks whose float32 rows are multiplied in float32.
 
     Raises:
         ValueError: there is no batch, no row reaches any block, rows are not finite, a rule fails,
@@ -85,7 +83,7 @@ def collect(
     feed = feed or feed_first
     limit = None if limit is None else checks.whole(limit, "limit", 1)
     shared, run, count = SharedRows(), Pass(all_rows, seed), 0
-    moments = {name: Moments(s, sketch, shared, name in rough) for name, s in sites.items()}
+    moments = {name: Moments(s, sketch, shared) for name, s in sites.items()}
     uses = WeightUses(sites, WeightReads(model))
     device = next(model.parameters()).device
     with failing_together(device), undisturbed(model), ExitStack() as hooks:
@@ -142,7 +140,6 @@ class SharedRows:
         self._copy = torch.empty(0)
         self._chunks: list[Tensor] = []
         self._products: tuple[Tensor, Tensor] | None = None
-        self._dtype = torch.float64
 
     def copy(self, values: Tensor) -> Tensor:
         """Copy rows that other code may change."""
@@ -150,18 +147,17 @@ class SharedRows:
             self._original, self._copy = values, values.clone()
         return self._copy
 
-    def products(self, chunks: list[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def products(self, chunks: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Return XᵀX `[g, d, d]` and Σ x `[g, d]` of the rows of chunks that never change."""
         is_same = len(chunks) == len(self._chunks) and all(map(is_, chunks, self._chunks))
-        if self._products is None or not is_same or dtype != self._dtype:
-            self._chunks, self._dtype = list(chunks), dtype
-            self._products = products_and_sums(chunks, dtype)
+        if self._products is None or not is_same:
+            self._chunks, self._products = list(chunks), products_and_sums(chunks)
         return self._products
 
 
 @exactly()
-def products_and_sums(chunks: list[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Compute XᵀX `[g, d, d]` and Σ x `[g, d]` of rows in chunks `[g, n, d]`, in `dtype`.
+def products_and_sums(chunks: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Compute XᵀX `[g, d, d]` and Σ x `[g, d]` of rows in chunks `[g, n, d]`, in float64.
 
     Products of half-precision numbers are exact in float32, also on tensor cores (TF32), and are
     summed in float32.
@@ -170,7 +166,7 @@ def products_and_sums(chunks: list[Tensor], dtype: torch.dtype) -> tuple[Tensor,
     if rows.shape[-1] == 1:
         rows = rows.double()
         return rows.square().sum(1, keepdim=True), rows.sum(1)
-    wide = rows.float() if rows.dtype in _HALF else rows.to(torch.promote_types(dtype, rows.dtype))
+    wide = rows.float() if rows.dtype in _HALF else rows.double()
     if rows.dtype in _HALF and rows.is_cuda:
         with tensor_cores():
             return wide.mT @ wide, wide.sum(1)
@@ -196,13 +192,12 @@ class Moments:
         site: WeightBlock,
         sketch: Callable[[int], int | None],
         shared: SharedRows,
-        rough: bool,
     ) -> None:
         self.groups, self.dim = site.size
         self.biases, self.coarsest = len(site.biases), 0.0
         self.device, self.is_bare = site.parameters[0].device, is_bare(site.block)
         self._counts_tokens = site.block.layout == "tokens"
-        self._shared, self._dtype = shared, torch.float32 if rough else torch.float64
+        self._shared = shared
         self._buffered: dict[tuple[float, int | None, torch.dtype], list[Tensor]] = {}
         self._count = 0  # of buffered rows
         rank = sketch(self.dim) if self.groups == 1 else None
@@ -259,7 +254,7 @@ class Moments:
         """Add the buffered rows to the sums."""
         for (weight, bias_column, _), chunks in self._buffered.items():
             assert isinstance(self.sums, Correlation)
-            products, sums = self._shared.products(chunks, self._dtype)
+            products, sums = self._shared.products(chunks)
             total, dim = self.sums.sum, products.shape[-1]
             count = sum(chunk.shape[1] for chunk in chunks)
             total[:, :dim, :dim].add_(products, alpha=weight)

@@ -25,7 +25,7 @@ from conceptors.shield.attach import (
     unwrap_optimizer,
 )
 from conceptors.shield.blocks import Scan, survey
-from conceptors.shield.claims import Claims, Remembered, claims_of_task, decompose, is_rough
+from conceptors.shield.claims import Claims, Remembered, claims_of_task, decompose
 from conceptors.shield.collect import collect
 from conceptors.shield.inspection import Inspection
 from conceptors.shield.options import (
@@ -343,7 +343,6 @@ class Shield(Inspection, Persistence):
                 sketch=self._protection.sketch_rank,
                 progress=progress,
                 strays=self._handle_strays,
-                rough=self._rough(),
             )
         moments = {name: sums for name, sums in moments.items() if name in self._scan.sites}
         if self.hard and self.rank is None:
@@ -351,11 +350,6 @@ class Shield(Inspection, Persistence):
         claimed = self._remembered.claimed.conceptors
         protection = replace(self._protection, hard=False) if soft else self._protection
         return claims_of_task(moments, self._scan.sites, protection, claimed)
-
-    def _rough(self) -> set[str]:
-        """Return the names of blocks whose products may be computed in float32."""
-        sites = self._scan.sites.items()
-        return {name for name, site in sites if is_rough(site, self._protection)}
 
     def _handle_strays(self, uses: Iterable[StrayUse]) -> None:
         """Refuse or freeze weights that are used outside of their rules."""
