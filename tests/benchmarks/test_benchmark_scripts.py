@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ pytest.importorskip("benchmarks.common", reason="no benchmarks beside the tests"
 from benchmarks.common import Table
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("avalanche", "comparison", "cost", "paper", "pretrained", "readout", "untuned")
+NAMES = ("avalanche", "comparison", "cost", "paper", "pretrained", "readout", "untuned", "walk")
 
 
 def main(name: str, *arguments: str) -> int:
@@ -146,3 +147,16 @@ def test_other_studies_run_in_the_same_way(
     command = ("--tiny", "--device", "cpu", "--seeds", "1", "--out", str(out), *chosen)
     assert main(name, *command) == 0
     assert len(Table(out, ("seed", "command")).rows) == rows
+
+
+def test_an_unknown_benchmark_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main("comparison", "--benchmarks", "disjoint-mnist-3")
+    assert "invalid choice: 'disjoint-mnist-3'" in capsys.readouterr().err
+
+
+def test_a_walk_counts_functions_and_names_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("walk", "--list") == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^step: \d+ functions in \d+ files$", out, re.MULTILINE)
+    assert re.search(r"^  shield/collect\.py: .*\bcollect\b", out, re.MULTILINE)

@@ -47,7 +47,7 @@ def test_every_layer_collects_the_same(case: Case) -> None:
     expected = moments(case.build(), [old], feed=run)
     found = moments(case.build().to(DEVICE), [there(old, DEVICE)], feed=run)
     for name, moment in found.items():
-        assert moment.total.device.type == torch.device(DEVICE).type
+        assert moment.sums.sum.device.type == torch.device(DEVICE).type
         correlation = moment.correlation().cpu()
         torch.testing.assert_close(correlation, expected[name].correlation(), rtol=1e-9, atol=1e-12)
 

@@ -176,7 +176,8 @@ class Scenario(History):
         batches = [(x, task.number) for x in task.batches]
         found = moments(self.network, batches, feed=lambda model, batch: model(*batch))
         claimed, rounding = self.shield.conceptors(), 2 * torch.finfo(torch.float64).eps
-        energies = [moment.eigenvalues() for name, moment in found.items() if name in claimed]
+        sums = [moment.correlation() for name, moment in found.items() if name in claimed]
+        energies = [torch.linalg.eigvalsh(matrix) for matrix in sums]
         tails = [(e > rounding * e.max()) & (e < 2 / APERTURE**2) for e in energies]
         return any(bool(tail.any()) for tail in tails)
 

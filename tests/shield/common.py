@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from conceptors import Shield
 from conceptors.shield.blocks import WeightBlock, scan
-from conceptors.shield.remember.run import collect
+from conceptors.shield.collect import collect
 
 
 def mlp(width: int = 24, inputs: int = 10) -> Any:

@@ -1,4 +1,4 @@
-"""Bare parameters: tokens and positions are held fixed, scales are protected by channel."""
+"""Bare parameters, such as tokens, positions and scales, are fixed once a task has used them."""
 
 from __future__ import annotations
 
@@ -54,19 +54,14 @@ def put_in(x: Tensor, token: Tensor) -> Tensor:
     return x
 
 
-WAYS: dict[str, tuple[tuple[int, ...], Callable[[Tensor, Tensor], Tensor], float | None]] = {
-    # shape, what is done, and the factor of its rows: None where it is held fixed as a whole
-    "vector": ((WIDTH,), lambda x, s: x * s, 1.0),
-    "from-the-left": ((WIDTH,), lambda x, s: s * x, 1.0),
-    "column": ((WIDTH, 1), lambda x, s: (s * x.mT).mT, 1.0),
-    "beside-one": ((WIDTH,), lambda x, s: x * (1 + s.float().double()), 1.0),
-    "twice": ((WIDTH,), lambda x, s: x * (s * 2.0), 2.0),
-    "added": ((WIDTH,), lambda x, s: x + s, None),
-    "divisor": ((WIDTH,), lambda x, s: x / s, None),
-    "both": ((WIDTH,), lambda x, s: x * s + s, None),
-    "out-of-sight": ((WIDTH,), in_a_kernel, None),
-    "put-in": ((WIDTH,), put_in, None),
-    "read": ((1,), lambda x, s: x * s.item() + 0 * s, None),
+WAYS: dict[str, tuple[tuple[int, ...], Callable[[Tensor, Tensor], Tensor]]] = {
+    "vector": ((WIDTH,), lambda x, s: x * s),
+    "column": ((WIDTH, 1), lambda x, s: (s * x.mT).mT),
+    "beside-one": ((WIDTH,), lambda x, s: x * (1 + s.float().double())),
+    "added": ((WIDTH,), lambda x, s: x + s),
+    "out-of-sight": ((WIDTH,), in_a_kernel),
+    "put-in": ((WIDTH,), put_in),
+    "read": ((1,), lambda x, s: x * s.item() + 0 * s),
 }
 
 
@@ -101,21 +96,42 @@ def test_tokens_and_positions_are_held_once_a_task_has_used_them() -> None:
 
 
 @pytest.mark.parametrize("name", WAYS)
-def test_a_scale_is_protected_by_channel_and_all_else_is_held(name: str) -> None:
-    """The rows of a scale are what it multiplies."""
-    shape, how, factor = WAYS[name]
+def test_a_used_parameter_is_held_whatever_it_is_used_for(name: str) -> None:
+    shape, how = WAYS[name]
     model, x = network(Scaling(how, *shape)), draw(0)
-    if factor is not None:
-        claimed = quiet(model).remember(x).conceptors()["0.scale"].matrix()[:, 0, 0]
-        odds = 9 * (factor * x).flatten(0, 1).square().mean(0)
-        torch.testing.assert_close(claimed, odds / (1 + odds))
-        model = network(Scaling(how, *shape))
     shield = quiet(model, 1e6, hard=True)
     optimizer = shield.guard(torch.optim.Adam(model.parameters(), lr=0.01))
     shield.remember(x)
     before, scale = model(x).detach(), model[0].scale.detach().clone()
-    train(model, optimizer, draw(1) + (torch.arange(WIDTH) == 0), steps=5)
-    moved = (model[0].scale != scale).flatten()
-    silent = torch.arange(len(moved)) == 0 if factor is not None else False  # the first channel
-    assert bool((moved == silent).all())
+    train(model, optimizer, draw(1), steps=5)
+    assert torch.equal(model[0].scale, scale)
     assert drift(model(x), before) < 1e-9
+
+
+class Prompts(nn.Module):
+    """One vector per task, and a vector of another module, which is never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prompts = nn.ParameterList(torch.rand(WIDTH) for _ in range(2))
+        self.shift = nn.Module()
+        self.shift.vector = nn.Parameter(torch.rand(WIDTH))
+
+    def forward(self, x: Tensor, task: int = 0) -> Tensor:
+        return torch.add(self.prompts[task] * x, self.shift.vector)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("aperture", [3.0, "auto"])
+def test_a_parameter_that_no_task_used_stays_free(aperture: Any) -> None:
+    model: Any = Prompts().double()
+    shield = quiet(model, aperture)
+    optimizer = shield.guard(torch.optim.SGD(model.parameters(), lr=0.1))
+    shield.remember(draw(0))
+    quotas = {"prompts.0": 1.0, "prompts.1": 0.0, "shift.vector": 1.0}
+    assert shield.quota() == quotas
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer.zero_grad()
+    model(draw(1), 1).square().sum().backward()
+    optimizer.step()
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[name]) == (quotas[name] == 1.0)

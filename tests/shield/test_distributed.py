@@ -246,7 +246,7 @@ def middle_of_a_task(rank: Rank, aperture: Any) -> tuple[Tensors, dict[str, Any]
 
 def resumed(rank: Rank, aperture: Any, file: Path) -> tuple[Tensors, Any]:
     """The same weights by a model that loads the state, and the shield's state once more."""
-    from conceptors.shield.shards import cut_like
+    from conceptors.shield.distributed import cut_like
 
     state = torch.load(file)
     model = sharded(rank)

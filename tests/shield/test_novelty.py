@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from conceptors import Conceptor
-from conceptors.shield.novelty import join_novel, stride
+from conceptors.shield.claims import join_novel, stride
 from helpers import eye
 
 

@@ -1,4 +1,4 @@
-"""Which batches and rows are recorded: few enough to be fast, enough to be right."""
+"""Which rows are recorded: few enough to be fast, enough to be right."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from conceptors import Conceptor
-from conceptors.shield.remember import recorder
+from conceptors.shield import collect
 from helpers import drift, generator, normal, rotation
 from shield.common import moments, with_unit
 
@@ -64,7 +64,7 @@ def test_the_sampled_conceptor_is_close_to_the_exact_one(loader: Loader, size: i
     x = classes(8, 16384)
     expected = Conceptor.from_correlation(exact(x), 9.0)
     moment = gather(linear(), loader(x.split(size)), seed=1)["Linear"]
-    sampled = moment.conceptor(9.0)[0]
+    sampled = Conceptor.from_correlation(moment.correlation()[0], 9.0)
     assert 0 < drift(sampled.matrix(), expected.matrix()) < 0.05
     assert float(sampled.quota) == pytest.approx(float(expected.quota), abs=0.01)
     assert moment.weight == pytest.approx(len(x), rel=0.1)
@@ -74,13 +74,12 @@ def test_the_sampled_conceptor_is_close_to_the_exact_one(loader: Loader, size: i
 @pytest.mark.parametrize("count", [5, 37])
 def test_sums_are_unbiased(loader: Loader, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over many seeds the mean of the sums is the sum over all rows, sorted as they are."""
-    for name, value in {"_FIRST": 2, "_FEWEST": 2, "_SPREAD": 3}.items():
-        monkeypatch.setattr(recorder, name, value)
-    monkeypatch.setattr(recorder, "enough", lambda dim: 12)
+    for name, value in {"_FIRST": 2, "_FEWEST": 2, "enough": lambda dim: 12}.items():
+        monkeypatch.setattr(collect, name, value)
     x = classes(count, 9, dim=3)
     batches, seeds, model = x.split(9), 200, linear(3)
     drawn = [gather(model, loader(batches), seed=seed)["Linear"] for seed in range(seeds)]
-    totals = torch.stack([moment.total[0] for moment in drawn])
+    totals = torch.stack([moment.sums.sum[0] for moment in drawn])
     spread = (totals.var(0).sum() / seeds).sqrt()  # the norm's standard error
     assert float(spread) > 0
     assert float((totals.mean(0) - exact(x) * len(x)).norm()) < 3 * float(spread)
@@ -88,26 +87,24 @@ def test_sums_are_unbiased(loader: Loader, count: int, monkeypatch: pytest.Monke
     assert float((weights.mean() - len(x)).abs()) <= 3 * float(weights.std()) / seeds**0.5 + 1e-9
 
 
-def hooked(model: nn.Module, batches: Any) -> list[int]:
-    """How many hooks there are in each batch that is run."""
-    counts: list[int] = []
+@loaders
+def test_every_batch_is_run_and_a_part_of_its_rows_is_used(
+    loader: Loader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used, passes = [], []
+    note = collect.Pass.note
 
-    def feed(model: nn.Module, batch: Any) -> None:
-        counts.append(sum(len(part._forward_hooks) for part in model.modules()))
-        model(batch)
+    def noted(run: Any, site: str, values: Tensor) -> None:
+        used.append(values.shape[1])
+        note(run, site, values)
 
-    gather(model, batches, feed=feed)
-    assert not any(part._forward_hooks for part in model.modules())
-    return counts
-
-
-def test_most_batches_are_not_even_run() -> None:
-    model = nn.Sequential(linear(), nn.LayerNorm(8).double(), nn.ReLU(), linear(8, 2))
+    monkeypatch.setattr(collect.Pass, "note", noted)
+    model = linear()
     batches = [normal(i, 1000, DIM) for i in range(10)] * 16
-    present = hooked(model, batches)
-    assert set(present) == {6}  # in step: one that records, one that watches, for each layer
-    assert 20 <= len(present) <= 22
-    assert 30 <= len(hooked(model, endless(batches))) <= 70
+    gather(model, loader(batches), feed=lambda model, x: passes.append(model(x)))
+    assert len(passes) == len(used) == 160
+    assert not model._forward_hooks
+    assert 16384 < sum(used) < 4 * 16384
 
 
 class Text(nn.Module):
@@ -122,19 +119,8 @@ class Text(nn.Module):
         return self.head(self.words(x) + self.places(torch.arange(x.shape[1])))  # type: ignore[no-any-return]
 
 
-def test_words_of_every_batch_are_counted_without_a_pass() -> None:
-    """Also in mappings whose parts change, and in texts that the caller cuts."""
+def test_words_of_every_batch_are_counted() -> None:
     draw = generator(0)
     texts = [torch.randint(i + 1, (50, 20), generator=draw) for i in range(128)]
-    batches: list[Any] = [{"x": text} for text in texts[:40]]
-    batches += [{"labels": text * 0, "x": text} for text in texts[40:80]]
-    batches += [{"x": torch.cat([text, text * 0 + 199], 1)} for text in texts[80:]]
-    passes: list[int] = []
-
-    def feed(model: nn.Module, batch: Any) -> None:
-        passes.append(1)
-        model(batch["x"][:, :20])
-
-    total = gather(Text(), batches, feed=feed)["words"].total.flatten()
+    total = gather(Text(), texts)["words"].sums.sum.flatten()
     assert torch.equal(total, torch.cat(texts).flatten().bincount(minlength=200).double())
-    assert len(passes) < 100

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from conceptors import Conceptor, Energy, Quota, Shield, UnprotectedWarning, similarity
 from conceptors.shield import ShieldFullWarning
-from conceptors.shield.novelty import join_novel, stride
+from conceptors.shield.claims import join_novel, stride
 from helpers import drift
 from shield.common import Unknown, mlp, quiet, samples, train, with_unit
 

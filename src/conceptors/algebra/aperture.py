@@ -64,9 +64,7 @@ class Auto:
         if hard:
             energy = Energy(1.0 if self.share is None else self.share)
             return energy.aperture(sigma, dim, hard, rounding)
-        share = _shares(sigma).cpu()
-        goal = PROTECTED if self.share is None else self.share
-        return _solve(sigma, lambda s: (s * share).sum(-1), goal)
+        return _solve(sigma, _shares(sigma), PROTECTED if self.share is None else self.share)
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,7 @@ class Quota:
         if hard:
             count = max(1, round(self.share * dim))
             return _between(sigma, torch.full(sigma.shape[:-1], count))
-        return _solve(sigma, lambda s: s.sum(-1) / dim, self.share)
+        return _solve(sigma, torch.full_like(sigma, 1 / dim), self.share)
 
 
 @dataclass(frozen=True)
@@ -109,8 +107,7 @@ class Energy:
         if hard:
             enough = min(self.share * (1 - _ROUNDING), 1 - rounding)
             return _between(sigma, (_shares(sigma).cumsum(-1) < enough).sum(-1) + 1)
-        share = _shares(sigma).cpu()
-        return _solve(sigma, lambda s: (s.square() * share).sum(-1), self.share)
+        return _solve(sigma, _shares(sigma), self.share, power=2)
 
 
 def slack(values: Tensor, dim: int, room: float) -> Tensor:
@@ -125,9 +122,8 @@ def slack(values: Tensor, dim: int, room: float) -> Tensor:
     """
     hard = values == 1
     odds = torch.where(hard, 0.0, values / (1 - values)).double()
-    ordered = odds.sort(-1, descending=True).values
     fixed = hard.sum(-1) / dim
-    factor = _solve(ordered, lambda s: s.sum(-1) / dim + fixed.cpu(), 1 - room).square()
+    factor = _solve(odds, torch.full_like(odds, 1 / dim), 1 - room - fixed).square()
     is_full = (values.sum(-1) / dim > 1 - room) & (fixed < 1 - room)
     return torch.where(is_full, factor.to(values), 1.0)
 
@@ -150,9 +146,7 @@ def aperture_for_quota(correlation: Tensor, quota: float) -> float:
     matrix = checks.positive_semidefinite(correlation, "correlation")
     if matrix.ndim != 2:
         raise ValueError(f"correlation must be one matrix [d, d], got {list(matrix.shape)}")
-    sigma = torch.linalg.eigvalsh(matrix.double().cpu())
-    rounding = spectra.tolerance(len(sigma), sigma.dtype) * sigma[-1].clamp_min(0)
-    sigma = torch.where(sigma > rounding, sigma, 0.0)
+    sigma = spectra.from_eigen(torch.linalg.eigvalsh(matrix.double().cpu()), matrix).odds
     rank = int((sigma > 0).sum())
     if quota >= rank / len(sigma):
         raise ValueError(
@@ -227,17 +221,24 @@ def _between(sigma: Tensor, count: Tensor) -> Tensor:
     return edge.squeeze(-1).rsqrt()
 
 
-def _solve(sigma: Tensor, measure: Callable[[Tensor], Tensor], goal: float) -> Tensor:
-    """Bisect on log α in all groups at once; an unreachable goal gives the largest aperture.
+def _solve(sigma: Tensor, weight: Tensor, goal: float | Tensor, power: int = 1) -> Tensor:
+    """Solve Σ weight · sᵖ = goal for α in all groups; an unreachable goal gives the largest α.
 
-    This runs on the CPU, because a GPU would wait for the many small calls.
+    Newton steps on the odds of both sides in log α, exact for a single direction; bisection where
+    they leave the bracket. This runs on the CPU, as a GPU would wait for the many small calls.
     """
-    device, sigma = sigma.device, sigma.cpu()
-    top = sigma[..., 0].clamp_min(1e-300)
-    low, high = -0.5 * top.log() - 20, -0.5 * top.log() + 20
+    device, sigma, weight = sigma.device, sigma.cpu(), weight.cpu()
+    aim = torch.as_tensor(goal, dtype=sigma.dtype).cpu().expand(sigma.shape[:-1])
+    top = -0.5 * sigma.amax(-1).clamp_min(1e-300).log()
+    low, high, x = top - 20, top + 20, top
     for _ in range(56):
-        middle = (low + high) / 2
-        values = sigma / (sigma + torch.exp(-2 * middle).unsqueeze(-1))
-        is_below = measure(values) < goal
-        low, high = torch.where(is_below, middle, low), torch.where(is_below, high, middle)
-    return ((low + high) / 2).exp().to(device)
+        s = sigma / (sigma + torch.exp(-2 * x).unsqueeze(-1))
+        parts = weight * s**power
+        value, slope = parts.sum(-1), 2 * power * (parts * (1 - s)).sum(-1)
+        low, high = torch.where(value < aim, x, low), torch.where(value < aim, high, x)
+        step = (torch.logit(aim) - torch.logit(value)) * value * (1 - value) / slope
+        is_inside = (x + step >= low) & (x + step <= high)
+        before, x = x, torch.where(is_inside, x + step, (low + high) / 2)
+        if bool(((x - before).abs() < 1e-14 * (1 + x.abs())).all()):
+            break
+    return x.exp().to(device)

@@ -132,7 +132,7 @@ class Conceptor:
                 f"Conceptor.from_correlation"
             )
         values = spectra.snap(values, spectra.tolerance(x.shape[-1], x.dtype))
-        return cls.from_form(SpectrumForm(Spectrum(vectors, spectra.odds_of(values)), x.dtype))
+        return cls.from_form(SpectrumForm(Spectrum(vectors, values / (1 - values)), x.dtype))
 
     @classmethod
     def from_spectrum(
@@ -151,7 +151,7 @@ class Conceptor:
         if aperture is not None:
             alpha = checks.aperture(aperture, values.shape[:-1], values)
         wide = spectra.work_dtype(vectors)
-        odds = spectra.odds_of(values.to(wide))
+        odds = values.to(wide) / (1 - values.to(wide))
         columns = spectra.orthonormalised(vectors.to(wide))
         spectrum = Spectrum(columns, odds, math.inf if rest else 0.0)
         return cls.from_form(SpectrumForm(spectrum, vectors.dtype), alpha)

@@ -25,12 +25,20 @@ class OddsForm:
         self.matrix, self.dtype = matrix.contiguous(), dtype
         self._exact: Spectrum | None = None
         self._dense: Tensor | None = None
-        self._quota: Tensor | None = None
 
     @property
     def tensor(self) -> Tensor:
         """The tensor that defines shape and device."""
         return self.matrix
+
+    @property
+    def has_spectrum(self) -> bool:
+        """Whether Q is decomposed already."""
+        return self._exact is not None
+
+    def provide(self, odds: Tensor, vectors: Tensor) -> None:
+        """Set the eigenvalues, ascending and at most `LARGE`, and eigenvectors of Q."""
+        self._exact = spectra.from_eigen(odds, vectors)
 
     def spectrum(self) -> Spectrum:
         return spectra.cast(self.exact_spectrum(), self.dtype)
@@ -53,10 +61,7 @@ class OddsForm:
 
     def quota(self) -> Tensor:
         """Return the mean singular value `[...]`, computed from the matrix."""
-        if self._quota is None:
-            diagonal = self.dense(keep=False).diagonal(dim1=-2, dim2=-1)
-            self._quota = diagonal.mean(-1).clamp(0, 1)
-        return self._quota.clone()
+        return self.dense(keep=False).diagonal(dim1=-2, dim2=-1).mean(-1).clamp(0, 1)
 
     def trace(self) -> Tensor:
         """Return tr Q `[...]`."""
@@ -67,8 +72,6 @@ class OddsForm:
         form = OddsForm(change(self.matrix, self.matrix.shape[depth:]), self.dtype)
         if self._exact is not None:
             form._exact = _mapped(self._exact, change, depth)
-        if self._quota is not None:
-            form._quota = change(self._quota, self._quota.shape[depth:])
         return form
 
     def cast(self, dtype: torch.dtype) -> OddsForm:

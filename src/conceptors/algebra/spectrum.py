@@ -24,7 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_LARGE = 1e5  # odds beyond which the rounding of one eigh would show in small singular values
+LARGE = 1e5  # odds beyond which the rounding of one eigh would show in small singular values
 _RESOLVED, _WINDOW = 1e-8, 1e16  # 1 - s that eigh resolves, and the odds that one window covers
 
 
@@ -63,11 +63,6 @@ def values_of(odds: Tensor) -> Tensor:
     return torch.where(torch.isinf(odds), 1.0, odds / (1 + odds))
 
 
-def odds_of(values: Tensor) -> Tensor:
-    """Odds o = s / (1 - s) in [0, inf]."""
-    return values / (1 - values)
-
-
 def value_of_rest(spectrum: Spectrum) -> float:
     """The singular value, 0 or 1, of all directions that the spectrum does not store."""
     return 1.0 if math.isinf(spectrum.rest) else 0.0
@@ -93,12 +88,16 @@ def from_odds_matrix(odds: Tensor) -> Spectrum:
     """
     if odds.shape[-1] == 1:
         return Spectrum(torch.ones_like(odds), odds.squeeze(-1).clamp_min(0))
-    if bool((_diagonal(odds) > _LARGE).any()):
+    if bool((_diagonal(odds) > LARGE).any()):
         resolved = graded(odds)
         if resolved is not None:
             return resolved
-    values, vectors = torch.linalg.eigh(odds)
-    smallest = tolerance(odds.shape[-1], odds.dtype) * values[..., -1:].clamp_min(0)
+    return from_eigen(*torch.linalg.eigh(odds))
+
+
+def from_eigen(values: Tensor, vectors: Tensor) -> Spectrum:
+    """Spectrum of eigenvalues, ascending, and eigenvectors; values of rounding size become 0."""
+    smallest = tolerance(values.shape[-1], values.dtype) * values[..., -1:].clamp_min(0)
     return Spectrum(vectors, torch.where(values > smallest, values, 0.0))
 
 
@@ -209,7 +208,7 @@ def matrix_of_odds(odds: Tensor) -> Tensor | None:
 
 def is_accurate(odds: Tensor) -> bool:
     """Whether rounding in Q `[..., d, d]` is negligible in its conceptor; see `_complement`."""
-    return float(_diagonal(odds).amax()) <= _LARGE or _complement(odds) is not None
+    return float(_diagonal(odds).amax()) <= LARGE or _complement(odds) is not None
 
 
 def _complement(odds: Tensor) -> Tensor | None:

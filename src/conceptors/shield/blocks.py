@@ -311,7 +311,7 @@ def _add_bare(
     if isinstance(layer, torch.jit.ScriptModule):
         why = "compiled by torch.jit.script, so its inputs are hidden: create the shield first"
     if why is None and parameter.numel() and stands_alone(parameter):
-        rule = BareRule(attribute, parameter)
+        rule = BareRule(attribute)
         (block,) = rule.blocks(layer)
         why = _obstacle(block, parameter, None)
         if why is None:

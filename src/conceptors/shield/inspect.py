@@ -13,8 +13,8 @@ from conceptors.algebra import conceptor as algebra
 from conceptors.algebra.conceptor import Conceptor
 from conceptors.layers.bare import is_bare
 from conceptors.shield.blocks import Scan, WeightBlock
+from conceptors.shield.claims import stride
 from conceptors.shield.health import Fingerprint, block_matrix, is_readable
-from conceptors.shield.novelty import stride
 
 _DRAWN = 32  # random inputs of a mark
 

@@ -20,13 +20,13 @@ from conceptors.algebra.conceptor import Conceptor
 from conceptors.shield import attach, health, inspect, options
 from conceptors.shield.attach import outside_inference_mode
 from conceptors.shield.blocks import Scan, is_sharded, survey
-from conceptors.shield.claims import Claims, Remembered, claims_of_task
+from conceptors.shield.claims import Claims, Remembered, claims_of_task, decompose
+from conceptors.shield.collect import collect
 from conceptors.shield.guard import Callbacks, Guards, Protected
 from conceptors.shield.inspect import Explanation
 from conceptors.shield.options import Aperture, Protection
-from conceptors.shield.remember.run import collect
-from conceptors.shield.remember.uses import StrayUse, refuse
 from conceptors.shield.state import LoadReport, explaining, pack, read, read_file, write_file
+from conceptors.shield.uses import StrayUse, refuse
 
 
 class Shield:
@@ -561,6 +561,8 @@ class Shield:
                         self._anchors[name] = copied
 
     def _protected(self) -> Protected:
+        if self._guards:
+            decompose(self._remembered.claimed.conceptors, self._scan.sites, self._protection)
         named = {n: p for n, p in self.model.named_parameters() if n in self._anchors}
         anchors = {id(p): self._anchors[name] for name, p in named.items()}
         if self.increment_decay:  # every step needs them

@@ -20,8 +20,8 @@ from conceptors.algebra.forms import OddsForm, SpectrumForm
 from conceptors.algebra.spectrum import Spectrum, values_of
 from conceptors.shield.blocks import Scan
 from conceptors.shield.claims import Claims, Remembered
+from conceptors.shield.distributed import cut_like, gathered
 from conceptors.shield.health import excerpts
-from conceptors.shield.shards import cut_like, gathered
 
 FORMAT = "conceptors.Shield"
 VERSION = 1

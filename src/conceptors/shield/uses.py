@@ -1,13 +1,14 @@
 """Observe where weights are used in a pass, at the torch functions that receive them.
 
 Hooks observe only calls of layers. A weight may also be used without a call of its layer, or in
-another way by a subclass that overrides forward.
+another way by a subclass that overrides forward. Bare parameters belong to no layer's matrix.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -18,11 +19,11 @@ from conceptors.layers import Call
 from conceptors.layers.bare import is_bare
 from conceptors.layers.dora import WeightReads
 from conceptors.layers.inner import inner_call, overrides_forward
-from conceptors.shield.blocks import WeightBlock
-from conceptors.shield.remember.bare import BareUses, reads_numbers
+from conceptors.shield.blocks import WeightBlock, is_sharded
 
 _KINDS = ("tensor", "zeros", "ones", "empty", "full", "rand", "randn", "randint")
 _FORMS = {f"new_{kind}" for kind in _KINDS} | {f"{kind}_like" for kind in _KINDS}
+_READS = {"item", "tolist", "numpy", "__float__", "__int__", "__bool__"}
 
 
 class StrayUse(NamedTuple):
@@ -38,14 +39,21 @@ class StrayUse(NamedTuple):
 
 
 class WeightUses(TorchFunctionMode):
-    """Collect the inputs of layers that override forward, and stray uses of weights."""
+    """Collect the inputs of layers that override forward, used bare parameters, and stray uses.
+
+    Attributes:
+        used: the names of the bare parameters that were used.
+        stray: the uses of weights that no rule covers.
+    """
 
     def __init__(self, sites: Mapping[str, WeightBlock], reads: WeightReads) -> None:
         super().__init__()
         self.is_read = reads
+        self.used: set[str] = set()
         self.stray: dict[StrayUse, None] = {}
-        self.bare = BareUses()
-        layered = {name: site for name, site in sites.items() if not is_bare(site.block)}
+        self._bare = {name: site for name, site in sites.items() if is_bare(site.block)}
+        layered = {name: site for name, site in sites.items() if name not in self._bare}
+        self._bare_names = {id(site.parameters[0]): name for name, site in self._bare.items()}
         self._names = {id(p): name for name, site in layered.items() for p in site.active()}
         self._layers = {source.layer for site in layered.values() for source in site.sources}
         self._overriding = {layer for layer in self._layers if overrides_forward(layer)}
@@ -53,8 +61,8 @@ class WeightUses(TorchFunctionMode):
         self._calls: dict[nn.Module, list[Call]] = {}
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Observe the pass of one batch."""
+    def observing(self) -> Iterator[None]:
+        """Install the hooks of all layers, and of the modules with bare parameters."""
         with ExitStack() as hooks:
             for layer in self._layers:
                 for handle in (
@@ -62,14 +70,26 @@ class WeightUses(TorchFunctionMode):
                     layer.register_forward_hook(self._leave),
                 ):
                     hooks.callback(handle.remove)
-            with self.is_read.watching(), self:
-                yield
+            for name, site in self._bare.items():
+                if is_sharded(site.parameters[0].data):  # FSDP hides uses
+                    self.used.add(name)
+                handle = site.sources[0].layer.register_forward_hook(partial(self._note_use, name))
+                hooks.callback(handle.remove)
+            yield
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Observe the pass of one batch."""
+        with self.is_read.watching(), self:
+            yield
         self._open, self._calls = [], {}
-        self.bare.end()
 
     def calls(self, layer: nn.Module, call: Call) -> list[Call]:
         """Return the calls of the class with the rule that a call of a layer consists of."""
         return self._calls.pop(layer, [call])
+
+    def _note_use(self, name: str, *_: Any) -> None:
+        self.used.add(name)  # perhaps in a kernel that cannot be observed
 
     def _enter(self, layer: nn.Module, _args: Any) -> None:
         self._open.append(layer)
@@ -87,25 +107,29 @@ class WeightUses(TorchFunctionMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         name = _name(func)
-        if name not in _FORMS and (_has_numbers(result) or reads_numbers(name, result)):
-            self.bare.observe(name, args, kwargs, result)
-        if _has_numbers(result):
-            layer = self._open[-1] if self._open else None
-            if layer is None or layer in self._calls:
-                self._observe(layer, func, args, kwargs, result)
+        if name in _FORMS:  # uses only a tensor's dtype and device
+            return result
+        is_shape = isinstance(result, torch.Size)
+        has_numbers = isinstance(result, (Tensor, tuple, list)) and not is_shape
+        if has_numbers:
+            self._observe(func, args, kwargs, result)
+        is_written = result is None and not name.startswith(".")  # into another tensor
+        if self._bare and (has_numbers or is_written or name in _READS):
+            ids = map(id, _tensors([*args, *kwargs.values()]))
+            self.used.update(self._bare_names[i] for i in ids if i in self._bare_names)
         return result
 
-    def _observe(
-        self, layer: nn.Module | None, func: Any, args: Any, kwargs: Any, result: Any
-    ) -> None:
+    def _observe(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Record a function that was called outside of layers, or by an overridden forward."""
-        call = None if layer is None else inner_call(layer, func, args, kwargs, result)
-        if layer is not None and call is not None:
-            self._calls[layer].append(call)
+        layer = self._open[-1] if self._open else None
+        if layer is not None and layer not in self._calls:
             return
-        if _name(func) in _FORMS:  # uses only a weight's dtype and device
-            return
-        for tensor in _parameters([*args, *kwargs.values()]):
+        if layer is not None:
+            call = inner_call(layer, func, args, kwargs, result)
+            if call is not None:
+                self._calls[layer].append(call)
+                return
+        for tensor in _tensors([*args, *kwargs.values()]):
             site = self._names.get(id(tensor))
             if site is not None:
                 kind = None if layer is None else type(layer).__name__
@@ -124,17 +148,12 @@ def refuse(uses: Iterable[StrayUse]) -> None:
         )
 
 
-def _has_numbers(result: Any) -> bool:
-    """Whether a function returned tensors, not only a shape."""
-    return isinstance(result, (Tensor, tuple, list)) and not isinstance(result, torch.Size)
-
-
-def _parameters(values: Iterable[Any]) -> Iterator[nn.Parameter]:
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
     for value in values:
-        if isinstance(value, nn.Parameter):
+        if isinstance(value, Tensor):
             yield value
         elif isinstance(value, (list, tuple)):
-            yield from (x for x in value if isinstance(x, nn.Parameter))
+            yield from (x for x in value if isinstance(x, Tensor))
 
 
 def _name(func: Any) -> str:

@@ -1,0 +1,447 @@
+"""One pass over a task's data, which computes the second moments of every block's inputs.
+
+Every batch runs through the model. With `all_rows`, each layer uses all of its rows. Otherwise it
+uses a random sample of each batch, about `enough(d)` rows in all, or all rows if there are fewer.
+Each row is weighted by the inverse of its probability, so sums are unbiased for any order of the
+data. Embeddings count all tokens. A bare parameter has no rows; it is used by a task, or it is not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from operator import is_
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.nn import functional
+
+from conceptors._internal import checks
+from conceptors._internal.batches import (
+    Feed,
+    check_batches,
+    expected,
+    feed_first,
+    iterate,
+    undisturbed,
+    with_progress,
+)
+from conceptors._internal.precision import exactly, full, tensor_cores
+from conceptors.algebra.conceptor import Conceptor
+from conceptors.layers import Call, Draws, OwnedRows, Rows, Rule, Sample, SecondMoment
+from conceptors.layers.bare import is_bare
+from conceptors.layers.dora import WeightReads
+from conceptors.moments import Correlation, FrequentDirections
+from conceptors.moments.correlation import add_products_
+from conceptors.shield.blocks import WeightBlock
+from conceptors.shield.distributed import failing_together, is_distributed, naming_lost_process
+from conceptors.shield.uses import StrayUse, WeightUses, refuse
+
+_CHECK = 64  # batches between checks that wait for the device
+_BUFFERED = 4096  # rows that are collected before their products are computed
+_FIRST = 4096  # the fewest rows of the first batch: some layers are reached once
+_FEWEST = 64  # the fewest rows of a batch
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def enough(dim: int) -> int:
+    """Return how many rows of `dim` numbers are always used, if there are as many."""
+    return max(16384, 8 * dim)
+
+
+def collect(
+    model: nn.Module,
+    sites: Mapping[str, WeightBlock],
+    batches: Any,
+    *,
+    feed: Feed | None,
+    limit: int | None,
+    all_rows: bool,
+    seed: int,
+    sketch: Callable[[int], int | None],
+    progress: bool,
+    strays: Callable[[Iterable[StrayUse]], None] = refuse,
+    who: str = "remember",
+) -> dict[str, Moments]:
+    """Collect the moments of all blocks that rows reach.
+
+    The model runs in evaluation mode without gradients. Training flags, random state and hooks are
+    restored afterwards, also after an exception.
+
+    Args:
+        all_rows: whether to use every row, or a sample.
+        sketch: returns how many directions a layer with so many inputs stores; None for all.
+        strays: handles weights that are used where no rule covers them.
+        who: the method that errors name.
+
+    Raises:
+        ValueError: there is no batch, no row reaches any block, rows are not finite, a rule fails,
+            or weights are used where no rule covers them.
+    """
+    check_batches(batches, who)
+    feed = feed or feed_first
+    limit = None if limit is None else checks.whole(limit, "limit", 1)
+    shared, run, count = SharedRows(), Pass(all_rows, seed), 0
+    moments = {name: Moments(s, sketch, shared) for name, s in sites.items()}
+    uses = WeightUses(sites, WeightReads(model))
+    device = next(model.parameters()).device
+    with failing_together(device), undisturbed(model), ExitStack() as hooks:
+        hooks.enter_context(uses.observing())
+        layers = _layers(sites, moments, run, uses)
+        for layer in layers:
+            hooks.callback(layer.observe().remove)
+        for batch in with_progress(iterate(batches, limit, who), progress, who):
+            if not count:
+                run.batches = expected(batches, limit, batch)
+            run.begin(count)
+            with uses.watching():
+                feed(model, batch)
+            count += 1
+        run.check_finite()
+        for layer in layers:
+            layer.check()
+        strays(uses.stray)
+        for name in uses.used:
+            moments[name].add(SecondMoment(torch.ones(1, 1, 1), 1.0), None)
+        for sums in moments.values():
+            sums.flush()
+    effect = "; nothing was remembered" if who == "remember" else ""
+    if not count and not is_distributed():
+        raise ValueError(
+            f"{who} got no batches: the loader is empty, or an iterator that was used before"
+            f"{effect}. Pass a DataLoader or a list of batches"
+        )
+    if is_distributed():
+        with naming_lost_process():
+            for sums in moments.values():
+                sums.sums.all_reduce()
+    reached = {name: sums for name, sums in moments.items() if sums.weight > 0}
+    if not reached:
+        listed = ", ".join(list(sites)[:5]) + (", ..." if len(sites) > 5 else "")
+        raise ValueError(
+            f"no rows reached any of {len(sites)} shielded layers ({listed}) in {count} batches"
+            f"{effect}. Check that feed(model, batch) calls the model on samples, "
+            f"and that some of the layers it uses are neither frozen nor excluded"
+        )
+    for name, sums in reached.items():
+        if not bool(sums.energy().isfinite().all()):
+            raise ValueError(
+                f"the inputs of layer {name!r} are too large: their squares overflow; nothing was "
+                f"remembered. Scale the inputs, for example to unit variance"
+            )
+    return reached
+
+
+class SharedRows:
+    """Copies and products of the last rows, for other blocks that receive the same tensors."""
+
+    def __init__(self) -> None:
+        self._original: Tensor | None = None
+        self._copy = torch.empty(0)
+        self._chunks: list[Tensor] = []
+        self._products: tuple[Tensor, Tensor] | None = None
+
+    def copy(self, values: Tensor) -> Tensor:
+        """Copy rows that other code may change."""
+        if self._original is not values:
+            self._original, self._copy = values, values.clone()
+        return self._copy
+
+    def products(self, chunks: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Return XᵀX `[g, d, d]` and Σ x `[g, d]` of the rows of chunks that never change."""
+        is_same = len(chunks) == len(self._chunks) and all(map(is_, chunks, self._chunks))
+        if self._products is None or not is_same:
+            self._chunks, self._products = list(chunks), products_and_sums(chunks)
+        return self._products
+
+
+@exactly()
+def products_and_sums(chunks: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Compute XᵀX `[g, d, d]` and Σ x `[g, d]` of rows in chunks `[g, n, d]`, in float64.
+
+    Products of half-precision numbers are exact in float32, also on tensor cores (TF32), and are
+    summed in float32.
+    """
+    rows = chunks[0] if len(chunks) == 1 else torch.cat(chunks, 1)
+    if rows.shape[-1] == 1:
+        rows = rows.double()
+        return rows.square().sum(1, keepdim=True), rows.sum(1)
+    wide = rows.float() if rows.dtype in _HALF else rows.double()
+    if rows.dtype in _HALF and rows.is_cuda:
+        with tensor_cores():
+            return wide.mT @ wide, wide.sum(1)
+    products = wide.new_zeros(len(wide), wide.shape[-1], wide.shape[-1])
+    one = len(wide) == 1  # a single matrix is faster than a batch of one
+    add_products_(products[0] if one else products, *([wide[0] if one else wide] * 2))
+    return products, wide.sum(1)
+
+
+class Moments:
+    """Σ w [x; e] [x; e]ᵀ of rows `[g, n, d]`, with k bias columns; for wide layers as a sketch.
+
+    e marks the bias of a row (all zero for a layer without bias). Rows are buffered until there
+    are at least 4096 and as many as columns; call `flush` before reading.
+
+    Attributes:
+        sums: `[g, d + k, d + k]`, or the sketch, in float64.
+        coarsest: the largest rounding error of the rows.
+    """
+
+    def __init__(
+        self,
+        site: WeightBlock,
+        sketch: Callable[[int], int | None],
+        shared: SharedRows,
+    ) -> None:
+        self.groups, self.dim = site.size
+        self.biases, self.coarsest = len(site.biases), 0.0
+        self.device, self.is_bare = site.parameters[0].device, is_bare(site.block)
+        self._counts_tokens = site.block.layout == "tokens"
+        self._shared = shared
+        self._buffered: dict[tuple[float, int | None, torch.dtype], list[Tensor]] = {}
+        self._count = 0  # of buffered rows
+        rank = sketch(self.dim) if self.groups == 1 else None
+        self.sums: Correlation | FrequentDirections
+        if rank is None or rank >= self.dim:
+            self.sums = Correlation(self.dim, groups=self.groups, device=self.device)
+        else:
+            self.sums = FrequentDirections(self.dim, rank, device=self.device)
+
+    @property
+    def weight(self) -> float:
+        return self.sums.weight
+
+    @property
+    def sketch(self) -> FrequentDirections | None:
+        """The sketch of a wide layer."""
+        return self.sums if isinstance(self.sums, FrequentDirections) else None
+
+    @property
+    def dropped(self) -> float:
+        """The largest error of a direction relative to the largest one."""
+        if self.sketch is None:
+            return 0.0
+        top = float(torch.linalg.matrix_norm(self.correlation(), 2))
+        return self.sketch.error_bound / max(top, 1e-300)
+
+    def add(self, rows: Rows | SecondMoment, bias_column: int | None) -> None:
+        """Add the rows of one call."""
+        if isinstance(rows, SecondMoment):
+            if isinstance(self.sums, FrequentDirections):
+                raise TypeError("a rule for a wide layer must yield rows, not second moments")
+            self.sums.add(rows.total, rows.weight)
+            return
+        values, many = rows.values, max(_BUFFERED, self.dim)
+        self.coarsest = max(self.coarsest, rounding(values.dtype))
+        if isinstance(self.sums, FrequentDirections):
+            samples = functional.pad(full(values[0]), (0, self.biases))
+            if bias_column is not None:
+                samples[:, values.shape[2] + bias_column] = 1
+            if bool(samples.isfinite().all()):  # else Pass raises an error with layer and batch
+                weights = torch.full((len(samples),), rows.weight, dtype=torch.float64)
+                self.sums.update(samples, weights.to(samples.device))
+            return
+        count = values.shape[1]
+        if count < many and not isinstance(rows, OwnedRows):
+            values = self._shared.copy(values)  # other code may change them
+        if count:
+            self._buffered.setdefault((rows.weight, bias_column, values.dtype), []).append(values)
+        self._count += count
+        if self._count >= many:
+            self.flush()
+
+    def flush(self) -> None:
+        """Add the buffered rows to the sums."""
+        for (weight, bias_column, _), chunks in self._buffered.items():
+            assert isinstance(self.sums, Correlation)
+            products, sums = self._shared.products(chunks)
+            total, dim = self.sums.sum, products.shape[-1]
+            count = sum(chunk.shape[1] for chunk in chunks)
+            total[:, :dim, :dim].add_(products, alpha=weight)
+            if bias_column is not None:
+                bias = dim + bias_column
+                total[:, :dim, bias].add_(sums, alpha=weight)
+                total[:, bias, :dim].add_(sums, alpha=weight)
+                total[:, bias, bias].add_(count * weight)
+            self.sums.weight += count * weight
+        self._buffered, self._count = {}, 0
+
+    def correlation(self) -> Tensor:
+        """Compute R `[g, d, d]`; of tokens, 1 for each that occurred; of a sketch Bᵀ B, B Bᵀ."""
+        if isinstance(self.sums, FrequentDirections):
+            return (self.sums.rows() @ self.sums.rows().mT)[None]
+        return (self.sums.sum > 0).double() if self._counts_tokens else self.sums.matrix()
+
+    def conceptor(self, aperture: float | Tensor) -> Conceptor:
+        """Compute the conceptors `[g]` of R."""
+        if isinstance(self.sums, FrequentDirections):
+            single = self.sums.conceptor(float(aperture))
+            return single.mapped(lambda tensor, _: tensor[None])
+        return Conceptor.from_second_moment(self.correlation(), aperture)
+
+    def energy(self) -> Tensor:
+        """Compute tr R `[g]`."""
+        if isinstance(self.sums, FrequentDirections) or self._counts_tokens:
+            return self.correlation().diagonal(dim1=-2, dim2=-1).sum(-1)
+        return self.sums.sum.diagonal(dim1=-2, dim2=-1).sum(-1) / self.weight
+
+    def output_energy(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute E|x|² and E|W x|² `[g]` for W `[g, out, d]`, with the frequencies of tokens."""
+        matrix = full(matrix)
+        if isinstance(self.sums, FrequentDirections):
+            outputs = (matrix[0] @ self.sums.rows().to(matrix).mT).square().sum()
+            return self.energy(), outputs[None]
+        R = self.sums.sum / self.weight
+        inputs: Tensor = R.diagonal(dim1=-2, dim2=-1).sum(-1)
+        if R.shape[-1] == 1:
+            return inputs, matrix.square().sum((1, 2)) * inputs
+        return inputs, ((matrix @ R.to(matrix)) * matrix).sum((1, 2))
+
+
+class Pass:
+    """The state of one pass: which batch runs, which rows are drawn, whether they are finite."""
+
+    def __init__(self, all_rows: bool, seed: int) -> None:
+        self.all_rows, self.draws = all_rows, Draws(seed)
+        self.batch = 0
+        self.batches: int | None = None  # if known; may be a guess
+        self._noted: list[tuple[str, int, Tensor]] = []
+
+    def begin(self, batch: int) -> None:
+        """Begin the next batch."""
+        self.batch = batch
+        self.draws.renew()
+        if batch and batch % _CHECK == 0:
+            self.check_finite()
+
+    def note(self, site: str, values: Tensor) -> None:
+        """Note rows for `check_finite`, which waits for the device."""
+        dtype = torch.float32 if values.device.type == "mps" else torch.float64
+        self._noted.append((site, self.batch, values.sum(dtype=dtype)))
+
+    def check_finite(self) -> None:
+        """Raise ValueError with the layer and the batch if noted rows are not finite."""
+        noted, self._noted = self._noted, []
+        if not noted:
+            return
+        device = noted[0][2].device
+        finite = torch.stack([total.to(device) for *_, total in noted]).isfinite().tolist()
+        bad = [(site, batch) for (site, batch, _), is_finite in zip(noted, finite) if not is_finite]
+        if bad:
+            site, batch = bad[0]
+            others = len({name for name, when in bad if when == batch} - {site})
+            raise ValueError(
+                f"NaN or infinite activations enter {site!r}"
+                f"{f' and {others} more' if others else ''} in batch {batch}; "
+                f"nothing was remembered. Check that batch, or whether training diverged"
+            )
+
+
+class LayerInputs:
+    """Add the rows of one layer's calls to the moments of its blocks."""
+
+    def __init__(self, layer: nn.Module, rule: Rule, run: Pass, uses: WeightUses) -> None:
+        self._layer, self._rule, self._run, self._uses = layer, rule, run, uses
+        self._blocks = [block.name for block in rule.blocks(layer)]
+        # by block: the name of its site, its moments, and the column of the layer's bias
+        self.takers: dict[str, list[tuple[str, Moments, int | None]]] = {}
+        self._reached: set[str] = set()  # blocks with rows so far
+        self._first: int | None = None  # the first batch that reached the layer
+        self._sample = Sample(self._cap, run.draws)
+
+    def observe(self) -> Any:
+        """Install the hook: the first of all hooks, because FSDP frees weights in its own."""
+        return self._layer.register_forward_hook(self._record, with_kwargs=True, prepend=True)
+
+    def _record(self, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if self._uses.is_read(layer, args):
+            return
+        if any(is_functorch_wrapped_tensor(x) for x in args if isinstance(x, Tensor)):
+            raise ValueError(
+                f"{self._description()} is called under torch.func.vmap or another transform, "
+                f"where its inputs cannot be read; nothing was remembered. Pass remember a "
+                f"feed(model, batch) that calls the model on whole batches"
+            )
+        self._first = self._run.batch if self._first is None else self._first
+        for call in self._uses.calls(layer, Call(args, kwargs, output)):
+            self._add(call)
+
+    def _add(self, call: Call) -> None:
+        """Add the rows of one call; errors name the layer and the rule."""
+        try:
+            for block, rows in self._rule.rows(self._layer, call, self._sample):
+                if block not in self._blocks:
+                    raise ValueError(f"it gave rows of {block!r}; its blocks are {self._blocks}")
+                self._reached.add(block)
+                for i, (site, moments, bias_column) in enumerate(self.takers.get(block, ())):
+                    _check_shape(rows, moments)
+                    if not i:
+                        self._run.note(site, rows[0])
+                    moments.add(rows, bias_column)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise ValueError(
+                f"{self._description()} failed with {type(error).__name__}: {error}; nothing was "
+                f"remembered"
+            ) from error
+
+    def _cap(self, count: int, dim: int) -> int | None:
+        """Return how many of `count` rows of `dim` numbers are used; None for all."""
+        if self._run.all_rows:
+            return None
+        wanted = enough(dim) / (self._run.batches or self._run.batch + 1)
+        wanted = max(wanted, _FIRST if self._run.batch == self._first else _FEWEST)
+        return None if wanted > 0.75 * count else math.ceil(wanted)
+
+    def check(self) -> None:
+        """Raise ValueError if a layer was called, but its rule gave no rows of a block."""
+        missing = sorted(self.takers.keys() - self._reached)
+        if self._first is not None and missing:
+            raise ValueError(
+                f"{self._description()} gave no rows of its block {missing[0]!r}, which would not "
+                f"be protected; nothing was remembered. Yield them in the rule's `rows`"
+            )
+
+    def _description(self) -> str:
+        sites = dict.fromkeys(taker[0] for takers in self.takers.values() for taker in takers)
+        kinds = f"{type(self._layer).__name__}, rule {type(self._rule).__name__}"
+        return f"layer {', '.join(sites)} ({kinds})"
+
+
+def _layers(
+    sites: Mapping[str, WeightBlock],
+    moments: Mapping[str, Moments],
+    run: Pass,
+    uses: WeightUses,
+) -> list[LayerInputs]:
+    """Create the recorder of every layer that has a block with rows."""
+    layers: dict[nn.Module, LayerInputs] = {}
+    for name, site in sites.items():
+        for source in () if is_bare(site.block) else site.sources:
+            if source.layer not in layers:
+                layers[source.layer] = LayerInputs(source.layer, source.rule, run, uses)
+            takers = layers[source.layer].takers.setdefault(source.block.name, [])
+            takers.append((name, moments[name], source.bias_column))
+    return list(layers.values())
+
+
+def _check_shape(rows: Rows | SecondMoment, moments: Moments) -> None:
+    """Raise ValueError unless rows are `[g, n, d]`, or second moments `[g, d, d]`."""
+    groups, dim, shape = moments.groups, moments.dim, list(rows[0].shape)
+    if isinstance(rows, SecondMoment):
+        what, wanted = "second moments", f"[{groups}, {dim}, {dim}]"
+        fits = shape == [groups, dim, dim]
+    else:
+        what, wanted = "rows", f"[{groups}, n, {dim - moments.biases}]"
+        fits = len(shape) == 3 and shape[::2] == [groups, dim - moments.biases]
+    if not fits:
+        raise ValueError(f"{what} must have shape {wanted}, got {shape}")
+
+
+def rounding(dtype: torch.dtype) -> float:
+    """Return the relative mean square of rounding errors in a dtype."""
+    return torch.finfo(dtype).eps ** 2 / 24  # errors are uniform in ± eps / 2 · 2^k <= |x|
