@@ -86,11 +86,14 @@ class Work:
         self._blocks = [*self._eager, *merged]
         self._project_eager = _each("project_current_gradients", self._eager)
         self._project_slots = _of_all("project_gradients", merged)
+        corrected = [
+            block for block in merged if block.corrects
+        ]  # an empty graph cannot be recorded
         self.copy_weights = _both(
-            _of_all("copy_weights", merged), _each("copy_weights", self._eager)
+            _of_all("copy_weights", corrected), _each("copy_weights", self._eager)
         )
         self.project_steps = _both(
-            _of_all("project_step", merged), _each("project_step", self._eager)
+            _of_all("project_step", corrected), _each("project_step", self._eager)
         )
 
     def project_gradients(self) -> None:
@@ -100,7 +103,7 @@ class Work:
         if present:
             slots, gradients = self._fill_slots()
             self._project_slots()
-            torch._foreach_copy_(gradients, slots)
+            _copy_all(gradients, slots)
             for block in present:
                 block.store_gradients()
 
@@ -121,7 +124,7 @@ class Work:
             else:
                 slots.append(slot)
                 gradients.append(parameter.grad)
-        torch._foreach_copy_(slots, gradients)
+        _copy_all(slots, gradients)
         return slots, gradients
 
 
@@ -162,6 +165,11 @@ def _each(what: str, blocks: Sequence[GuardedBlock]) -> Callable[[], None]:
     return run if blocks else lambda: None
 
 
+def _copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
+    if targets:
+        torch._foreach_copy_(targets, sources)
+
+
 def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
     def run() -> None:
         first()
@@ -178,7 +186,7 @@ def _stacked(blocks: Sequence[GuardedBlock]) -> list[GuardedBlock]:
     return [
         one
         for kind, members in alike.items()
-        for one in ([Stack(members)] if isinstance(kind, tuple) else members)
+        for one in ([Stack(members)] if kind is not None and len(members) > 1 else members)
     ]
 
 
