@@ -12,7 +12,8 @@ from conceptors._internal.precision import full
 from conceptors.shield.blocks import WeightBlock, is_sharded, shard_like
 from conceptors.shield.projection import FreeSpace, make_projection
 
-_SOFT = 1 - 2**-10  # √(1 - s) > 2⁻⁵ for smaller values s; bfloat16 has 8 bits, TF32 11
+# rounding in TF32 (11 bits) or on a CPU in bfloat16 (8 bits) is small beside √(1 - s)
+_SOFT = {"cuda": 1 - 2**-14, "cpu": 1 - 2**-10}
 _LARGE = 2**23  # rounding does not speed up smaller products
 
 
@@ -49,10 +50,14 @@ class GuardedBlock:
         self.device = parameters[0].device
         self.is_sharded = any(is_sharded(p.data) for p in parameters)
         # rounding steps changes less than a soft conceptor lets through, or a pull corrects it
-        is_soft = free.stiffness is not None or float(free.values.max()) < _SOFT
+        is_soft = free.stiffness is not None or float(free.values.max()) < _SOFT.get(
+            self.device.type, 0.0
+        )
         size = sum(p.numel() for p in parameters) * free.rank
         self.rough = corrects and is_soft and size > _LARGE
-        self.projection = make_projection(free, once, dense=not self.is_sharded)
+        self.projection = make_projection(
+            free, once, dense=not (corrects or self.is_sharded), dtype=parameters[0].dtype
+        )
         self.scale = scale
         self.origin: Tensor | None = None
         if self.projection.pulls and anchors is not None:
@@ -109,7 +114,7 @@ class GuardedBlock:
         """Project the gradients that were read, and add the pull."""
         if not self.corrects or self.crossed:
             self.measure_drift()  # it does not follow the steps
-        self.projection.apply_(self.gradient_parts(), self.scaled_drift())
+        self.projection.apply_(self.gradient_parts(), drift=self.scaled_drift())
 
     def store_gradients(self) -> None:
         """Write gradients back that were read as copies."""
@@ -173,11 +178,13 @@ class GuardedBlock:
             return
         weights = self.load_weights()
         steps = [now - before for now, before in zip(weights, self.previous)]
-        left = self.projection.apply_(steps)
-        if self.drift is not None:
-            self.drift += left
-        for now, before, step in zip(weights, self.previous, steps):
-            now.copy_(before.add_(step))
+        if self.previous[0].dtype == weights[0].dtype:
+            self.projection.apply_(weights, of=steps, follow=self.drift)
+            torch._foreach_copy_(self.previous, weights)
+        else:
+            torch._foreach_copy_(self.previous, weights)
+            self.projection.apply_(self.previous, of=steps, follow=self.drift)
+            torch._foreach_copy_(weights, self.previous)
         self.store_weights()
 
     # --- measurements ---------------------------------------------------------------------

@@ -44,7 +44,7 @@ class Stack(GuardedBlock):
         parts = [torch.cat(views) for views in zip(*self._slots)]
         if not self.corrects:
             self.measure_drift()
-        self.projection.apply_(parts, self.scaled_drift())
+        self.projection.apply_(parts, drift=self.scaled_drift())
         self._scatter(parts, self._slots)
 
     def load_weights(self) -> list[Tensor]:

@@ -52,18 +52,13 @@ class Protected:
     magnitudes: Mapping[str, Magnitude] = field(default_factory=dict)
     anchors: Mapping[int, Tensor] = field(default_factory=dict)  # W_previous, by a parameter's id
     increment_decay: float = 0.0
-    _spaces: dict[object, tuple[FreeSpace, list[nn.Parameter]]] = field(default_factory=dict)
 
     def free(self, name: str, parameters: list[nn.Parameter]) -> FreeSpace | None:
         """Return the free space of some parameters of a block, or None if it is everything."""
         if name not in self.claims:
             return None
-        first = parameters[0]
-        key = (name, first.dtype, first.device, *(id(p) for p in parameters))
-        if key not in self._spaces:  # stores the parameters too, so their ids stay valid
-            columns = self.sites[name].columns(parameters)
-            self._spaces[key] = free_space(self.claims[name], columns, first), parameters
-        space = self._spaces[key][0]
+        columns = self.sites[name].columns(parameters)
+        space = free_space(self.claims[name], columns, parameters[0])
         return space if space.rank else None
 
 

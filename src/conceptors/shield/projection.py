@@ -46,7 +46,7 @@ class Claim(NamedTuple):
 
 
 class FreeSpace(NamedTuple):
-    """F = I - U diag(s) Uᵀ of g groups with r protected directions.
+    """F = I - U diag(s) Uᵀ of g groups with r protected directions, in float64.
 
     Attributes:
         dim: d.
@@ -90,6 +90,14 @@ class FreeSpace(NamedTuple):
         matrix: Tensor = (self.vectors * scale) @ self.vectors.mT
         return matrix
 
+    def complement(self) -> Tensor:
+        """Compute F `[g, d, d]`, without cancellation where all directions are listed."""
+        kept = self.matrix((1 - self.values).unsqueeze(-2))
+        if self.rank == self.dim:
+            return kept
+        eye = torch.eye(self.dim, dtype=kept.dtype, device=kept.device)
+        return kept + eye - self.matrix(torch.ones_like(self.values).unsqueeze(-2))
+
 
 def free_space(claim: Claim, columns: Tensor | None, like: Tensor) -> FreeSpace:
     """Compute the free space of these columns (None for all), on the device of a weight.
@@ -117,12 +125,7 @@ def free_space(claim: Claim, columns: Tensor | None, like: Tensor) -> FreeSpace:
         values = torch.where(by < 1, by * values / (1 - values + by * values), values)
         # the pull is that of A as claimed, so it is relative to the scaled odds
         stiffness = None if stiffness is None else stiffness / by.squeeze(-1)
-    return FreeSpace(
-        claimed.dim,
-        vectors.to(dtype).contiguous(),
-        values.to(dtype),
-        None if stiffness is None else stiffness.to(dtype),
-    )
+    return FreeSpace(claimed.dim, vectors, values, stiffness)
 
 
 def restrict(claimed: Conceptor, columns: Tensor) -> Conceptor:
@@ -153,32 +156,33 @@ class Projection(ABC):
     """The projection of one block: X ← X F^½ (with `once`, X F), plus a pull where there is one.
 
     Each form represents X in coordinates in which the projection is cheap.
+
+    Attributes:
+        pulls: whether there is a pull.
     """
 
     pulls: bool
-
-    def apply_(self, parts: Parts, drift: Tensor | None = None) -> Tensor:
-        """Project X in place, and return its new coordinates.
-
-        Adds the pull of a `drift`, W - W_previous in coordinates.
-        """
-        x = self.coordinates(parts)
-        removed = self._removed(x, drift)
-        left = x - removed
-        self._subtract_(parts, removed)
-        return left
 
     @abstractmethod
     def coordinates(self, parts: Parts) -> Tensor:
         """Compute the coordinates of X, in float32 at least."""
 
     @abstractmethod
-    def _removed(self, x: Tensor, drift: Tensor | None) -> Tensor:
-        """Compute what is removed from X with the coordinates x."""
+    def apply_(
+        self,
+        parts: Parts,
+        *,
+        of: Parts | None = None,
+        drift: Tensor | None = None,
+        follow: Tensor | None = None,
+    ) -> None:
+        """Subtract from X, in place, what the projection removes from X, or from another matrix.
 
-    @abstractmethod
-    def _subtract_(self, parts: Parts, amount: Tensor) -> None:
-        """Subtract an amount in coordinates from X."""
+        Args:
+            of: the other matrix, such as a step ΔW, where X is W.
+            drift: W - W_previous in coordinates, whose pull is added.
+            follow: coordinates, to which those of what remains are added.
+        """
 
 
 class Factored(Projection):
@@ -198,13 +202,20 @@ class Factored(Projection):
         assert total is not None
         return total
 
-    def _removed(self, x: Tensor, drift: Tensor | None) -> Tensor:
-        amount = x * self.gain
+    def apply_(
+        self,
+        parts: Parts,
+        *,
+        of: Parts | None = None,
+        drift: Tensor | None = None,
+        follow: Tensor | None = None,
+    ) -> None:
+        x = self.coordinates(of or parts)
+        removed = x * self.gain
         if drift is not None and self.pull is not None:
-            amount.addcmul_(drift, self.pull, value=-1)
-        return amount
-
-    def _subtract_(self, parts: Parts, amount: Tensor) -> None:
+            removed.addcmul_(drift, self.pull, value=-1)
+        if follow is not None:
+            follow += x - removed
         start = 0
         for part in parts:
             size = part.shape[2:].numel()
@@ -212,33 +223,10 @@ class Factored(Projection):
             start += size
             matrix = part.flatten(2)
             is_view = matrix.untyped_storage().data_ptr() == part.untyped_storage().data_ptr()
-            if is_view and matrix.dtype == amount.dtype:
-                _add_product_(matrix, amount, rows, -1)
+            if is_view and matrix.dtype == removed.dtype:
+                _add_product_(matrix, removed, rows, -1)
             else:
-                part.sub_(_product(amount, rows).view(part.shape))
-
-
-class Dense(Projection):
-    """One product with A: where `once`, and most directions are protected.
-
-    Its pull is proportional to A, too: G F + c (W - W_previous) A = G - (G - c (W - W_previous)) A.
-    """
-
-    def __init__(self, claimed: Tensor, stiffness: Tensor | None) -> None:
-        self.claimed = claimed
-        self.stiffness = None if stiffness is None else stiffness[:, None, None]
-        self.pulls = stiffness is not None
-
-    def coordinates(self, parts: Parts) -> Tensor:
-        return side_by_side(parts)
-
-    def _removed(self, x: Tensor, drift: Tensor | None) -> Tensor:
-        if drift is not None and self.stiffness is not None:
-            x = torch.addcmul(x, drift, self.stiffness, value=-1)
-        return _product(x, self.claimed)
-
-    def _subtract_(self, parts: Parts, amount: Tensor) -> None:
-        subtract_(parts, amount)
+                part.sub_(_product(removed, rows).view(part.shape))
 
 
 class ElementWise(Projection):
@@ -251,24 +239,69 @@ class ElementWise(Projection):
     def coordinates(self, parts: Parts) -> Tensor:
         return side_by_side(parts)
 
-    def _removed(self, x: Tensor, drift: Tensor | None) -> Tensor:
+    def apply_(
+        self,
+        parts: Parts,
+        *,
+        of: Parts | None = None,
+        drift: Tensor | None = None,
+        follow: Tensor | None = None,
+    ) -> None:
+        x = self.coordinates(of or parts)
         removed = _small_product(x, self.matrix)
         if drift is not None and self.pull is not None:
             removed -= _small_product(drift, self.pull)
-        return removed
+        if follow is not None:
+            follow += x - removed
+        for part, amount in zip(parts, split_like(removed, parts)):
+            part.sub_(amount)
 
-    def _subtract_(self, parts: Parts, amount: Tensor) -> None:
-        subtract_(parts, amount)
+
+class Dense(Projection):
+    """One product with F itself, for gradients where most directions are protected.
+
+    X F is more accurate than X - X A: with a large aperture, only a millionth of X remains. The
+    pull is proportional to A here: X F + c D A = (X - c D) F + c D.
+    """
+
+    def __init__(self, free: Tensor, stiffness: Tensor | None) -> None:
+        self.free = free  # [g, d, d]
+        self.stiffness = None if stiffness is None else stiffness[:, None, None]
+        self.pulls = stiffness is not None
+
+    def coordinates(self, parts: Parts) -> Tensor:
+        return side_by_side(parts)
+
+    def apply_(
+        self,
+        parts: Parts,
+        *,
+        of: Parts | None = None,
+        drift: Tensor | None = None,
+        follow: Tensor | None = None,
+    ) -> None:
+        x = self.coordinates(parts)
+        if drift is None or self.stiffness is None:
+            projected = _product(x, self.free)
+        else:
+            pull = drift * self.stiffness
+            projected = _product(x - pull, self.free).add_(pull)
+        for part, values in zip(parts, split_like(projected, parts)):
+            part.copy_(values)
 
 
-def make_projection(free: FreeSpace, once: bool, dense: bool) -> Projection:
-    """Choose the form of a projection; `dense` allows products with A itself."""
+def make_projection(free: FreeSpace, once: bool, dense: bool, dtype: torch.dtype) -> Projection:
+    """Choose the form of a projection; `dense` allows products with F, for gradients only."""
+    dtype = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
     gain, pull = free.gain(once), free.pull(once)
     if free.dim <= 2:
-        return ElementWise(free.matrix(gain), None if pull is None else free.matrix(pull))
-    if dense and once and 2 * free.rank >= free.dim:
-        return Dense(free.matrix(gain), free.stiffness)
-    return Factored(free.vectors, gain, pull)
+        matrix = None if pull is None else free.matrix(pull).to(dtype)
+        return ElementWise(free.matrix(gain).to(dtype), matrix)
+    if dense and 2 * free.rank >= free.dim:
+        stiffness = None if free.stiffness is None else free.stiffness.to(dtype)
+        return Dense(free.complement().to(dtype), stiffness)
+    vectors = free.vectors.to(dtype).contiguous()
+    return Factored(vectors, gain.to(dtype), None if pull is None else pull.to(dtype))
 
 
 def side_by_side(parts: Parts) -> Tensor:
@@ -277,13 +310,10 @@ def side_by_side(parts: Parts) -> Tensor:
     return matrices[0] if len(matrices) == 1 else torch.cat(matrices, -1)
 
 
-def subtract_(parts: Parts, amount: Tensor) -> None:
-    """Subtract an amount `[g, out, d]` from all parts."""
-    start = 0
-    for part in parts:
-        size = part.shape[2:].numel()
-        part.sub_(amount[..., start : start + size].reshape(part.shape))
-        start += size
+def split_like(matrix: Tensor, parts: Parts) -> list[Tensor]:
+    """Split [W | b ...] `[g, out, d]` into the shapes of the parts."""
+    pieces = matrix.split([part.shape[2:].numel() for part in parts], -1)
+    return [piece.reshape(part.shape) for piece, part in zip(pieces, parts)]
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
