@@ -270,12 +270,14 @@ class Health:
                 f"learn later tasks. Create the shield with {remedy}, and remember the tasks again"
             )
 
-    def passing(self, shares: Mapping[str, float], auto: Mapping[str, bool]) -> None:
-        """Warn about `stuck` layers after some steps of a task."""
+    def passing(
+        self, shares: Mapping[str, float], auto: Mapping[str, bool], verb: str = "is"
+    ) -> None:
+        """Warn about `stuck` layers: after some steps of a task, or of a forecast."""
         stuck_now = [f"{name} ({shares[name]:.1%})" for name in stuck(shares, auto)]
         if stuck_now:
             _warn_full(
-                f"hardly any of this task's gradients is applied in: {', '.join(stuck_now)}. "
+                f"hardly any of this task's gradients {verb} applied in: {', '.join(stuck_now)}. "
                 f"Earlier tasks use the same directions, so these layers hardly learn. Lower their "
                 f"aperture (with hard=True, use Energy(0.9)), start with wider layers, forget a "
                 f"task, or replace the last layer by a Readout. shield.explain() shows all layers"

@@ -92,6 +92,24 @@ def explain(
     return Explanation(rows)
 
 
+def expected_passing(
+    task: Mapping[str, Conceptor], claimed: Mapping[str, Conceptor]
+) -> dict[str, float]:
+    """Compute the share of a task's inputs in free directions, 1 - E xᵀA x / E|x|², by layer.
+
+    A gradient is a sum of outer products with the inputs, so about this share of it is applied.
+    """
+    shares = {}
+    for name, conceptor in task.items():
+        if name in claimed:
+            vectors, odds, _ = conceptor.form.spectrum()
+            sizes = torch.where(odds.isfinite(), odds, 1.0)  # infinite for a bare parameter
+            roots = (vectors * sizes.sqrt().unsqueeze(-2)).mT  # rows K with Kᵀ K = α² R
+            protected = (claimed[name].to(roots.device) @ roots * roots).sum()
+            shares[name] = float(1 - protected / sizes.sum().clamp_min(1e-300))
+    return shares
+
+
 def similarity(task: Mapping[str, Conceptor], claimed: Mapping[str, Conceptor]) -> dict[str, float]:
     """Compute the similarity ρ of a task with all remembered tasks, by layer."""
     return {

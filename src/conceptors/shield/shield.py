@@ -326,6 +326,21 @@ class Shield:
         ways, passing, ranks = guards.ways(), guards.passing(), guards.ranks()
         return inspect.explain(self._scan, ranks, self.quota(), ways, passing)
 
+    def forecast(
+        self, batches: Any, *, feed: Feed | None = None, limit: int | None = None
+    ) -> Explanation:
+        """Return the table of `explain` with the `passing` to expect on new data.
+
+        Call it before training on the data. It is the share of the inputs' energy that lies in
+        free directions. A `ShieldFullWarning` names the layers that will hardly learn the data.
+        The arguments are those of `remember`.
+        """
+        task, _ = self._claims_of(batches, feed, limit, False, who="forecast", soft=True)
+        passing = inspect.expected_passing(task.conceptors, self.conceptors())
+        self._health.passing(passing, self._large(), "will be")
+        ways, ranks = self._guards.ways(), self._guards.ranks()
+        return inspect.explain(self._scan, ranks, self.quota(), ways, passing)
+
     def similarity(
         self,
         batches: Any,
