@@ -14,7 +14,7 @@ from conceptors import Shield
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
 
-WORDS = "<end> <pad> the cat dog sees hears a bird".split()
+WORDS = ["<end>", "<pad>", "the", "cat", "dog", "sees", "hears", "a", "bird"]
 SIZE: dict[str, Any] = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}
 
 
@@ -77,7 +77,7 @@ def test_a_model_writes_its_own_sample() -> None:
 def test_models_and_tokenizers_that_cannot_begin_a_text() -> None:
     from conceptors.integrations.transformers import generate_sample
 
-    with pytest.raises(TypeError, match="causal language model.*got Linear"):
+    with pytest.raises(TypeError, match=r"causal language model.*got Linear"):
         generate_sample(torch.nn.Linear(2, 2), tokenizer(eos_token="<end>"), 1)
     nothing = SimpleNamespace(bos_token_id=None, eos_token_id=None)
     with pytest.raises(ValueError, match=r"Set tokenizer\.bos_token"):
