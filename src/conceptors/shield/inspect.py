@@ -11,6 +11,7 @@ from torch import Tensor
 from conceptors._internal.precision import exactly
 from conceptors.algebra import conceptor as algebra
 from conceptors.algebra.conceptor import Conceptor
+from conceptors.algebra.forms import OddsForm
 from conceptors.layers.bare import is_bare
 from conceptors.shield.blocks import Scan, WeightBlock
 from conceptors.shield.claims import stride
@@ -100,13 +101,17 @@ def expected_passing(
     A gradient is a sum of outer products with the inputs, so about this share of it is applied.
     """
     shares = {}
-    for name, conceptor in task.items():
-        if name in claimed:
-            vectors, odds, _ = conceptor.form.spectrum()
+    for name in [name for name in task if name in claimed]:
+        form = task[name].form
+        A = claimed[name].to(task[name].device)
+        if isinstance(form, OddsForm):  # a decomposition would take longer
+            protected, whole = (A.matrix() * form.matrix).sum(), form.trace().sum()
+        else:
+            vectors, odds, _ = form.spectrum()
             sizes = torch.where(odds.isfinite(), odds, 1.0)  # infinite for a bare parameter
-            roots = (vectors * sizes.sqrt().unsqueeze(-2)).mT  # rows K with Kᵀ K = α² R
-            protected = (claimed[name].to(roots.device) @ roots * roots).sum()
-            shares[name] = float(1 - protected / sizes.sum().clamp_min(1e-300))
+            roots = vectors * sizes.sqrt().unsqueeze(-2)  # K with K Kᵀ = α² R
+            protected, whole = A.evidence(roots.mT).sum(), sizes.sum()
+        shares[name] = float(1 - protected / whole.clamp_min(1e-300))
     return shares
 
 
