@@ -22,7 +22,7 @@ from conceptors.shield.attach import outside_inference_mode
 from conceptors.shield.blocks import Scan, is_sharded, survey
 from conceptors.shield.claims import Claims, Remembered, claims_of_task, decompose
 from conceptors.shield.collect import collect
-from conceptors.shield.guard import Callbacks, Guards, Protected
+from conceptors.shield.guard import Callbacks, Guards, Protected, project_weights
 from conceptors.shield.inspect import Explanation
 from conceptors.shield.options import Aperture, Protection
 from conceptors.shield.state import LoadReport, explaining, pack, read, read_file, write_file
@@ -230,6 +230,35 @@ class Shield:
             self._health.remembered(self._scan.sites, task.conceptors, trained, resting)
             self._accept()
             self._health.fill({name: self.quota()[name] for name in self._large()})
+        return self
+
+    @outside_inference_mode()
+    def free_adapters(self) -> Shield:
+        """Start the LoRA adapters B A of peft in the free space of their inputs: A ← A F^½.
+
+        Call it after `remember`, and before training. Guarded steps leave A in the free space, so
+        A x vanishes on remembered data (with soft conceptors, nearly), and B may learn freely.
+        Merging the adapters preserves the outputs on this data. Later tasks protect B as well.
+
+        Raises:
+            ValueError: there is no adapter, nothing is remembered, or adapters are trained already.
+        """
+        with self._health.alone():
+            self.refresh()
+            sites, claimed = self._scan.sites, self._remembered.claimed.conceptors
+            downs = [name for name in sites if ".lora_A." in name and name in claimed]
+            ups = [name for name in sites if ".lora_B." in name]
+            if not downs or any(bool(health.block_matrix(sites[name]).any()) for name in ups):
+                raise ValueError(
+                    "free_adapters needs new LoRA adapters, with B = 0, whose inputs are "
+                    "remembered. Call get_peft_model, create the shield, then call "
+                    "shield.remember(sample) and shield.free_adapters() before training"
+                )
+            project_weights({name: sites[name] for name in downs}, self._protected())
+            self._remembered = self._remembered.without(ups)
+            self._anchor()
+            self._apply()
+            self._accept()
         return self
 
     @outside_inference_mode()
