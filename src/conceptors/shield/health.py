@@ -340,7 +340,9 @@ class Fingerprint(NamedTuple):
             return float("inf")
         now = matrix[:, self.rows.to(matrix.device)] @ self.inputs.to(matrix)
         before = self.value.to(matrix)
-        return float((now - before).norm() / before.norm().clamp_min(1e-30))
+        usual = matrix[:, self.rows.to(matrix.device)].norm() * self.inputs.to(matrix).norm()
+        size = before.norm().maximum(0.1 * usual / dim**0.5)  # W Z is 0 for freed adapters
+        return float((now - before).norm() / size.clamp_min(1e-30))
 
     def tolerance(self, site: WeightBlock, strict: bool) -> float:
         """Return how much drift may come from rounding or from guarded steps."""
