@@ -102,8 +102,7 @@ def expected_passing(
     """
     shares = {}
     for name in [name for name in task if name in claimed]:
-        form = task[name].form
-        A = claimed[name].to(task[name].device)
+        form, A = task[name].form, claimed[name].to(task[name].device)
         if isinstance(form, OddsForm):  # a decomposition would take longer
             protected, whole = (A.matrix() * form.matrix).sum(), form.trace().sum()
         else:
