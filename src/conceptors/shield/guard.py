@@ -88,9 +88,8 @@ class Plan:
         scales: the factor of a gradient scaler, on each device.
         still: parameters that a step must not move.
         magnitudes: parameters that follow their directions, by name.
-        decaying: parameters and W_previous, for the decay of Algorithm 2.
-        decays_apart: the same for parameters whose decay leaves the free space, because a block
-            has several learning rates; it is projected like the step.
+        decaying: parameters, W_previous and a group of the optimizer, for the decay of Algorithm 2;
+            one group for a whole block, because parts at separate rates leave the free space.
     """
 
     key: object = None
@@ -99,12 +98,10 @@ class Plan:
     scales: list[Tensor] = field(default_factory=list)
     still: list[nn.Parameter] = field(default_factory=list)
     magnitudes: Mapping[str, Magnitude] = field(default_factory=dict)
-    decaying: list[tuple[nn.Parameter, Tensor]] = field(default_factory=list)
-    decays_apart: list[tuple[nn.Parameter, Tensor]] = field(default_factory=list)
+    decaying: list[tuple[nn.Parameter, Tensor, dict[str, Any]]] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        lists = (self.blocks, self.still, self.magnitudes, self.decaying, self.decays_apart)
-        return any(map(bool, lists))
+        return any(map(bool, (self.blocks, self.still, self.magnitudes, self.decaying)))
 
     @exactly()
     def moved(self) -> dict[str, float]:
@@ -124,22 +121,18 @@ def make_plan(
     for site in protected.sites.values():
         stepped = [p for p in site.active() if id(p) in groups]
         crossed = any(site.crosses(other) for other in protected.sites.values())
-        whole = len({id(groups[id(p)]) for p in stepped}) == 1
-        if protected.increment_decay:
-            decays = plan.decaying if whole else plan.decays_apart
-            anchored = [p for p in stepped if id(p) in protected.anchors]
-            decays.extend((p, protected.anchors[id(p)]) for p in anchored)
+        for p in stepped if protected.increment_decay else ():
+            if id(p) in protected.anchors:
+                plan.decaying.append((p, protected.anchors[id(p)], groups[id(stepped[0])]))
         # only projections of single parameters commute with those of the other block
         for parameters in [[p] for p in stepped] if crossed else [stepped] if stepped else []:
             free = protected.free(site.name, parameters)
             if free is not None:
+                device = parameters[0].device
+                scale = scales.setdefault(device, torch.ones((), device=device))
                 used = [groups[id(p)] for p in parameters]
-                scale = scales.setdefault(
-                    parameters[0].device, torch.ones((), device=parameters[0].device)
-                )
-                plan.blocks.append(
-                    _guarded(optimizer, site, parameters, free, scale, used, protected, crossed)
-                )
+                block = _guarded(optimizer, used, site, parameters, free, scale, crossed, protected)
+                plan.blocks.append(block)
     previous = {(b.name, *map(id, b.parameters)): b.previous for b in copies}
     for block in plan.blocks:
         block.previous = previous.get((block.name, *map(id, block.parameters)))
@@ -155,13 +148,13 @@ def make_plan(
 
 def _guarded(
     optimizer: Optimizer,
+    groups: list[dict[str, Any]],
     site: WeightBlock,
     parameters: list[nn.Parameter],
     free: FreeSpace,
     scale: Tensor,
-    groups: list[dict[str, Any]],
-    protected: Protected,
     crossed: bool,
+    protected: Protected,
 ) -> GuardedBlock:
     """Choose how the steps of a block are projected; see the table above."""
     if isinstance(optimizer, SGD) and free.stiffness is not None:
@@ -306,15 +299,15 @@ class Guard:
     @exactly()
     def _begin(self, optimizer: Optimizer, plan: Plan) -> None:
         """Copy what `_finish` needs to know about the weights before the step."""
-        decay = 0.0 if _skips(optimizer) else 2 * self._guards.protected.increment_decay
         self._ratios = {name: m.ratio() for name, m in plan.magnitudes.items()}
-        if decay:
-            _decay(plan.decaying, optimizer, decay)
+        if plan.decaying and not _skips(optimizer):
+            for parameter, anchor, group in plan.decaying:  # W ← W - η 2 λ (W - W_previous)
+                share = 2 * self._guards.protected.increment_decay * group.get("lr", 1.0)
+                share = share.to(anchor) if isinstance(share, Tensor) else share
+                parameter.data.lerp_(anchor, share)
+            self._measure_drifts()
         for unit in plan.units:
             unit.copy_weights()
-        if decay:
-            _decay(plan.decays_apart, optimizer, decay)
-            self._measure_drifts()
         moves_all = isinstance(optimizer, LBFGS)  # along its history
         self._still = [
             (p, p.data.clone())
@@ -535,14 +528,6 @@ def _local(tensor: Tensor) -> Tensor:
 def _versions(plan: Plan) -> list[int]:
     """Return the version counters of all weights, a hint that other code has changed them."""
     return [_local(p)._version for block in plan.blocks for p in block.parameters]
-
-
-def _decay(anchored: list[tuple[nn.Parameter, Tensor]], optimizer: Optimizer, rate: float) -> None:
-    """W ← W - rate η (W - W_previous), independently of the projection (Algorithm 2)."""
-    rates = {id(p): g.get("lr", 1.0) for g in optimizer.param_groups for p in g["params"]}
-    for parameter, anchor in anchored:
-        share = rate * rates[id(parameter)]
-        parameter.data.lerp_(anchor, share.to(anchor) if isinstance(share, Tensor) else share)
 
 
 def _with_gradients(parameters: list[nn.Parameter], known: set[int]) -> set[int]:
