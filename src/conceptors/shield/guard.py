@@ -271,11 +271,7 @@ class Guard:
         plan = self.prepare()
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if plan:
-            if self.versions != _versions(plan):
-                callbacks.look_before_step()  # other code may have changed weights
-                self._measure_drifts()
-            if self.steps == 1:
-                self.stepped |= {block.name for block in plan.blocks}
+            self._look(plan)
             self._begin(optimizer, plan)
         if closure is None:  # else gradients are those of the previous step
             self._project(optimizer, due)
@@ -292,9 +288,15 @@ class Guard:
         return args, {**kwargs, "closure": shielded}
 
     @exactly()
-    def _measure_drifts(self) -> None:
-        for unit in self.plan.units:
-            unit.measure_drift()
+    def _look(self, plan: Plan) -> None:
+        """Look at weights that other code may have changed, and measure their drifts."""
+        if self.versions != _versions(plan):
+            self._guards.callbacks.look_before_step()
+            for unit in plan.units:
+                unit.measure_drift()
+            self.versions = _versions(plan)
+        if self.steps == 1:
+            self.stepped |= {block.name for block in plan.blocks}
 
     @exactly()
     def _begin(self, optimizer: Optimizer, plan: Plan) -> None:
@@ -305,7 +307,8 @@ class Guard:
                 share = 2 * self._guards.protected.increment_decay * group.get("lr", 1.0)
                 share = share.to(anchor) if isinstance(share, Tensor) else share
                 parameter.data.lerp_(anchor, share)
-            self._measure_drifts()
+            for unit in plan.units:
+                unit.measure_drift()
         for unit in plan.units:
             unit.copy_weights()
         moves_all = isinstance(optimizer, LBFGS)  # along its history
@@ -318,7 +321,7 @@ class Guard:
 
     def project(self, optimizer: Optimizer) -> None:
         """Project the gradients now; the next step does not project them again."""
-        self.prepare()
+        self._look(self.prepare())
         self._project(optimizer, _is_due(self.steps + 1))
         self._projected = [p.grad for p in self.parameters()]
 
