@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -224,7 +224,7 @@ def decompose(
     for names in _alike({name: sites[name] for name in forms}, rough):
         device = sites[names[0]].parameters[0].device  # loaded claims may be in main memory
         whole = torch.cat([forms[name].matrix.to(device) for name in names])
-        odds, vectors = torch.linalg.eigh(whole.float() if names[0] in rough else whole)
+        odds, vectors = _solved(torch.linalg.eigh, whole, names[0] in rough)
         counts = [len(forms[name].matrix) for name in names]
         for name, *parts in zip(names, odds.split(counts), vectors.split(counts)):
             forms[name].provide(*(part.to(forms[name].matrix) for part in parts))
@@ -252,11 +252,26 @@ def _eigenvalues(matrices: list[Tensor], rough: bool = False) -> list[Tensor]:
         return []
     whole = torch.cat(matrices)
     if whole.shape[-1] > 1:
-        values = torch.linalg.eigvalsh(whole.float() if rough else whole).double().flip(-1)
+        values = _solved(lambda x: [torch.linalg.eigvalsh(x)], whole, rough)[0].flip(-1)
     else:
         values = whole[..., 0]
     counts = [len(matrix) for matrix in matrices]
     return list(values.clamp_min(0).split(counts))
+
+
+def _solved(
+    solve: Callable[[Tensor], Sequence[Tensor]], matrices: Tensor, rough: bool
+) -> Sequence[Tensor]:
+    """Decompose matrices, in float32 if `rough`, where LAPACK fails for a few of them."""
+    if rough:
+        size = matrices.diagonal(dim1=-2, dim2=-1).amax(-1).clamp_min(1e-300)  # not to overflow
+        try:
+            values, *vectors = solve((matrices / size[:, None, None]).float())
+        except RuntimeError:  # LinAlgError
+            return solve(matrices)
+        if bool(values.isfinite().all()):
+            return [values.double() * size[:, None], *(v.double() for v in vectors)]
+    return solve(matrices)
 
 
 def _conceptor(

@@ -169,6 +169,7 @@ class Shield:
         inner = attach.check_optimizer(optimizer, self.model)
         with self._health.alone():
             self.refresh()
+            self._decompose()
             self._guards.add(inner)
         return optimizer
 
@@ -606,7 +607,7 @@ class Shield:
 
     def _protected(self) -> Protected:
         if self._guards:
-            decompose(self._remembered.claimed.conceptors, self._scan.sites, self._protection)
+            self._decompose()
         named = {n: p for n, p in self.model.named_parameters() if n in self._anchors}
         anchors = {id(p): self._anchors[name] for name, p in named.items()}
         if self.increment_decay:  # every step needs them
@@ -619,6 +620,9 @@ class Shield:
             anchors=anchors,
             increment_decay=self.increment_decay,
         )
+
+    def _decompose(self) -> None:
+        decompose(self._remembered.claimed.conceptors, self._scan.sites, self._protection)
 
     def _apply(self) -> None:
         """Let guards, statistics and health follow the remembered tasks."""
