@@ -68,8 +68,8 @@ def project_weights(sites: Mapping[str, WeightBlock], protected: Protected) -> N
         free = protected.free(name, site.active())
         if free is not None:
             block = GuardedBlock(site, site.active(), free, torch.ones(()))
-            block.projection.apply_(block.load_weights())
-            block.store_weights()
+            block.projection.apply_(block.weights())
+            block.write_weights()
 
 
 class Callbacks(NamedTuple):
