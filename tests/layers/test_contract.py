@@ -106,7 +106,7 @@ def test_second_moments_are_those_of_rows_found_by_hand_and_of_the_bias_unit(cas
         if site.block.layout == "tokens":  # each that was met counts alike
             expected = (expected > 0).double()
         torch.testing.assert_close(found[name].correlation(), expected)
-        assert found[name].weight == wide.shape[1]
+        assert found[name].sums.weight == wide.shape[1]
 
 
 def trace(layer: nn.Module) -> list[Any]:
@@ -181,7 +181,7 @@ def test_an_empty_batch_adds_nothing(case: Case) -> None:
     wanted = moments(layer, [inputs], feed=run)
     for name, moment in wanted.items():
         torch.testing.assert_close(found[name].correlation(), moment.correlation())
-        assert found[name].weight == moment.weight
+        assert found[name].sums.weight == moment.sums.weight
     with pytest.raises(ValueError, match="no rows reached any"):
         moments(layer, [nothing], feed=run)
 

@@ -285,7 +285,7 @@ def _weight_of_drift(site: WeightBlock, moments: Moments) -> Tensor:
     """
     full = {id(p): site.whole(p.data) for p in site.parameters}
     matrix = site.matrix(site.parameters, full)  # [g, out, d]
-    inputs, outputs = moments.output_energy(matrix)
+    inputs, outputs = moments.energy(), moments.output_energy(matrix)
     out, dim = matrix.shape[1:]
     least = 1e-4 * (out / (3 * dim)) * inputs.sum()
     return inputs / torch.maximum(outputs.sum(), least).clamp_min(1e-300)

@@ -26,7 +26,7 @@ from conceptors.shield.guard import Callbacks, Guards, Protected
 from conceptors.shield.inspect import Explanation
 from conceptors.shield.options import Aperture, Protection
 from conceptors.shield.state import LoadReport, explaining, pack, read, read_file, write_file
-from conceptors.shield.uses import StrayUse, refuse
+from conceptors.shield.uses import refuse
 
 
 class Shield:
@@ -534,12 +534,12 @@ class Shield:
             protection = replace(self._protection, hard=False) if soft else self._protection
             return claims_of_task(moments, sites, protection, self.conceptors()), resting
 
-    def _handle_strays(self, uses: Iterable[StrayUse]) -> None:
+    def _handle_strays(self, uses: Mapping[str, str]) -> None:
         """Refuse or freeze weights that are used outside of their rules."""
         if self.unsupported == "error":
             refuse(uses)
         if self.unsupported == "freeze" and uses:
-            self._stray |= {use.site for use in uses}
+            self._stray |= set(uses)
             self.refresh()
 
     def _rescan(self) -> Scan:
