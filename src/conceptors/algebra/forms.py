@@ -60,7 +60,9 @@ class OddsForm:
         return matrix
 
     def quota(self) -> Tensor:
-        """Return the mean singular value `[...]`, computed from the matrix."""
+        """Return the mean singular value `[...]`."""
+        if self._exact is not None:
+            return spectra.values_of(self._exact.odds).mean(-1)
         return self.dense(keep=False).diagonal(dim1=-2, dim2=-1).mean(-1).clamp(0, 1)
 
     def trace(self) -> Tensor:

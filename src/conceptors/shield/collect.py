@@ -268,7 +268,7 @@ class Moments:
         self.coarsest = max(self.coarsest, rounding(values.dtype))
         self._buffered.setdefault(rows.weight, []).append(values)
         self._count += shape[1]
-        if self._count >= max(_BUFFERED, self.dim):
+        if self.sketch is not None or self._count >= max(_BUFFERED, self.dim):
             self.flush()
 
     def flush(self) -> None:
@@ -348,6 +348,7 @@ class LayerInputs:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
+            self.run.check_finite()  # names the batch
             raise ValueError(
                 f"{self._description()} failed with {type(error).__name__}: {error}; nothing was "
                 f"remembered"
@@ -361,9 +362,9 @@ class LayerInputs:
                 raise ValueError(f"it gave rows of {block!r}; its blocks are {names}")
             self.reached.add(block)
             for i, (site, moments, bias_column) in enumerate(self.takers.get(block, ())):
-                moments.add(rows, bias_column)
                 if not i:
                     self.run.note(site, rows[0])
+                moments.add(rows, bias_column)
 
     def _cap(self, count: int, dim: int) -> int | None:
         """Return how many of `count` rows of `dim` numbers are used; None for all."""

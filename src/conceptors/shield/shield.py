@@ -561,8 +561,7 @@ class Shield:
                         self._anchors[name] = copied
 
     def _protected(self) -> Protected:
-        if self._guards:
-            decompose(self._remembered.claimed.conceptors, self._scan.sites, self._protection)
+        decompose(self._remembered.claimed.conceptors, self._scan.sites, self._protection)
         named = {n: p for n, p in self.model.named_parameters() if n in self._anchors}
         anchors = {id(p): self._anchors[name] for name, p in named.items()}
         if self.increment_decay:  # every step needs them
@@ -578,8 +577,8 @@ class Shield:
 
     def _apply(self) -> None:
         """Let guards, statistics and health follow the remembered tasks."""
-        self.quota()  # while matrices are still on the GPU
         self._guards.renew()
+        self.quota()  # while matrices are still on the GPU
         attach.note_tasks(self.model, self.n_tasks)
         # the guards have computed what they need, so large matrices may leave the GPU
         self._remembered.claimed = self._remembered.claimed.stowed()
