@@ -16,7 +16,7 @@ from conceptors.layers.base import _RULES
 from conceptors.shield.blocks import WeightBlock
 from layers.cases import CASES, REMARKS, Case, Draw, Inputs, flat, run
 from layers.probe import captured, close, in_some_order, joined
-from shield.common import moments, sites
+from shield.common import moments, put, sites
 
 pytestmark = REMARKS
 
@@ -85,8 +85,10 @@ def test_weights_are_free_across_the_rows_and_nowhere_else(case: Case) -> None:
             rank = torch.linalg.matrix_rank(shown[name], atol=1e-9 * float(shown[name].norm()))
             assert torch.equal(rank, met.sum(-1)), name
         free += int((~met).sum())
-        change = draw.normal(*site.matrix(site.parameters).shape)
-        site.subtract(change - change @ (vectors * met.unsqueeze(-2)) @ vectors.mT, site.parameters)
+        matrix = site.matrix(site.parameters)
+        change = draw.normal(*matrix.shape)
+        change -= change @ (vectors * met.unsqueeze(-2)) @ vectors.mT
+        put(site, {id(p): p.data for p in site.parameters}, matrix + change)
     assert free > 0, "this case leaves no room: give it other inputs"
     torch.testing.assert_close(flat(run(layer, inputs)), output.detach(), rtol=1e-9, atol=1e-9)
 

@@ -277,10 +277,10 @@ class Shield:
             attach.reshard(self.model)
             before, scan = self._scan, self._rescan()
             self._health.wake(scan.sites)
-            is_same = scan.same(before)
+            is_same = scan.identity == before.identity
             if not is_same:
                 self._remembered = self._remembered.fitted(scan.sites)
-                self._scan = scan
+            self._scan = scan
             self._anchor(new_only=True)
             if self.n_tasks:
                 attach.freeze_statistics(self.model, self._statistics, self.batchnorm == "freeze")
