@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -186,10 +187,7 @@ def claims_of_task(
         sigma = dict(zip(chosen, _eigenvalues(matrices, is_rough) if chosen else ()))
         for name in names:  # sums and conceptors need not all fit in memory
             sums, pull = moments.pop(name), protection.pull(name)
-            if protection.hard or sums.is_bare:
-                conceptor = _hard_conceptor(name, sums, protection, claimed.get(name))
-            else:
-                conceptor = _conceptor(name, sums, protection, sigma.get(name))
+            conceptor = _conceptor(name, sums, protection, claimed.get(name), sigma.get(name))
             claims.conceptors[name] = conceptor
             if pull and not sums.is_bare:  # a fixed parameter needs no pull
                 odds = conceptor.odds_trace().clamp_min(1e-300)  # [g], of Q = α² R
@@ -215,10 +213,8 @@ def decompose(
     }
     for names, is_rough in _alike({name: sites[name] for name in forms}, protection):
         device = sites[names[0]].parameters[0].device  # loaded claims may be in main memory
-        whole = torch.cat([forms[name].matrix.to(device) for name in names])
-        odds, vectors = torch.linalg.eigh(whole.float() if is_rough else whole)
-        counts = [len(forms[name].matrix) for name in names]
-        for name, *parts in zip(names, odds.split(counts), vectors.split(counts)):
+        matrices = [forms[name].matrix.to(device) for name in names]
+        for name, parts in zip(names, _solved(torch.linalg.eigh, matrices, is_rough)):
             forms[name].provide(*(part.to(forms[name].matrix) for part in parts))
 
 
@@ -240,37 +236,55 @@ def _alike(
         yield names, is_rough
 
 
-def _eigenvalues(matrices: list[Tensor], rough: bool = False) -> Sequence[Tensor]:
+def _eigenvalues(matrices: list[Tensor], rough: bool = False) -> list[Tensor]:
     """Compute the eigenvalues, descending and at least 0, of matrices `[g, d, d]` of one d."""
+    solved = _solved(lambda x: [torch.linalg.eigvalsh(x)], matrices, rough)
+    return [values.flip(-1).clamp_min(0) for (values,) in solved]
+
+
+def _solved(
+    solve: Callable[[Tensor], Sequence[Tensor]], matrices: list[Tensor], rough: bool
+) -> Iterator[tuple[Tensor, ...]]:
+    """Decompose matrices `[g, d, d]` of one d, in float32 if `rough` and LAPACK succeeds there."""
     whole = torch.cat(matrices)
-    values = torch.linalg.eigvalsh(whole.float() if rough else whole).double().flip(-1)
-    return values.clamp_min(0).split([len(matrix) for matrix in matrices])  # type: ignore[no-any-return]
+    size = whole.diagonal(dim1=-2, dim2=-1).amax(-1, keepdim=True).clamp_min(1e-300)
+    parts: Sequence[Tensor] = ()
+    if rough:
+        with suppress(RuntimeError):  # LinAlgError
+            values, *vectors = solve((whole / size[..., None]).float())  # cannot overflow
+            parts = [values.double() * size, *vectors] if bool(values.isfinite().all()) else ()
+    counts = [len(matrix) for matrix in matrices]
+    return zip(*(part.double().split(counts) for part in parts or solve(whole)))
 
 
 def _conceptor(
-    name: str, sums: Moments, protection: Protection, sigma: Tensor | None = None
+    name: str,
+    sums: Moments,
+    protection: Protection,
+    claimed: Conceptor | None,
+    sigma: Tensor | None = None,
 ) -> Conceptor:
-    """Compute a soft conceptor, from the eigenvalues of R if they are known."""
-    choice = protection.aperture(name)
-    if isinstance(choice, float):
-        if protection.rank_of(sums.dim) is None:
-            _check_precision(name, sums, choice)
-        return sums.conceptor(choice)
-    if sigma is None:
-        (sigma,) = _eigenvalues([sums.correlation()])
-    return sums.conceptor(choice.aperture(sigma, sums.dim, protection.hard, _rounding(sums)))
+    """Compute a conceptor, from the eigenvalues of R if they are known.
 
-
-def _hard_conceptor(
-    name: str, sums: Moments, protection: Protection, claimed: Conceptor | None
-) -> Conceptor:
-    """Compute a hard conceptor; with a limited rank, directions of earlier tasks have priority."""
+    Where hard conceptors have a limited rank, directions of earlier tasks have priority.
+    """
     limit = protection.rank_of(sums.dim)
     is_exact = sums.sketch is None and sums.coarsest <= rounding(torch.float32)
     if sums.is_bare or (protection.claims_all(name) and limit is None and is_exact):
         spectrum = spectra.occupied(sums.correlation(), _rounding(sums))
         return Conceptor.from_form(SpectrumForm(spectrum, torch.float64))
-    conceptor = _conceptor(name, sums, protection)
+    choice = protection.aperture(name)
+    if isinstance(choice, float):
+        if limit is None:
+            _check_precision(name, sums, choice)
+        conceptor = sums.conceptor(choice)
+    else:
+        if sigma is None:
+            (sigma,) = _eigenvalues([sums.correlation()])
+        alpha = choice.aperture(sigma, sums.dim, protection.hard, _rounding(sums))
+        conceptor = sums.conceptor(alpha)
+    if not protection.hard:
+        return conceptor
     if limit is not None and limit < conceptor.dim:
         used = 0 if claimed is None else int((claimed.singular_values > 0.5).sum(-1).max())
         conceptor = conceptor.top_k(max(0, limit - used))

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import is_
@@ -33,7 +32,7 @@ from conceptors._internal.precision import exactly
 from conceptors.layers.magnitude import Magnitude
 from conceptors.shield.block import GuardedBlock
 from conceptors.shield.blocks import WeightBlock
-from conceptors.shield.gpu import Work
+from conceptors.shield.gpu import Recorded, units_of
 from conceptors.shield.projection import Claim, FreeSpace, free_space
 
 _STEADY = 0.5  # the share of the distance that a plain step may pull weights back
@@ -85,27 +84,24 @@ class Plan:
     Attributes:
         key: what the plan depends on.
         blocks: the blocks with protected directions that the optimizer steps.
-        work: their projections.
+        units: the same, with the blocks of a GPU together.
         scales: the factor of a gradient scaler, on each device.
         still: parameters that a step must not move.
         magnitudes: parameters that follow their directions, by name.
-        decaying: parameters and W_previous, for the decay of Algorithm 2.
-        decays_apart: the same for parameters whose decay leaves the free space, because a block
-            has several learning rates; it is projected like the step.
+        decaying: parameters, W_previous and a group of the optimizer, for the decay of Algorithm 2;
+            one group for a whole block, because parts at separate rates leave the free space.
     """
 
     key: object = None
     blocks: list[GuardedBlock] = field(default_factory=list)
-    work: Work = field(default_factory=lambda: Work([]))
+    units: list[GuardedBlock | Recorded] = field(default_factory=list)
     scales: list[Tensor] = field(default_factory=list)
     still: list[nn.Parameter] = field(default_factory=list)
     magnitudes: Mapping[str, Magnitude] = field(default_factory=dict)
-    decaying: list[tuple[nn.Parameter, Tensor]] = field(default_factory=list)
-    decays_apart: list[tuple[nn.Parameter, Tensor]] = field(default_factory=list)
+    decaying: list[tuple[nn.Parameter, Tensor, dict[str, Any]]] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        lists = (self.blocks, self.still, self.magnitudes, self.decaying, self.decays_apart)
-        return any(map(bool, lists))
+        return any(map(bool, (self.blocks, self.still, self.magnitudes, self.decaying)))
 
     @exactly()
     def moved(self) -> dict[str, float]:
@@ -125,26 +121,22 @@ def make_plan(
     for site in protected.sites.values():
         stepped = [p for p in site.active() if id(p) in groups]
         crossed = any(site.crosses(other) for other in protected.sites.values())
-        whole = len({id(groups[id(p)]) for p in stepped}) == 1
-        if protected.increment_decay:
-            decays = plan.decaying if whole else plan.decays_apart
-            anchored = [p for p in stepped if id(p) in protected.anchors]
-            decays.extend((p, protected.anchors[id(p)]) for p in anchored)
+        for p in stepped if protected.increment_decay else ():
+            if id(p) in protected.anchors:
+                plan.decaying.append((p, protected.anchors[id(p)], groups[id(stepped[0])]))
         # only projections of single parameters commute with those of the other block
         for parameters in [[p] for p in stepped] if crossed else [stepped] if stepped else []:
             free = protected.free(site.name, parameters)
             if free is not None:
+                device = parameters[0].device
+                scale = scales.setdefault(device, torch.ones((), device=device))
                 used = [groups[id(p)] for p in parameters]
-                scale = scales.setdefault(
-                    parameters[0].device, torch.ones((), device=parameters[0].device)
-                )
-                plan.blocks.append(
-                    _guarded(optimizer, site, parameters, free, scale, used, protected, crossed)
-                )
+                block = _guarded(optimizer, used, site, parameters, free, scale, crossed, protected)
+                plan.blocks.append(block)
     previous = {(b.name, *map(id, b.parameters)): b.previous for b in copies}
     for block in plan.blocks:
         block.previous = previous.get((block.name, *map(id, block.parameters)))
-    plan.work, plan.scales = Work(plan.blocks), list(scales.values())
+    plan.units, plan.scales = units_of(plan.blocks), list(scales.values())
     if protected.claims:
         plan.magnitudes = protected.magnitudes
         fixed = {id(p) for p in protected.frozen.values()}
@@ -156,13 +148,13 @@ def make_plan(
 
 def _guarded(
     optimizer: Optimizer,
+    groups: list[dict[str, Any]],
     site: WeightBlock,
     parameters: list[nn.Parameter],
     free: FreeSpace,
     scale: Tensor,
-    groups: list[dict[str, Any]],
-    protected: Protected,
     crossed: bool,
+    protected: Protected,
 ) -> GuardedBlock:
     """Choose how the steps of a block are projected; see the table above."""
     if isinstance(optimizer, SGD) and free.stiffness is not None:
@@ -174,7 +166,7 @@ def _guarded(
     exact = all(p.dtype in (torch.float32, torch.float64) for p in parameters)
     searches = type(optimizer) is LBFGS
     once = searches or (plain and whole and exact)
-    anchors = None
+    anchors: list[Tensor] = []
     if free.stiffness is not None and all(id(p) in protected.anchors for p in parameters):
         anchors = [protected.anchors[id(p)].to(p.device, p.dtype) for p in parameters]
     return GuardedBlock(
@@ -203,6 +195,7 @@ class Guard:
         passing: running means of <G, G F> and <G, G> `[2]` by layer, from steps 1, 2, 4, 8, …
         stepped: names of the blocks that were stepped since the last `remember`.
         trained: ids of parameters that had gradients since then.
+        versions: of the weights after the last step, by version counters; empty if unknown.
     """
 
     def __init__(
@@ -222,7 +215,7 @@ class Guard:
         self._still: list[tuple[nn.Parameter, Tensor]] = []
         self._ratios: dict[str, Tensor] = {}
         self._projected: list[Tensor | None] | None = None  # gradients that `project` projected
-        self._versions: list[int] = []  # of the weights after the last step
+        self.versions: list[int] = []
         self._handles = [
             optimizer.register_step_pre_hook(self._before),
             optimizer.register_step_post_hook(self._after),
@@ -248,7 +241,7 @@ class Guard:
             return Plan()
         key = (self._guards.version, _key(optimizer))
         if self.plan.key != key:
-            self._versions = []
+            self.versions = []
             is_same = isinstance(self.plan.key, tuple) and self.plan.key[0] == key[0]
             copies = self.plan.blocks if is_same else ()  # weights have moved in memory
             with exactly():
@@ -259,11 +252,6 @@ class Guard:
                     optimizer.state.clear()
         return self.plan
 
-    def doubt(self) -> None:
-        """Measure drifts again at the next step."""
-        self._versions = []
-
-    @torch.no_grad()
     def settle(self) -> None:
         """Project a step that was interrupted before its projection."""
         if self.in_step:
@@ -283,11 +271,7 @@ class Guard:
         plan = self.prepare()
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if plan:
-            if self._versions != _versions(plan):
-                callbacks.look_before_step()  # other code may have changed weights
-                plan.work.measure_drifts()
-            if self.steps == 1:
-                self.stepped |= {block.name for block in plan.blocks}
+            self._look(plan)
             self._begin(optimizer, plan)
         if closure is None:  # else gradients are those of the previous step
             self._project(optimizer, due)
@@ -303,17 +287,30 @@ class Guard:
             return (args[0], shielded, *args[2:]), kwargs
         return args, {**kwargs, "closure": shielded}
 
-    @torch.no_grad()
+    @exactly()
+    def _look(self, plan: Plan) -> None:
+        """Look at weights that other code may have changed, and measure their drifts."""
+        if self.versions != _versions(plan):
+            self._guards.callbacks.look_before_step()
+            for unit in plan.units:
+                unit.measure_drift()
+            self.versions = _versions(plan)
+        if self.steps == 1:
+            self.stepped |= {block.name for block in plan.blocks}
+
+    @exactly()
     def _begin(self, optimizer: Optimizer, plan: Plan) -> None:
         """Copy what `_finish` needs to know about the weights before the step."""
-        decay = 0.0 if _skips(optimizer) else 2 * self._guards.protected.increment_decay
         self._ratios = {name: m.ratio() for name, m in plan.magnitudes.items()}
-        if decay:
-            _decay(plan.decaying, optimizer, decay)
-        plan.work.copy_weights()
-        if decay:
-            _decay(plan.decays_apart, optimizer, decay)
-            plan.work.measure_drifts()
+        if plan.decaying and not _skips(optimizer):
+            for parameter, anchor, group in plan.decaying:  # W ← W - η 2 λ (W - W_previous)
+                share = 2 * self._guards.protected.increment_decay * group.get("lr", 1.0)
+                share = share.to(anchor) if isinstance(share, Tensor) else share
+                parameter.data.lerp_(anchor, share)
+            for unit in plan.units:
+                unit.measure_drift()
+        for unit in plan.units:
+            unit.copy_weights()
         moves_all = isinstance(optimizer, LBFGS)  # along its history
         self._still = [
             (p, p.data.clone())
@@ -322,14 +319,13 @@ class Guard:
         ]
         self.in_step = True
 
-    @torch.no_grad()
     def project(self, optimizer: Optimizer) -> None:
         """Project the gradients now; the next step does not project them again."""
-        self.prepare()
+        self._look(self.prepare())
         self._project(optimizer, _is_due(self.steps + 1))
         self._projected = [p.grad for p in self.parameters()]
 
-    @torch.no_grad()
+    @exactly()
     def _project(self, optimizer: Optimizer, due: bool) -> None:
         if due:
             self.trained |= _with_gradients(self.parameters(), self.trained)
@@ -343,9 +339,9 @@ class Guard:
             factor.fill_(1.0) if scale is None else factor.copy_(scale)
         if due:
             self._measure(plan)
-        plan.work.project_gradients()
+        for unit in plan.units:
+            unit.project_gradient()
 
-    @exactly()
     def _measure(self, plan: Plan) -> None:
         """Measure the share of the gradients that is applied."""
         for block in plan.blocks:
@@ -364,7 +360,6 @@ class Guard:
             if total > 0 and math.isfinite(free / total)
         }
 
-    @torch.no_grad()
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not self.in_step:
             return
@@ -374,15 +369,17 @@ class Guard:
         self.prepare()  # SAM replaces weights by copies
         self._finish()
 
+    @exactly()
     def _finish(self) -> None:
         """Project a step of the optimizer."""
-        self.plan.work.project_steps()
+        for unit in self.plan.units:
+            unit.project_step()
         for parameter, value in self._still:
             parameter.data.copy_(value)
         for name, magnitude in self.plan.magnitudes.items():
             if name in self._ratios:
                 magnitude.follow(self._ratios[name])
-        self._versions, self.in_step = _versions(self.plan), False
+        self.versions, self.in_step = _versions(self.plan), False
 
 
 class Guards(list[Guard]):
@@ -433,7 +430,7 @@ class Guards(list[Guard]):
     def doubt(self) -> None:
         """Measure drifts again at the next step, as a resumed run does."""
         for guard in list(self):
-            guard.doubt()
+            guard.versions = []
 
     def abandon(self) -> None:
         """Abandon interrupted steps, and leave the weights as they are."""
@@ -446,10 +443,6 @@ class Guards(list[Guard]):
         for guard in list(self):
             guard.remove()
         self.clear()
-
-    def optimizer_counts(self) -> Counter[int]:
-        """Count the guarded optimizers of each parameter, by id."""
-        return Counter(id(p) for guard in list(self) for p in guard.parameters())
 
     def ways(self) -> dict[str, list[str]]:
         """Return how the steps of each block are treated, in words."""
@@ -538,14 +531,6 @@ def _local(tensor: Tensor) -> Tensor:
 def _versions(plan: Plan) -> list[int]:
     """Return the version counters of all weights, a hint that other code has changed them."""
     return [_local(p)._version for block in plan.blocks for p in block.parameters]
-
-
-def _decay(anchored: list[tuple[nn.Parameter, Tensor]], optimizer: Optimizer, rate: float) -> None:
-    """W ← W - rate η (W - W_previous), independently of the projection (Algorithm 2)."""
-    rates = {id(p): g.get("lr", 1.0) for g in optimizer.param_groups for p in g["params"]}
-    for parameter, anchor in anchored:
-        share = rate * rates[id(parameter)]
-        parameter.data.lerp_(anchor, share.to(anchor) if isinstance(share, Tensor) else share)
 
 
 def _with_gradients(parameters: list[nn.Parameter], known: set[int]) -> set[int]:
