@@ -17,6 +17,10 @@ from conceptors.layers.bare import BareRule, stands_alone
 from conceptors.layers.inner import SINGLE, overrides_forward
 from conceptors.layers.magnitude import Magnitude, magnitudes
 
+_PLACEMENTS = (
+    "its weights have placements {}: only whole weights, and weights sharded by rows, Shard(0), "
+    "are supported"
+)
 _OVERRIDES = "its class overrides forward: register a rule for the class"
 
 
@@ -27,7 +31,7 @@ class Source:
     layer: nn.Module
     rule: Rule
     block: Block
-    bias_column: int | None
+    bias_column: int | None = None
 
 
 @dataclass
@@ -121,11 +125,7 @@ class WeightBlock:
         if not self.block.rows_first:
             return self.whole(tensor)
         if not is_sharded_by_rows(tensor):  # sharded after the shield was created
-            raise ValueError(
-                f"layer {self.name} has weights {list(tensor.shape)} with placements "
-                f"{tuple(tensor.placements)}, but a shield needs weights that are whole or sharded "
-                f"by rows, Shard(0), as in FSDP2; shard the layer by rows, or exclude it"
-            )
+            raise ValueError(f"layer {self.name}: {_PLACEMENTS.format(tensor.placements)}")
         local: Tensor = tensor.to_local()
         return local
 
@@ -177,6 +177,24 @@ class Scan:
             self.identity[name] = [[id(p) for p in site.parameters], shapes, active, sources]
         self.identity |= {name: [id(p)] for name, p in self.frozen.items()}
         self.identity |= {name: [id(m.parameter)] for name, m in self.magnitudes.items()}
+
+    def add(
+        self, name: str, source: Source, weight: nn.Parameter | None, bias: nn.Parameter | None
+    ) -> WeightBlock:
+        """Add a source to the block that has its weight, or to a new block."""
+        learns = any(p is not None and p.requires_grad and p.numel() for p in (weight, bias))
+        sites, layout = self.sites if learns else self.resting, source.block.layout
+        for site in sites.values() if weight is not None else ():
+            if site.weight is weight and site.block.layout == layout:
+                break
+        else:
+            site = sites[name] = WeightBlock(name, weight, source.block)
+        if bias is not None:
+            if not any(b is bias for b in site.biases):
+                site.biases.append(bias)
+            source.bias_column = [b is bias for b in site.biases].index(True)
+        site.sources.append(source)
+        return site
 
     def replaced(self, before: Scan) -> set[str]:
         """Return the names of blocks that have other parameters than before."""
@@ -237,9 +255,7 @@ def scan(model: nn.Module, exclude: Iterable[str], freeze: Iterable[str]) -> Sca
             passive = {id(p) for p in parameters if matches([name, names[id(p)]], skipped + fixed)}
             covered.update({id(p) for p in parameters} - passive)
             if len(passive) < len(parameters) and any(p.numel() for p in parameters):
-                learns = any(p.requires_grad and p.numel() for p in parameters)
-                target = result.sites if learns else result.resting
-                site = _add_source(target, name, Source(layer, rule, block, None), weight, bias)
+                site = result.add(name, Source(layer, rule, block), weight, bias)
                 site.passive |= passive
     learning = {id(p) for site in result.sites.values() for p in site.active()}
     for magnitude in magnitudes(model):
@@ -269,37 +285,11 @@ def _add_bare(
         (block,) = rule.blocks(layer)
         why = _obstacle(block, parameter, None)
         if why is None:
-            target = result.sites if parameter.requires_grad else result.resting
-            _add_source(target, name, Source(layer, rule, block, None), parameter, None)
+            result.add(name, Source(layer, rule, block), parameter, None)
             return
     if parameter.requires_grad:
         why = why or f"shape {list(parameter.shape)}"
         result.unsupported[name] = f"{type(layer).__name__}, {why}"
-
-
-def _add_source(
-    sites: dict[str, WeightBlock],
-    name: str,
-    source: Source,
-    weight: nn.Parameter | None,
-    bias: nn.Parameter | None,
-) -> WeightBlock:
-    """Add a source to the block that has its weight, or to a new block."""
-    for site in sites.values():
-        if (
-            weight is not None
-            and site.weight is weight
-            and site.block.layout == source.block.layout
-        ):
-            break
-    else:
-        site = sites[name] = WeightBlock(name, weight, source.block)
-    if bias is not None:
-        if not any(b is bias for b in site.biases):
-            site.biases.append(bias)
-        source.bias_column = [b is bias for b in site.biases].index(True)
-    site.sources.append(source)
-    return site
 
 
 def _obstacle(block: Block, weight: nn.Parameter | None, bias: nn.Parameter | None) -> str | None:
@@ -313,10 +303,7 @@ def _obstacle(block: Block, weight: nn.Parameter | None, bias: nn.Parameter | No
         if data.is_complex():
             return "complex numbers are not supported"
         if is_sharded(data) and block.rows_first and not is_sharded_by_rows(data):
-            return (
-                f"its weights have placements {tuple(data.placements)}: only whole weights, and "
-                f"weights sharded by rows, Shard(0), are supported"
-            )
+            return _PLACEMENTS.format(data.placements)
         if not is_sharded(data) and (
             view(data).untyped_storage().data_ptr() != data.untyped_storage().data_ptr()
         ):

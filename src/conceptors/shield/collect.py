@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from operator import is_
 from typing import Any
 
 import torch
@@ -69,13 +68,11 @@ def collect(
 ) -> dict[str, Moments]:
     """Collect the moments of all blocks that rows reach.
 
-    The model runs in evaluation mode without gradients. Training flags, random state and hooks are
-    restored afterwards, also after an exception.
+    Training flags, random state and hooks are restored afterwards, also after an exception.
 
     Args:
-        all_rows: whether to use every row, or a sample.
         sketch: returns how many directions a layer with so many inputs stores; None for all.
-        strays: handles weights that are used where no rule covers them.
+        strays: handles weights that are used where no rule covers them; see `WeightUses.stray`.
         who: the method that errors name.
 
     Raises:
@@ -86,7 +83,7 @@ def collect(
     feed = feed or feed_first
     limit = None if limit is None else checks.whole(limit, "limit", 1)
     run, uses, count = Pass(all_rows, seed), WeightUses(sites, WeightReads(model)), 0
-    moments = {name: Moments(site, sketch, run) for name, site in sites.items()}
+    moments = {name: Moments(site, sketch) for name, site in sites.items()}
     layers = _layers(sites, moments, run, uses)
     device = next(model.parameters()).device
     with failing_together(device), undisturbed(model), ExitStack() as hooks:
@@ -136,16 +133,13 @@ def collect(
 
 
 class Pass:
-    """One pass: which batch runs, which rows are drawn, and what blocks with equal rows share."""
+    """The state of one pass: which batch runs, which rows are drawn, whether they are finite."""
 
     def __init__(self, all_rows: bool, seed: int) -> None:
         self.all_rows, self.draws = all_rows, Draws(seed)
         self.batch = 0
         self.batches: int | None = None  # if known; may be a guess
         self._noted: list[tuple[str, int, Tensor]] = []
-        self._copied: tuple[Tensor | None, object, Tensor] = (None, None, torch.empty(0))
-        self._chunks: list[Tensor] = []
-        self._products = torch.empty(0)
 
     def begin(self, batch: int) -> None:
         """Begin the next batch."""
@@ -153,22 +147,6 @@ class Pass:
         self.draws.renew()
         if batch and batch % _CHECK == 0:
             self.check_finite()
-
-    def with_bias(self, values: Tensor, biases: int, bias_column: int | None) -> Tensor:
-        """Copy rows, with a column for each bias: 1 for that of the layer, 0 for others."""
-        original, columns, copied = self._copied
-        if original is not values or columns != (biases, bias_column):
-            copied = functional.pad(values, (0, biases))
-            if bias_column is not None:
-                copied[..., values.shape[-1] + bias_column] = 1
-            self._copied = (values, (biases, bias_column), copied)
-        return copied
-
-    def products(self, chunks: list[Tensor]) -> Tensor:
-        """Return XᵀX `[g, d, d]` of the rows of chunks, which other blocks may have, too."""
-        if len(chunks) != len(self._chunks) or not all(map(is_, chunks, self._chunks)):
-            self._chunks, self._products = chunks, products(chunks)
-        return self._products
 
     def note(self, site: str, values: Tensor) -> None:
         """Note rows for `check_finite`, which waits for the device."""
@@ -182,25 +160,21 @@ class Pass:
             return
         device = noted[0][2].device
         finite = torch.stack([total.to(device) for *_, total in noted]).isfinite().tolist()
-        bad = [(site, batch) for (site, batch, _), is_finite in zip(noted, finite) if not is_finite]
-        if bad:
-            site, batch = bad[0]
-            others = len({name for name, when in bad if when == batch} - {site})
-            raise ValueError(
-                f"NaN or infinite activations enter {site!r}"
-                f"{f' and {others} more' if others else ''} in batch {batch}; "
-                f"nothing was remembered. Check that batch, or whether training diverged"
-            )
+        for (site, batch, _), is_finite in zip(noted, finite):
+            if not is_finite:
+                raise ValueError(
+                    f"NaN or infinite activations enter {site!r} in batch {batch}; nothing was "
+                    f"remembered. Check that batch, or whether training diverged"
+                )
 
 
 @exactly()
-def products(chunks: list[Tensor]) -> Tensor:
-    """Compute XᵀX `[g, d, d]` of rows in chunks `[g, n, d]`, in float64.
+def products(rows: Tensor) -> Tensor:
+    """Compute XᵀX `[g, d, d]` of rows `[g, n, d]`, in float64.
 
     Products of half-precision numbers are exact in float32, also on tensor cores (TF32), and are
     summed in float32.
     """
-    rows = chunks[0] if len(chunks) == 1 else torch.cat(chunks, 1)
     wide = rows.float() if rows.dtype in _HALF else rows.double()
     if rows.dtype in _HALF and rows.is_cuda:
         with tensor_cores():
@@ -222,12 +196,11 @@ class Moments:
         coarsest: the largest rounding error of the rows.
     """
 
-    def __init__(self, site: WeightBlock, sketch: Callable[[int], int | None], run: Pass) -> None:
+    def __init__(self, site: WeightBlock, sketch: Callable[[int], int | None]) -> None:
         self.groups, self.dim = site.size
         self.biases, self.coarsest = len(site.biases), 0.0
         self.is_bare = is_bare(site.block)
         self._counts_tokens = site.block.layout == "tokens"
-        self._run = run
         self._buffered: dict[float, list[Tensor]] = {}  # rows by weight
         self._count = 0  # of buffered rows
         device = site.parameters[0].device
@@ -264,7 +237,9 @@ class Moments:
                 raise TypeError("a rule for a wide layer must yield rows, not second moments")
             self.sums.add(rows.total, rows.weight)
             return
-        values = self._run.with_bias(rows.values, self.biases, bias_column)
+        values = functional.pad(rows.values, (0, self.biases))  # a copy
+        if bias_column is not None:
+            values[..., inner + bias_column] = 1
         self.coarsest = max(self.coarsest, rounding(values.dtype))
         self._buffered.setdefault(rows.weight, []).append(values)
         self._count += shape[1]
@@ -274,11 +249,12 @@ class Moments:
     def flush(self) -> None:
         """Add the buffered rows to the sums."""
         for weight, chunks in self._buffered.items():
-            count = sum(chunk.shape[1] for chunk in chunks)
+            rows = torch.cat(chunks, 1)
+            count = rows.shape[1]
             if isinstance(self.sums, Correlation):
-                self.sums.add(self._run.products(chunks) * weight, count * weight)
+                self.sums.add(products(rows) * weight, count * weight)
             else:
-                samples = full(torch.cat(chunks, 1)[0])
+                samples = full(rows[0])
                 self.sums.update(samples, samples.new_full((count,), weight))
         self._buffered, self._count = {}, 0
 
