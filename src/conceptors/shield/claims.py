@@ -208,14 +208,15 @@ def decompose(
         for name, conceptor in conceptors.items()
         if name in sites
         and isinstance(conceptor.form, OddsForm)
-        and not conceptor.form.has_spectrum
+        and conceptor.form.exact is None
         and float(torch.linalg.matrix_norm(conceptor.form.matrix).max()) <= _MODERATE
     }
     for names, is_rough in _alike({name: sites[name] for name in forms}, protection):
         device = sites[names[0]].parameters[0].device  # loaded claims may be in main memory
         matrices = [forms[name].matrix.to(device) for name in names]
         for name, parts in zip(names, _solved(torch.linalg.eigh, matrices, is_rough)):
-            forms[name].provide(*(part.to(forms[name].matrix) for part in parts))
+            values, vectors = (part.to(forms[name].matrix) for part in parts)
+            forms[name].exact = spectra.from_eigen(values, vectors)
 
 
 def _alike(
