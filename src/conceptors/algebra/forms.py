@@ -54,7 +54,7 @@ class OddsForm:
     def quota(self) -> Tensor:
         """Return the mean singular value `[...]`."""
         if self.exact is not None:
-            return spectra.values_of(self.exact.odds).mean(-1)
+            return spectra.values_of(self.exact.odds).mean(-1).to(self.dtype)
         return self.dense(keep=False).diagonal(dim1=-2, dim2=-1).mean(-1).clamp(0, 1)
 
     def trace(self) -> Tensor:
