@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -101,41 +101,37 @@ class Remembered:
             claimed = self.claimed.conceptors.get(name)
             if claimed is None or site.has_more_tokens(claimed):
                 continue
-            had, has = (claimed.batch_shape[0], claimed.dim), site.size
-            if had != has:
+            if site.size != (*claimed.batch_shape, claimed.dim):
                 raise ValueError(
-                    f"layer {name!r} has {_words(*has)} now (biases included) and had "
-                    f"{_words(*had)} when tasks were remembered, so its protected directions do "
-                    f"not fit its inputs. Only outputs and tokens may be added. For new inputs add "
-                    f"a layer beside it, or create a new Shield and remember the old tasks' data "
-                    f"again"
+                    f"layer {name!r} has {site.size[1]} inputs now and had {claimed.dim} when "
+                    f"tasks were remembered (biases included; groups: {site.size[0]} and "
+                    f"{claimed.batch_shape[0]}), so its protected directions do not fit its "
+                    f"inputs. Only outputs and tokens may be added. For new inputs add a layer "
+                    f"beside it, or create a new Shield and remember the old tasks' data again"
                 )
         tasks = [task.grown(sites) for task in self.tasks]
         return Remembered(self.claimed.grown(sites), tasks, self.n_tasks)
 
     def quota(self, name: str) -> float:
         """Return the share of a layer's input space that is claimed."""
-        if name not in self.claimed.conceptors:
-            return 0.0
-        if name not in self._quotas:
+        if name in self.claimed.conceptors and name not in self._quotas:
             self._quotas[name] = float(self.claimed.conceptors[name].quota.mean())
-        return self._quotas[name]
+        return self._quotas.get(name, 0.0)
 
-    def claims(self, sites: Iterable[str], protection: Protection) -> dict[str, Claim]:
+    def claims(self, sites: Collection[str], protection: Protection) -> dict[str, Claim]:
         """Return the claims of these layers, as guards need them."""
-        claims = {}
-        for name in sites:
-            conceptor = self.claimed.conceptors.get(name)
-            if conceptor is not None:
-                auto = protection.is_auto(name)
-                claims[name] = Claim(
-                    conceptor,
-                    rank=protection.rank_of(conceptor.dim),
-                    least=_LEAST if auto else 0.0,
-                    stiffness=self.claimed.stiffness.get(name) if auto else None,
-                    room=protection.room(name) if conceptor.dim > 2 else 0.0,
-                )
-        return claims
+        auto = {name for name in sites if protection.is_auto(name)}
+        return {
+            name: Claim(
+                conceptor,
+                rank=protection.rank_of(conceptor.dim),
+                least=_LEAST if name in auto else 0.0,
+                stiffness=self.claimed.stiffness.get(name) if name in auto else None,
+                room=protection.room(name) if conceptor.dim > 2 else 0.0,
+            )
+            for name, conceptor in self.claimed.conceptors.items()
+            if name in sites
+        }
 
 
 def join(
@@ -330,10 +326,6 @@ def _check_precision(name: str, sums: Moments, alpha: float) -> None:
             f"errors would count as protected directions. Lower the aperture, or call remember "
             f"{'outside autocast' if is_half else 'on a model in float64'}"
         )
-
-
-def _words(groups: int, dim: int) -> str:
-    return f"{dim} inputs" if groups == 1 else f"{groups} groups of {dim}"
 
 
 def _longer(count: int, x: Tensor, *_: object) -> Tensor:

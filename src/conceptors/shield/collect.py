@@ -90,7 +90,8 @@ def collect(
         for handle in uses.observe():
             hooks.callback(handle.remove)
         for layer in layers:
-            hooks.callback(layer.observe().remove)
+            hook = layer.layer.register_forward_hook  # the first: FSDP frees weights in its own
+            hooks.callback(hook(layer.record, with_kwargs=True, prepend=True).remove)
         for batch in with_progress(iterate(batches, limit, who), progress, who):
             if not count:
                 run.batches = expected(batches, limit, batch)
@@ -304,11 +305,8 @@ class LayerInputs:
     reached: set[str] = field(default_factory=set)
     first: int | None = None
 
-    def observe(self) -> Any:
-        """Install the hook: the first of all hooks, because FSDP frees weights in its own."""
-        return self.layer.register_forward_hook(self._record, with_kwargs=True, prepend=True)
-
-    def _record(self, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def record(self, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        """Add the rows of a call of the layer."""
         if self.uses.is_read(layer, args):
             return
         if any(is_functorch_wrapped_tensor(x) for x in args if isinstance(x, Tensor)):
