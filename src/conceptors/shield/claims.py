@@ -203,6 +203,7 @@ def decompose(
         name: conceptor.form
         for name, conceptor in conceptors.items()
         if name in sites
+        and conceptor.dim > 1
         and isinstance(conceptor.form, OddsForm)
         and conceptor.form.exact is None
         and float(torch.linalg.matrix_norm(conceptor.form.matrix).max()) <= _MODERATE
