@@ -26,7 +26,7 @@ from conceptors.shield.guard import Callbacks, Guards, Protected
 from conceptors.shield.inspect import Explanation
 from conceptors.shield.options import Aperture, Protection
 from conceptors.shield.state import LoadReport, explaining, pack, read, read_file, write_file
-from conceptors.shield.uses import StrayUse, refuse
+from conceptors.shield.uses import refuse
 
 
 class Shield:
@@ -169,7 +169,6 @@ class Shield:
         inner = attach.check_optimizer(optimizer, self.model)
         with self._health.alone():
             self.refresh()
-            self._decompose()
             self._guards.add(inner)
         return optimizer
 
@@ -278,10 +277,10 @@ class Shield:
             attach.reshard(self.model)
             before, scan = self._scan, self._rescan()
             self._health.wake(scan.sites)
-            is_same = scan.same(before)
+            is_same = scan.identity == before.identity
             if not is_same:
                 self._remembered = self._remembered.fitted(scan.sites)
-                self._scan = scan
+            self._scan = scan
             self._anchor(new_only=True)
             if self.n_tasks:
                 attach.freeze_statistics(self.model, self._statistics, self.batchnorm == "freeze")
@@ -535,12 +534,12 @@ class Shield:
             protection = replace(self._protection, hard=False) if soft else self._protection
             return claims_of_task(moments, sites, protection, self.conceptors()), resting
 
-    def _handle_strays(self, uses: Iterable[StrayUse]) -> None:
+    def _handle_strays(self, uses: Mapping[str, str]) -> None:
         """Refuse or freeze weights that are used outside of their rules."""
         if self.unsupported == "error":
             refuse(uses)
         if self.unsupported == "freeze" and uses:
-            self._stray |= {use.site for use in uses}
+            self._stray |= set(uses)
             self.refresh()
 
     def _rescan(self) -> Scan:
@@ -562,8 +561,7 @@ class Shield:
                         self._anchors[name] = copied
 
     def _protected(self) -> Protected:
-        if self._guards:
-            self._decompose()
+        decompose(self._remembered.claimed.conceptors, self._scan.sites, self._protection)
         named = {n: p for n, p in self.model.named_parameters() if n in self._anchors}
         anchors = {id(p): self._anchors[name] for name, p in named.items()}
         if self.increment_decay:  # every step needs them
@@ -577,13 +575,10 @@ class Shield:
             increment_decay=self.increment_decay,
         )
 
-    def _decompose(self) -> None:
-        decompose(self._remembered.claimed.conceptors, self._scan.sites, self._protection)
-
     def _apply(self) -> None:
         """Let guards, statistics and health follow the remembered tasks."""
-        self.quota()  # while matrices are still on the GPU
         self._guards.renew()
+        self.quota()  # while matrices are still on the GPU
         attach.note_tasks(self.model, self.n_tasks)
         # the guards have computed what they need, so large matrices may leave the GPU
         self._remembered.claimed = self._remembered.claimed.stowed()

@@ -138,12 +138,11 @@ def read(
         anchors = _fitting(anchors, dict(model.named_parameters()))
     sites = scan.sites | {n: s for n, s in scan.resting.items() if n in conceptors}
     common = {name: (sites[name], c) for name, c in conceptors.items() if name in sites}
-    grown = {n: site.size[0] for n, (site, c) in common.items() if site.has_more_tokens(c)}
     mismatched = {
         name: f"the state has {c.batch_shape[0]} groups of {c.dim} inputs, the model "
         f"{site.size[0]} of {site.size[1]} (biases count as inputs)"
         for name, (site, c) in common.items()
-        if name not in grown and _size(c) != site.size
+        if _size(c) != site.size and not site.has_more_tokens(c)
     }
     report = LoadReport(
         loaded=[name for name in common if name not in mismatched],
@@ -161,7 +160,7 @@ def read(
         Claims(
             {n: c.to(where[n]) for n, c in claims.conceptors.items() if n in where},
             {n: stiffness for n, stiffness in claims.stiffness.items() if n in where},
-        ).with_tokens({n: count for n, count in grown.items() if n in claims.conceptors})
+        ).grown(sites)
         for claims in (remembered.claimed, *remembered.tasks)
     )
     weights = {name: excerpt for name, excerpt in weights.items() if name in where}
