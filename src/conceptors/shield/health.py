@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from threading import RLock
 from typing import Any, NamedTuple
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakMethod, WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from conceptors._internal.checks import outside
 from conceptors._internal.precision import exactly, full
@@ -22,6 +26,7 @@ from conceptors.algebra import spectrum as spectra
 from conceptors.algebra.conceptor import Conceptor
 from conceptors.algebra.forms import OddsForm
 from conceptors.shield.blocks import WeightBlock, is_sharded, matches
+from conceptors.shield.guard import Guards
 
 _FULL = 0.95  # a layer with a larger quota is full
 _STUCK = 0.05  # a layer hardly learns if a smaller share of its gradients is applied
@@ -33,9 +38,8 @@ _ROWS, _NUMBERS = 64, 2**18  # outputs that are compared; fewer for many groups
 _SOFT = 0.2  # soft conceptors let weights move a little
 _HARD, _ROUNDING = 1e-3, 1e7  # hard tolerance: the smaller of 1e-3 and 1e7 eps
 
-_SAMPLED = 4096  # numbers of a buffer that are compared
-_EXCERPT = 64  # numbers of a layer's weights that are compared after loading
-_TOLERATED = 1e-2  # relative change of either, such as rounding to bfloat16
+_EXCERPT = 4096  # numbers of a buffer, or of a layer's weights after loading, that are compared
+_TOLERATED = 1e-2  # relative change of an excerpt, such as rounding to bfloat16
 
 
 class UnprotectedWarning(UserWarning):
@@ -59,56 +63,63 @@ class Health:
         self._exclude, self._follows_batchnorm = exclude, follows_batchnorm
         self._lock = RLock()
         self._prints: dict[str, Fingerprint] = {}
-        self._buffers: dict[str, Tensor] = {}
+        self._buffers: dict[str, Tensor] = {}  # excerpts
         self._loaded: dict[str, Tensor] = {}  # excerpts of the weights beside a loaded state
         self._foreign: dict[str, float] = {}  # how far other code has moved weights between steps
         self._reported: defaultdict[str, set[str]] = defaultdict(set)  # names by kind of warning
         self._strangers: WeakSet[Optimizer] = WeakSet()  # seen without a guard
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Raise RuntimeError in a second thread while the first is at work."""
+    def check_thread(self) -> None:
+        """Raise RuntimeError if another thread is at work."""
         if not self._lock.acquire(blocking=False):
             raise RuntimeError(
                 "this shield is in use by another thread, and two threads would corrupt it; wait "
                 "for that thread, or use a lock"
             )
-        try:
-            yield
-        finally:
-            self._lock.release()
+        self._lock.release()
 
-    def check_thread(self) -> None:
-        """Raise RuntimeError if another thread is at work."""
-        with self.alone():
-            pass
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Do the shield's work: in one thread, and outside of inference mode.
+
+        Optimizers cannot change tensors that were created in inference mode.
+        """
+        self.check_thread()
+        with self._lock, torch.inference_mode(False), torch.no_grad():
+            yield
 
     # --- weights and buffers ------------------------------------------------------------------
-
-    @exactly()
-    def accept(
-        self,
-        sites: Mapping[str, WeightBlock],
-        claimed: Mapping[str, Conceptor],
-        model: nn.Module,
-    ) -> None:
-        """Accept the current weights and buffers as those that the remembered tasks need."""
-        self._compare_with_loaded(sites)
-        self._prints = {
-            name: Fingerprint.of(site, claimed[name], self._seed)
-            for name, site in sites.items()
-            if name in claimed and _has_rows(site)
-        }
-        buffers = self._watched_buffers(model) if claimed else {}
-        self._buffers = {name: _sample(buffer).clone() for name, buffer in buffers.items()}
-        self._foreign = {}
-        self._reported["weights"].clear()
-        self._strangers.clear()
 
     @property
     def has_accepted(self) -> bool:
         """Whether there are accepted weights; false after a state was loaded."""
         return bool(self._prints)
+
+    @exactly()
+    def accept(
+        self, sites: Mapping[str, WeightBlock], claimed: Mapping[str, Conceptor], model: nn.Module
+    ) -> None:
+        """Accept the current weights and buffers as those that the remembered tasks need."""
+        names = _changed(self._loaded, excerpts(sites))
+        if names:
+            warn_unprotected(
+                f"the shield was loaded, but the model has other weights than when the shield was "
+                f"saved: {_few(names)}. The shield protects these weights now, not those of the "
+                f"remembered tasks. Load the model and the shield from the same checkpoint"
+            )
+        self._prints = {
+            name: Fingerprint.of(
+                site,
+                _within(claimed[name], self._seed),
+                most=max(4, min(_ROWS, _NUMBERS // site.size[0])),
+            )
+            for name, site in sites.items()
+            if name in claimed and _has_rows(site)
+        }
+        self._buffers = self._watched_buffers(model) if claimed else {}
+        self._loaded, self._foreign = {}, {}
+        self._reported["weights"].clear()
+        self._strangers.clear()
 
     def loaded(self, resting: Collection[str], weights: Mapping[str, Tensor]) -> None:
         """Begin again with a loaded state, whose model may be loaded until the next step.
@@ -121,21 +132,6 @@ class Health:
         self._prints, self._buffers = {}, {}
         self._strangers.clear()
 
-    def _compare_with_loaded(self, sites: Mapping[str, WeightBlock]) -> None:
-        """Warn if the weights are not those that a loaded state belongs to."""
-        names = []
-        for name, now in excerpts(sites).items():
-            before = self._loaded.get(name, now).flatten()
-            if not _is_same(now[: len(before)], before[: len(now)]):  # layers may have grown
-                names.append(name)
-        self._loaded = {}
-        if names:
-            warn_unprotected(
-                f"the shield was loaded, but the model has other weights than when the shield was "
-                f"saved: {_few(names)}. The shield protects these weights now, not those of the "
-                f"remembered tasks. Load the model and the shield from the same checkpoint"
-            )
-
     @exactly()
     def look(
         self,
@@ -143,8 +139,6 @@ class Health:
         model: nn.Module,
         moved: Mapping[str, float],
         stepped: Collection[str],
-        *,
-        replaced: Collection[str] = (),
         before_step: bool = False,
     ) -> None:
         """Warn about weights that other code than guarded steps moved in protected directions.
@@ -155,7 +149,6 @@ class Health:
         Args:
             moved: how far other code has moved each block since its last step.
             stepped: the blocks that were stepped since the weights were accepted.
-            replaced: the blocks that have other parameters than before.
             before_step: whether a step follows, from which on `moved` is measured.
         """
         self.look_at_buffers(model)
@@ -165,9 +158,8 @@ class Health:
         far = {}
         for name, site in sites.items():
             if name in self._prints and _has_rows(site):
-                strict = self._hard or name in replaced or name not in stepped
-                drift = self._prints[name].drift(site)
-                drift = drift if strict else since.get(name, 0.0)
+                strict = self._hard or name not in stepped
+                drift = self._prints[name].drift(site) if strict else since.get(name, 0.0)
                 if drift > self._prints[name].tolerance(site, strict):
                     far[name] = drift
         names = self._new("weights", far)
@@ -183,10 +175,7 @@ class Health:
 
     def look_at_buffers(self, model: nn.Module) -> None:
         """Warn about buffers that have changed, such as BatchNorm's running statistics."""
-        buffers = self._watched_buffers(model)
-        common = [name for name in self._buffers if name in buffers]
-        changed = [n for n in common if not _is_same(_sample(buffers[n]), self._buffers[n])]
-        names = self._new("buffers", changed)
+        names = self._new("buffers", _changed(self._buffers, self._watched_buffers(model)))
         if names:
             warn_unprotected(
                 f"buffers have changed since a task was remembered: {_few(names)}. The model's "
@@ -196,14 +185,12 @@ class Health:
             )
 
     def _watched_buffers(self, model: nn.Module) -> dict[str, Tensor]:
-        followed = {
-            id(buffer)
-            for layer in model.modules()
-            if self._follows_batchnorm and isinstance(layer, _NormBase)
-            for buffer in layer.buffers(recurse=False)
-        }
+        """Return excerpts of the buffers that must not change."""
+        norms = [layer for layer in model.modules() if isinstance(layer, _NormBase)]
+        following = norms if self._follows_batchnorm else []
+        followed = {id(b) for layer in following for b in layer.buffers(recurse=False)}
         return {
-            name: buffer
+            name: _excerpt(buffer)
             for name, buffer in model.named_buffers()
             if buffer.is_floating_point()
             and id(buffer) not in followed
@@ -230,15 +217,14 @@ class Health:
         Weights that are shared with a layer that was reached do not count.
 
         Args:
-            reached: the layers that the samples reached.
             trained: the ids of the parameters that had gradients.
             resting: the frozen layers that the samples reached.
         """
         self.resting |= set(resting)
         shared = {id(p) for name in reached if name in sites for p in sites[name].parameters}
         alone = set(trained) - shared
-        used = {name: {id(p) for p in site.active()} & alone for name, site in sites.items()}
-        missed = self._new("missed", [name for name in used if used[name] and name not in reached])
+        used = [name for name, site in sites.items() if _ids(site.active()) & alone]
+        missed = self._new("missed", [name for name in used if name not in reached])
         if missed:
             warn_unprotected(
                 f"layers were trained that no sample passed to remember has reached: "
@@ -281,26 +267,21 @@ class Health:
                 f"task, or replace the last layer by a Readout. shield.explain() shows all layers"
             )
 
-    def check_stranger(
-        self,
-        optimizer: Optimizer,
-        protected: Iterable[tuple[str, nn.Parameter]],
-        in_step: Collection[int],
-    ) -> None:
+    def check_stranger(self, optimizer: Optimizer, guards: Guards) -> None:
         """Warn if an optimizer that is not guarded steps protected layers.
 
-        Args:
-            protected: the parameters of protected layers.
-            in_step: the ids of parameters that a guarded optimizer is stepping now, perhaps with
-                this one inside it.
+        It may be part of a guarded optimizer, which is stepping these parameters now.
         """
-        if optimizer in self._strangers:
+        if optimizer in self._strangers or guards.is_guarded(optimizer):
             return
         parameters = (p for group in optimizer.param_groups for p in group["params"])
-        stepped = {id(p) for p in parameters if p.grad is not None} - set(in_step)
-        names = list(dict.fromkeys(name for name, p in protected if id(p) in stepped))
-        if stepped:
-            self._strangers.add(optimizer)
+        stepped = {id(p) for p in parameters if p.grad is not None} - guards.in_step()
+        if not stepped:
+            return
+        self._strangers.add(optimizer)
+        protected = guards.protected
+        names = [n for n in protected.claims if _ids(protected.sites[n].active()) & stepped]
+        names += [name for name, p in protected.frozen.items() if id(p) in stepped]
         if names:
             warn_unprotected(
                 f"{type(optimizer).__name__} is not guarded, but steps weights of remembered "
@@ -310,22 +291,18 @@ class Health:
 
 
 class Fingerprint(NamedTuple):
-    """The product W Z of rows of a block `[g, out, d]` and protected directions `[g, d, k]`."""
+    """The product W Z of rows of a block `[g, out, d]` and some inputs `[g, d, k]`."""
 
     inputs: Tensor
     rows: Tensor
     value: Tensor
 
     @staticmethod
-    def of(site: WeightBlock, claimed: Conceptor, seed: int) -> Fingerprint:
-        """Compute the fingerprint of the current weights."""
+    def of(site: WeightBlock, inputs: Tensor, most: float = math.inf) -> Fingerprint:
+        """Compute the fingerprint of the current weights, from at most this many rows."""
         matrix = block_matrix(site)
-        groups, out, dim = matrix.shape
-        draw = torch.Generator().manual_seed(seed)
-        noise = torch.randn(groups, dim, min(_PROBES, dim), generator=draw).to(matrix)
-        inputs = _within(claimed, noise)
-        most = max(4, min(_ROWS, _NUMBERS // groups))
-        rows = torch.linspace(0, out - 1, min(most, out)).long().to(matrix.device)
+        inputs, out = inputs.to(matrix), matrix.shape[1]
+        rows = torch.arange(0, out, max(1, math.ceil(out / most)), device=matrix.device)
         return Fingerprint(inputs, rows, matrix[:, rows] @ inputs)
 
     def drift(self, site: WeightBlock) -> float:
@@ -346,16 +323,20 @@ class Fingerprint(NamedTuple):
         return max(min(_HARD, _ROUNDING * coarsest) if strict else _SOFT, 8 * coarsest)
 
 
-def _within(claimed: Conceptor, noise: Tensor) -> Tensor:
+def _within(claimed: Conceptor, seed: int) -> Tensor:
     """Draw random directions `[g, d, k]`, longer where more is protected."""
     form = claimed.form
-    if isinstance(form, OddsForm):  # its spectrum may not be known yet
-        largest = form.matrix.diagonal(dim1=-2, dim2=-1).amax().clamp_min(1e-30)
-        directions: Tensor = form.matrix @ (noise.to(form.matrix) / largest)
-    else:
-        parts = claimed.to(noise.device).form.spectrum()
-        directions = spectra.project(parts, noise.mT.to(claimed.dtype)).mT
-    return directions.to(noise)
+    draw = torch.Generator().manual_seed(seed)
+    noise = torch.randn(
+        *claimed.batch_shape, claimed.dim, min(_PROBES, claimed.dim), generator=draw
+    )
+    noise = noise.to(claimed.device, claimed.dtype)
+    if not isinstance(form, OddsForm):
+        return spectra.project(form.spectrum(), noise.mT).mT
+    # the spectrum may not be known yet
+    largest = form.matrix.diagonal(dim1=-2, dim2=-1).amax().clamp_min(1e-30)
+    directions: Tensor = form.matrix @ (noise.to(form.matrix) / largest)
+    return directions
 
 
 def block_matrix(site: WeightBlock) -> Tensor:
@@ -377,41 +358,38 @@ def _has_rows(site: WeightBlock) -> bool:
 
 def excerpts(sites: Mapping[str, WeightBlock]) -> dict[str, Tensor]:
     """Return the first numbers of each block's weights, which rows and tokens never precede."""
-    return {
-        name: site.parameters[0].detach().flatten()[:_EXCERPT].nan_to_num().cpu()
-        for name, site in sites.items()
-        if is_readable(site)
-    }
+    return {name: _excerpt(s.parameters[0]) for name, s in sites.items() if is_readable(s)}
 
 
-def _sample(buffer: Tensor) -> Tensor:
-    """Return evenly spaced numbers of a buffer."""
-    values = buffer.detach().flatten()
-    return values[:: max(1, len(values) // _SAMPLED)]
+def _excerpt(tensor: Tensor) -> Tensor:
+    return tensor.detach().flatten()[:_EXCERPT].nan_to_num().to("cpu", copy=True)
 
 
-def _is_same(now: Tensor, before: Tensor) -> bool:
-    """Whether two vectors differ only by rounding."""
-    if now.shape != before.shape:
-        return False
-    now, before = now.double().cpu().nan_to_num(), before.double().cpu().nan_to_num()
-    return bool((now - before).norm() <= _TOLERATED * before.norm())
+def _changed(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of excerpts that differ by more than rounding; tensors may have grown."""
+    changed = []
+    for name in [name for name in before if name in now]:
+        size = min(before[name].numel(), now[name].numel())
+        old, new = (x[name].flatten()[:size].double().cpu() for x in (before, now))
+        if not bool((new - old).norm() <= _TOLERATED * old.norm()):
+            changed.append(name)
+    return changed
 
 
 @contextmanager
 def recording_uses(blocks: Mapping[str, WeightBlock]) -> Iterator[set[str]]:
     """Record which of these blocks' layers are called, by name."""
     used: set[str] = set()
-    with ExitStack() as hooks:
-        for name, block in blocks.items():
-            for source in block.sources:
-                record = partial(_add, used, name)
-                hooks.callback(source.layer.register_forward_pre_hook(record).remove)
+    hooks = [
+        source.layer.register_forward_pre_hook(lambda *_, name=name: used.add(name))
+        for name, block in blocks.items()
+        for source in block.sources
+    ]
+    try:
         yield used
-
-
-def _add(names: set[str], name: str, *_: Any) -> None:
-    names.add(name)
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def stuck(shares: Mapping[str, float], auto: Mapping[str, bool]) -> list[str]:
@@ -454,6 +432,10 @@ def _warn_full(message: str) -> None:
     warnings.warn(message, ShieldFullWarning, stacklevel=outside())
 
 
+def _ids(parameters: Iterable[nn.Parameter]) -> set[int]:
+    return {id(p) for p in parameters}
+
+
 def _few(names: list[str]) -> str:
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return ", ".join(names[:5]) + more
@@ -463,3 +445,103 @@ def _percent(drift: float) -> str:
     if drift == float("inf"):
         return "of another shape"
     return f"by {drift:.0%}" if drift >= 0.005 else f"by {drift:.0e}"
+
+
+# --- one shield for each model ------------------------------------------------------------------
+
+_SHIELDS: WeakKeyDictionary[nn.Module, WeakMethod[Callable[[Optimizer], None]]] = (
+    WeakKeyDictionary()
+)
+_TASKS: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # remembered by its shield
+_HOOK: list[RemovableHandle] = []  # one for all shields
+
+
+def claim_model(model: nn.Module, before_any_step: Callable[[Optimizer], None]) -> None:
+    """Record that a model has a shield; warn if an earlier shield and its tasks are lost.
+
+    Args:
+        before_any_step: a method of the shield, called before each step of any optimizer.
+
+    Raises:
+        ValueError: the model, a part of it, or a module that contains it already has a shield.
+    """
+    parts = set(model.modules())
+    for other, method in list(_SHIELDS.items()):
+        if method() is not None and (other in parts or model in set(other.modules())):
+            raise ValueError(
+                f"this {type(model).__name__}, a part of it, or a module that contains it already "
+                f"has a shield, and a model can have only one; use that shield, or call its "
+                f"detach() first"
+            )
+    lost = _TASKS.pop(model, 0)
+    if lost:
+        warn_unprotected(
+            f"a shield that had remembered {lost} task{'s'[: lost > 1]} of this "
+            f"{type(model).__name__} is gone, and the new shield does not protect them. Use one "
+            f"shield for all tasks, or load its saved state. Call detach() on a shield that is not "
+            f"needed any more"
+        )
+    _SHIELDS[model] = WeakMethod(before_any_step)
+    if not _HOOK:
+        _HOOK.append(register_optimizer_step_pre_hook(_before_any_step))
+
+
+def _before_any_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    for method in [weak() for weak in _SHIELDS.values()]:
+        if method is not None:
+            method(optimizer)
+
+
+def release_model(model: nn.Module) -> None:
+    """Record that a model has no shield, and let its statistics follow the data again."""
+    follow_tasks(model, 0, batchnorm=True)
+    _SHIELDS.pop(model, None)
+    _TASKS.pop(model, None)
+    if _HOOK and not _SHIELDS:
+        _HOOK.pop().remove()
+
+
+# --- statistics that layers update in training: BatchNorm and spectral norm ---------------------
+
+_FROZEN: WeakKeyDictionary[nn.Module, list[RemovableHandle]] = WeakKeyDictionary()
+_TRAINING: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()  # of frozen layers in a call
+
+
+def follow_tasks(model: nn.Module, n_tasks: int, batchnorm: bool) -> None:
+    """Freeze statistics, also of new layers, while a model's shield has remembered tasks.
+
+    Shielded weights preserve a layer's outputs only while its inputs stay the same. Running
+    statistics would follow the new task.
+
+    Args:
+        batchnorm: whether to freeze those of BatchNorm, too.
+    """
+    _TASKS[model] = n_tasks
+    for layer in model.modules():
+        if not n_tasks:
+            for handle in _FROZEN.pop(layer, []):
+                handle.remove()
+        elif layer not in _FROZEN and _updates_itself(layer, batchnorm):
+            _FROZEN[layer] = [
+                layer.register_forward_pre_hook(_evaluate, prepend=True),
+                layer.register_forward_hook(_train_again, always_call=True),
+            ]
+
+
+def _evaluate(layer: nn.Module, _args: Any) -> None:
+    """Switch a layer to evaluation mode for a call; copies of a layer are not frozen."""
+    if layer in _FROZEN:
+        _TRAINING[layer] = layer.training
+        layer.__dict__["training"] = False  # nn.Module.__setattr__ is slow
+
+
+def _train_again(layer: nn.Module, _args: Any, _output: Any) -> None:
+    if layer in _TRAINING:  # else another hook failed before
+        layer.__dict__["training"] = _TRAINING.pop(layer)
+
+
+def _updates_itself(layer: nn.Module, batchnorm: bool) -> bool:
+    if isinstance(layer, _NormBase):
+        return batchnorm and layer.track_running_stats
+    older = any(isinstance(hook, SpectralNorm) for hook in layer._forward_pre_hooks.values())
+    return older or isinstance(layer, _SpectralNorm)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from conceptors._internal.precision import exactly
-from conceptors.algebra import conceptor as algebra
 from conceptors.algebra.conceptor import Conceptor
 from conceptors.layers.bare import is_bare
 from conceptors.shield.blocks import Scan, WeightBlock
-from conceptors.shield.claims import stride
-from conceptors.shield.health import Fingerprint, block_matrix, is_readable
+from conceptors.shield.guard import Guards
+from conceptors.shield.health import Fingerprint, is_readable
 
 _DRAWN = 32  # random inputs of a mark
 
@@ -46,7 +45,12 @@ class Explanation(tuple[LayerRow, ...]):
 
     def __str__(self) -> str:
         head = ("layer", "done", "rank", "quota", "passing")
-        cells = [head, *(_cells(row) for row in self)]
+        cells = [head]
+        for row in self:
+            rank = f"{row.rank}/{row.dim}" if row.dim else ""
+            quota = f"{row.quota:.1%}" if row.dim else ""
+            passing = "" if row.passing is None else f"{row.passing:.1%}"
+            cells.append((row.layer, row.done, rank, quota, passing))
         widths = [max(len(line[i]) for line in cells) for i in range(len(head))]
         lines = []
         for line in cells:
@@ -56,25 +60,9 @@ class Explanation(tuple[LayerRow, ...]):
         return "\n".join(lines)
 
 
-def _cells(row: LayerRow) -> tuple[str, ...]:
-    rank = f"{row.rank}/{row.dim}" if row.dim else ""
-    quota = f"{row.quota:.1%}" if row.dim else ""
-    passing = "" if row.passing is None else f"{row.passing:.1%}"
-    return row.layer, row.done, rank, quota, passing
-
-
-def explain(
-    scan: Scan,
-    ranks: Mapping[str, int],
-    quotas: Mapping[str, float],
-    ways: Mapping[str, list[str]],
-    passing: Mapping[str, float],
-) -> Explanation:
-    """Return one row per layer, frozen parameter, and parameter that cannot be shielded.
-
-    Args:
-        ways: how guarded optimizers step each layer, in words.
-    """
+def explain(scan: Scan, guards: Guards, quotas: Mapping[str, float]) -> Explanation:
+    """Return one row per layer, frozen parameter, and parameter that cannot be shielded."""
+    ways, passing, ranks = guards.ways(), guards.passing(), guards.ranks()
     rows = []
     for name, site in scan.sites.items():
         rank, quota = ranks.get(name, 0), quotas.get(name, 0.0)
@@ -92,21 +80,14 @@ def explain(
     return Explanation(rows)
 
 
-def similarity(task: Mapping[str, Conceptor], claimed: Mapping[str, Conceptor]) -> dict[str, float]:
-    """Compute the similarity ρ of a task with all remembered tasks, by layer."""
-    return {
-        name: float(algebra.similarity(conceptor, claimed[name].to(conceptor.device)).mean())
-        for name, conceptor in task.items()
-        if name in claimed
-    }
-
-
-def strides(
-    task: Mapping[str, Conceptor], claimed: Mapping[str, Conceptor], known: float
+def by_layer(
+    measure: Callable[[Conceptor, Conceptor], Tensor],
+    claimed: Mapping[str, Conceptor],
+    task: Mapping[str, Conceptor],
 ) -> dict[str, float]:
-    """Compute factors for the learning rates of a task, by layer; see `Shield.strides`."""
+    """Compare the conceptors of all tasks with those of new data, by layer."""
     return {
-        name: float(stride(claimed[name].to(conceptor.device), conceptor, known).amin())
+        name: float(measure(claimed[name].to(conceptor.device), conceptor))
         for name, conceptor in task.items()
         if name in claimed
     }
@@ -120,14 +101,11 @@ def mark(
 
     Inputs are drawn with the second moment of the remembered rows, R ∝ U diag(odds) Uᵀ.
     """
-    prints = {}
-    for name, site in sites.items():
-        if name in claimed and is_readable(site):
-            matrix = block_matrix(site)
-            inputs = _like_remembered(claimed[name]).to(matrix)
-            rows = torch.arange(matrix.shape[1], device=matrix.device)
-            prints[name] = Fingerprint(inputs, rows, matrix @ inputs)
-    return prints
+    return {
+        name: Fingerprint.of(site, _like_remembered(claimed[name]))
+        for name, site in sites.items()
+        if name in claimed and is_readable(site)
+    }
 
 
 @exactly()

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NoReturn
-from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from conceptors._internal import checks
 from conceptors._internal.batches import Feed
-from conceptors.algebra.conceptor import Conceptor
-from conceptors.shield import attach, health, inspect, options
-from conceptors.shield.attach import outside_inference_mode
+from conceptors.algebra.conceptor import Conceptor, similarity
+from conceptors.shield import health, inspect, options
 from conceptors.shield.blocks import Scan, is_sharded, survey
-from conceptors.shield.claims import Claims, Remembered, claims_of_task, decompose
+from conceptors.shield.claims import Claims, Remembered, claims_of_task, decompose, stride
 from conceptors.shield.collect import collect
 from conceptors.shield.guard import Callbacks, Guards, Protected
 from conceptors.shield.inspect import Explanation
@@ -104,7 +100,7 @@ class Shield:
         keep_tasks: bool = False,
         seed: int = 0,
     ) -> None:
-        attach.check_model(model)
+        self.model = options.check_model(model)
         self.aperture = options.check_apertures(aperture)
         self.hard = options.one_of(hard, "hard", (True, False))
         self.increment_decay = checks.number(increment_decay, "increment_decay", 0.0, float("inf"))
@@ -115,12 +111,10 @@ class Shield:
         self.rank = options.check_rank(rank)
         self.keep_tasks = options.one_of(keep_tasks, "keep_tasks", (True, False))
         self.seed = checks.whole(seed, "seed", 0)
-        self.model = attach.unwrap(model)
         self._protection = Protection(self.aperture, self.hard, self.rank)
         self._remembered = Remembered()
         self._anchors: dict[str, Tensor] = {}  # weights after the last task, for pull and decay
         self._stray: set[str] = set()  # blocks that are frozen because their uses are not covered
-        self._statistics: attach.Handles = WeakKeyDictionary()  # of layers with frozen statistics
         follows = self.batchnorm == "follow"
         self._health = health.Health(self.hard, self.seed, self.exclude, follows)
         self._guards = Guards(
@@ -133,23 +127,20 @@ class Shield:
             ),
         )
         self._attached = True
-        attach.claim_model(self.model, self._check_stranger)
+        health.claim_model(self.model, self._check_stranger)
         try:
-            attach.reshard(self.model)
             self._scan = self._rescan()
             patterns = {"exclude": self.exclude, "freeze": self.freeze}
             if isinstance(self.aperture, Mapping):
                 patterns["aperture"] = list(self.aperture)
             options.check_names(self.model, self._scan.sites, patterns)
-            self._anchor()
-            self._apply()
+            self._adopt(self._remembered, self._copied())
         except BaseException:
-            attach.release_model(self.model)
+            health.release_model(self.model)
             raise
 
     # --- use ------------------------------------------------------------------------------
 
-    @outside_inference_mode()
     def guard(self, optimizer: Optimizer) -> Optimizer:
         """Keep all steps of an optimizer in the free space, and return the optimizer.
 
@@ -166,7 +157,7 @@ class Shield:
             ValueError: the optimizer steps parameters that are not part of the model, or evaluates
                 other weights than it trains; or the shield is detached.
         """
-        inner = attach.check_optimizer(optimizer, self.model)
+        inner = options.check_optimizer(optimizer, self.model)
         with self._health.alone():
             self.refresh()
             self._guards.add(inner)
@@ -181,9 +172,8 @@ class Shield:
         Raises:
             ValueError: the optimizer is not guarded.
         """
-        self._guards.project(attach.check_optimizer(optimizer, self.model))
+        self._guards.project(options.check_optimizer(optimizer, self.model))
 
-    @outside_inference_mode()
     def remember(
         self,
         batches: Any,
@@ -217,22 +207,17 @@ class Shield:
         known = checks.number(known, "known", 0.0, 1.0)
         with self._health.alone():
             self._guards.settle()
-            task, resting = self._claims_of(batches, feed, limit, progress)
+            task, resting = self._claims_of(batches, feed=feed, limit=limit, progress=progress)
             self._look()
-            attach.reshard(self.model)
-            with self._all_or_nothing():
-                self._remembered = self._remembered.with_task(
-                    task, self._scan.sites, self._protection, self.keep_tasks, known
-                )
-                self._anchor()
-                self._apply()
+            remembered = self._remembered.with_task(
+                task, self._scan.sites, self._protection, self.keep_tasks, known
+            )
+            self._adopt(remembered, self._copied(has_tasks=True))
             trained = self._guards.trained()
             self._health.remembered(self._scan.sites, task.conceptors, trained, resting)
             self._accept()
-            self._health.fill({name: self.quota()[name] for name in self._large()})
         return self
 
-    @outside_inference_mode()
     def forget(self, task: int) -> Shield:
         """Free the directions that only one task uses. The weights do not change.
 
@@ -254,16 +239,11 @@ class Shield:
             )
         with self._health.alone():
             self._look()
-            with self._all_or_nothing():
-                self._remembered = self._remembered.without_task(
-                    index, self._scan.sites, self._protection
-                )
-                self._apply()
+            remembered = self._remembered.without_task(index, self._scan.sites, self._protection)
+            self._adopt(remembered, self._anchors)
             self._accept()
-            self._health.fill({name: self.quota()[name] for name in self._large()})
         return self
 
-    @outside_inference_mode()
     def refresh(self) -> Shield:
         """Scan the model again, after layers were added, replaced, frozen or unfrozen.
 
@@ -274,16 +254,14 @@ class Shield:
                 "this shield was detached and protects nothing; create a new one, Shield(model)"
             )
         with self._health.alone():
-            attach.reshard(self.model)
             before, scan = self._scan, self._rescan()
             self._health.wake(scan.sites)
             is_same = scan.same(before)
             if not is_same:
                 self._remembered = self._remembered.fitted(scan.sites)
                 self._scan = scan
-            self._anchor(new_only=True)
-            if self.n_tasks:
-                attach.freeze_statistics(self.model, self._statistics, self.batchnorm == "freeze")
+            self._anchors = self._copied(self.n_tasks > 0, self._anchors)
+            health.follow_tasks(self.model, self.n_tasks, self.batchnorm == "freeze")
             if not is_same:
                 self._look(replaced=scan.replaced(before))
                 self._guards.renew()
@@ -292,9 +270,8 @@ class Shield:
     def detach(self) -> None:
         """Remove all hooks from the model and the optimizers. The weights do not change."""
         self._guards.detach()
-        attach.release_statistics(self._statistics)
         self._attached = False
-        attach.release_model(self.model)
+        health.release_model(self.model)
 
     # --- what is protected ----------------------------------------------------------------
 
@@ -322,9 +299,7 @@ class Shield:
         if self._attached:
             self.refresh()
             self._look()
-        guards = self._guards
-        ways, passing, ranks = guards.ways(), guards.passing(), guards.ranks()
-        return inspect.explain(self._scan, ranks, self.quota(), ways, passing)
+        return inspect.explain(self._scan, self._guards, self.quota())
 
     def similarity(
         self,
@@ -339,8 +314,12 @@ class Shield:
         Call it before training on the data. The higher the similarity, the fewer free directions
         the new task can use. The arguments are those of `remember`.
         """
-        task, _ = self._claims_of(batches, feed, limit, progress, who="similarity")
-        return inspect.similarity(task.conceptors, self.conceptors())
+        task, _ = self._claims_of(
+            batches, feed=feed, limit=limit, progress=progress, who="similarity"
+        )
+        return inspect.by_layer(
+            lambda A, C: similarity(A, C).mean(), self.conceptors(), task.conceptors
+        )
 
     def strides(
         self,
@@ -362,8 +341,12 @@ class Shield:
                 accuracy on the new data above chance. At 0 all factors are 1.
         """
         known = checks.number(known, "known", 0.0, 1.0)
-        task, _ = self._claims_of(batches, feed, limit, progress, who="strides", soft=True)
-        return inspect.strides(task.conceptors, self.conceptors(), known)
+        task, _ = self._claims_of(
+            batches, soft=True, feed=feed, limit=limit, progress=progress, who="strides"
+        )
+        return inspect.by_layer(
+            lambda A, C: stride(A, C, known).amin(), self.conceptors(), task.conceptors
+        )
 
     def mark(self) -> dict[str, health.Fingerprint]:
         """Record the layers' outputs on inputs like the remembered ones, for `moved_since`."""
@@ -434,7 +417,6 @@ class Shield:
         self._guards.doubt()
         return pack(self._scan, self._remembered, self._anchors, self._health.resting)
 
-    @outside_inference_mode()
     def load_state_dict(
         self,
         state: Mapping[str, Any],
@@ -462,13 +444,12 @@ class Shield:
         with self._health.alone():
             self._guards.abandon()
             self.refresh()
-            loaded = read(state, self._scan, self.model, strict=strict, rename=rename or {})
-            with self._all_or_nothing():
-                self._remembered = loaded.remembered
-                self._anchors |= loaded.anchors
-                self._apply()
-            self._health.loaded(loaded.resting, loaded.weights)
-        return loaded.report
+            remembered, anchors, weights, resting, report = read(
+                state, self._scan, self.model, strict=strict, rename=rename or {}
+            )
+            self._adopt(remembered, self._anchors | anchors)
+            self._health.loaded(resting, weights)
+        return report
 
     def save(self, path: str | Path) -> None:
         """Save the state as a safetensors file, and create missing folders.
@@ -478,13 +459,9 @@ class Shield:
         write_file(self.state_dict(), path)
 
     def load(
-        self,
-        path: str | Path,
-        *,
-        strict: bool = True,
-        rename: Mapping[str, str] | None = None,
+        self, path: str | Path, *, strict: bool = True, rename: Mapping[str, str] | None = None
     ) -> LoadReport:
-        """Load a file from `save`; for arguments, result and errors see `load_state_dict`."""
+        """Load a file from `save`; see `load_state_dict`."""
         content = read_file(path)
         with explaining(f"{path}: "):
             return self.load_state_dict(content, strict=strict, rename=rename)
@@ -497,36 +474,25 @@ class Shield:
 
     # --- inside ---------------------------------------------------------------------------
 
-    def _claims_of(
-        self,
-        batches: Any,
-        feed: Feed | None,
-        limit: int | None,
-        progress: bool,
-        *,
-        who: str = "remember",
-        soft: bool = False,
-    ) -> tuple[Claims, set[str]]:
+    def _claims_of(self, batches: Any, soft: bool = False, **how: Any) -> tuple[Claims, set[str]]:
         """Compute what one task's data would claim, if `soft` before it is hardened.
 
-        Returns the frozen layers that the data reached, too.
+        Returns the frozen layers that the data reached, too. `how`: see `collect`.
         """
-        with self._health.alone(), outside_inference_mode():
+        with self._health.alone():
             self.refresh()
             with health.recording_uses(self._scan.resting) as resting:
                 moments = collect(
                     self.model,
                     self._scan.sites,
                     batches,
-                    feed=feed,
-                    limit=limit,
                     all_rows=self.hard,
                     seed=self.seed + self.n_tasks,
                     sketch=self._protection.sketch_rank,
-                    progress=progress,
                     strays=self._handle_strays,
-                    who=who,
+                    **how,
                 )
+            _reshard(self.model)
             sites = self._scan.sites
             moments = {name: sums for name, sums in moments.items() if name in sites}
             if self.hard and self.rank is None:
@@ -543,22 +509,29 @@ class Shield:
             self.refresh()
 
     def _rescan(self) -> Scan:
+        _reshard(self.model)
         scan = survey(self.model, self.exclude, [*self.freeze, *self._stray], self.unsupported)
         for name in scan.sites:
             self._protection.aperture(name)  # raises ValueError if no pattern matches
         return scan
 
-    def _anchor(self, *, new_only: bool = False) -> None:
-        """Copy the weights to which a pull or a decay leads, of all parameters or of new ones."""
+    def _copied(
+        self, has_tasks: bool = False, copies: Mapping[str, Tensor] | None = None
+    ) -> dict[str, Tensor]:
+        """Copy the weights to which a pull or a decay leads; those with `copies` stay as they are.
+
+        Args:
+            has_tasks: whether there is a task that weights can be pulled to.
+        """
         names = {id(p): name for name, p in self.model.named_parameters()}
+        copied = dict(copies or {})
         for layer, site in self._scan.sites.items():
-            if self.increment_decay or (self.n_tasks and self._protection.pull(layer)):
-                for parameter in site.parameters:
-                    name, value = names[id(parameter)], parameter.data
-                    anchor = self._anchors.get(name)
-                    if not new_only or anchor is None or anchor.shape != value.shape:
-                        copied = value.clone() if is_sharded(value) else value.to("cpu", copy=True)
-                        self._anchors[name] = copied
+            if self.increment_decay or (has_tasks and self._protection.pull(layer)):
+                for name, value in ((names[id(p)], p.data) for p in site.parameters):
+                    if name not in copied or copied[name].shape != value.shape:
+                        where = value.device if is_sharded(value) else "cpu"
+                        copied[name] = value.to(where, copy=True)
+        return copied
 
     def _protected(self) -> Protected:
         if self._guards:
@@ -576,44 +549,31 @@ class Shield:
             increment_decay=self.increment_decay,
         )
 
-    def _apply(self) -> None:
-        """Let guards, statistics and health follow the remembered tasks."""
-        self.quota()  # while matrices are still on the GPU
-        self._guards.renew()
-        attach.note_tasks(self.model, self.n_tasks)
-        # the guards have computed what they need, so large matrices may leave the GPU
-        self._remembered.claimed = self._remembered.claimed.stowed()
-        if self.n_tasks:
-            attach.freeze_statistics(self.model, self._statistics, self.batchnorm == "freeze")
-        else:
-            attach.release_statistics(self._statistics)
-
-    @contextmanager
-    def _all_or_nothing(self) -> Iterator[None]:
-        """Restore the remembered tasks and their protection if an error occurs inside."""
-        before = self._remembered, dict(self._anchors)
+    def _adopt(self, remembered: Remembered, anchors: dict[str, Tensor]) -> None:
+        """Protect these tasks from now on; if an error occurs, those from before."""
+        before = self._remembered, self._anchors
+        self._remembered, self._anchors = remembered, anchors
         try:
-            yield
+            self.quota()  # while matrices are still on the GPU
+            self._guards.renew()
+            # the guards have computed what they need, so large matrices may leave the GPU
+            remembered.claimed = remembered.claimed.stowed()
+            health.follow_tasks(self.model, self.n_tasks, self.batchnorm == "freeze")
         except BaseException:
             self._remembered, self._anchors = before
-            self._apply()
+            self._guards.renew()
             raise
 
     def _accept(self) -> None:
         """Accept the current weights and buffers as those that the remembered tasks need."""
         self._health.accept(self._scan.sites, self.conceptors(), self.model)
         self._guards.trust()
+        self._health.fill({name: self.quota()[name] for name in self._large()})
 
-    def _look(self, *, replaced: Collection[str] = (), before_step: bool = False) -> None:
+    def _look(self, replaced: Iterable[str] = (), before_step: bool = False) -> None:
         """Warn about weights and buffers that something else than guarded steps has changed."""
-        self._health.look(
-            self._scan.sites,
-            self.model,
-            self._guards.moved(),
-            self._guards.stepped(),
-            replaced=replaced,
-            before_step=before_step,
-        )
+        moved, stepped = self._guards.moved(), self._guards.stepped().difference(replaced)
+        self._health.look(self._scan.sites, self.model, moved, stepped, before_step)
 
     def _look_again(self, optimizer: Optimizer) -> None:
         """Scan the model again before some of the steps of an optimizer."""
@@ -625,11 +585,8 @@ class Shield:
 
     def _check_stranger(self, optimizer: Optimizer) -> None:
         """Look at an optimizer before a step, which may lack a guard."""
-        if self.n_tasks and not self._guards.is_guarded(optimizer):
-            sites, claimed = self._scan.sites, self._remembered.claimed.conceptors
-            active = ((name, p) for name in sites if name in claimed for p in sites[name].active())
-            protected = chain(active, self._scan.frozen.items())
-            self._health.check_stranger(optimizer, protected, self._guards.in_step())
+        if self.n_tasks:
+            self._health.check_stranger(optimizer, self._guards)
 
     def _large(self) -> dict[str, bool]:
         """Return the layers with more than two directions, and whether their aperture is "auto".
@@ -639,3 +596,10 @@ class Shield:
         claimed = self._remembered.claimed.conceptors
         large = [name for name in self._scan.sites if name in claimed and claimed[name].dim > 2]
         return {name: self._protection.is_auto(name) for name in large}
+
+
+def _reshard(model: nn.Module) -> None:
+    """Reshard the parameters of FSDP2 modules, which stay gathered after a forward pass."""
+    for module in model.modules():
+        if hasattr(module, "reshard") and hasattr(module, "unshard"):
+            module.reshard()  # type: ignore[operator]

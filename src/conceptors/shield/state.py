@@ -6,7 +6,7 @@ import json
 import math
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,16 +60,6 @@ class LoadReport(NamedTuple):
         return "\n".join(lines)
 
 
-class LoadedState(NamedTuple):
-    """A checked state, before the shield adopts it; see `pack`."""
-
-    remembered: Remembered
-    anchors: dict[str, Tensor]
-    weights: dict[str, Tensor]
-    resting: set[str]
-    report: LoadReport
-
-
 def pack(
     scan: Scan, remembered: Remembered, anchors: Mapping[str, Tensor], resting: set[str]
 ) -> dict[str, Any]:
@@ -121,11 +111,15 @@ def read(
     *,
     strict: bool,
     rename: Mapping[str, str],
-) -> LoadedState:
-    """Check a state, and adapt it to a model; see `Shield.load_state_dict`."""
-    remembered, groups = check(state, rename)
+) -> tuple[Remembered, dict[str, Tensor], dict[str, Tensor], set[str], LoadReport]:
+    """Check a state, and adapt it to a model; see `Shield.load_state_dict`.
+
+    Returns the tasks, the anchors, the excerpts of weights and the resting layers of `pack`, and a
+    report.
+    """
+    remembered, anchors, weights = check(state, rename)
     conceptors = remembered.claimed.conceptors
-    with explaining("the state is damaged: ", "; nothing was loaded. Load another copy"):
+    with _damaged():
         known, unclaimed, resting = (
             {rename.get(name, name) for name in list(state[label] or ())}
             for label in ("layers", "unclaimed", "resting")
@@ -133,20 +127,20 @@ def read(
         lacking = sorted(known - unclaimed - conceptors.keys())
         if lacking:
             raise ValueError(f"the conceptors of layers {', '.join(lacking[:5])} are missing")
-        weights = {rename.get(n, n): parts["value"] for n, parts in groups["weights"].items()}
-        anchors = {name: parts["value"] for name, parts in groups["anchors"].items()}
         anchors = _fitting(anchors, dict(model.named_parameters()))
     sites = scan.sites | {n: s for n, s in scan.resting.items() if n in conceptors}
-    common = {name: (sites[name], c) for name, c in conceptors.items() if name in sites}
-    grown = {n: site.size[0] for n, (site, c) in common.items() if site.has_more_tokens(c)}
-    mismatched = {
-        name: f"the state has {c.batch_shape[0]} groups of {c.dim} inputs, the model "
-        f"{site.size[0]} of {site.size[1]} (biases count as inputs)"
-        for name, (site, c) in common.items()
-        if name not in grown and _size(c) != site.size
-    }
+    grown, mismatched = dict[str, int](), dict[str, str]()
+    for name in [name for name in conceptors if name in sites]:
+        before, now = _size(conceptors[name]), sites[name].size
+        if sites[name].has_more_tokens(conceptors[name]):
+            grown[name] = now[0]
+        elif before != now:
+            mismatched[name] = (
+                f"the state has {before[0]} groups of {before[1]} inputs, the model {now[0]} of "
+                f"{now[1]} (biases count as inputs)"
+            )
     report = LoadReport(
-        loaded=[name for name in common if name not in mismatched],
+        loaded=[name for name in conceptors if name in sites and name not in mismatched],
         missing=[name for name in sites if name not in conceptors and name not in known],
         unexpected=[name for name in conceptors if name not in sites],
         mismatched=mismatched,
@@ -165,12 +159,13 @@ def read(
         for claims in (remembered.claimed, *remembered.tasks)
     )
     weights = {name: excerpt for name, excerpt in weights.items() if name in where}
-    remembered = Remembered(claimed, tasks, remembered.n_tasks)
-    return LoadedState(remembered, anchors, weights, resting, report)
+    return Remembered(claimed, tasks, remembered.n_tasks), anchors, weights, resting, report
 
 
-def check(state: Any, rename: Mapping[str, str]) -> tuple[Remembered, Groups]:
-    """Check the tasks of a state, and return them and all tensors by kind, name and part.
+def check(
+    state: Any, rename: Mapping[str, str]
+) -> tuple[Remembered, dict[str, Tensor], dict[str, Tensor]]:
+    """Check the tasks of a state; return them, the anchors, and the excerpts of weights.
 
     Raises:
         ValueError: this is another object, of another version, or damaged.
@@ -187,7 +182,7 @@ def check(state: Any, rename: Mapping[str, str]) -> tuple[Remembered, Groups]:
             f"the state has version {state.get('version')!r}, but this release reads version "
             f"{VERSION}; nothing was loaded. Upgrade with pip install -U conceptors"
         )
-    with explaining("the state is damaged: ", "; nothing was loaded. Load another copy"):
+    with _damaged():
         n_tasks = checks.whole(state["n_tasks"], "n_tasks", 0)
         most = min(n_tasks, _MOST_TASKS)
         kinds = _kinds(checks.whole(state["kept_tasks"], "kept_tasks", 0, most))
@@ -198,28 +193,33 @@ def check(state: Any, rename: Mapping[str, str]) -> tuple[Remembered, Groups]:
             is_real = isinstance(tensor, Tensor) and tensor.is_floating_point()
             if kind not in groups or not is_real:
                 raise ValueError(f"{key!r:.80} is unknown, or not a tensor of floats")
+            name = name if kind == "anchors" else rename.get(name, name)
             groups[kind].setdefault(name, {})[part] = tensor
-        claimed, *tasks = (_claims(groups[kind], rename) for kind in kinds)
+        anchors, weights = (
+            {name: parts["value"] for name, parts in groups[kind].items()}
+            for kind in ("anchors", "weights")
+        )
+        claimed, *tasks = (_claims(groups[kind]) for kind in kinds)
         if len(tasks) not in (0, n_tasks):
             raise ValueError(f"n_tasks is {n_tasks}, but {len(tasks)} tasks were stored separately")
         for name, conceptor in ((n, c) for task in tasks for n, c in task.conceptors.items()):
             joint = claimed.conceptors.get(name)
             if joint is None or _size(joint) != _size(conceptor):
                 raise ValueError(f"layer {name!r} of a task has another shape than that of all")
-    return Remembered(claimed, tasks, n_tasks), groups
+    return Remembered(claimed, tasks, n_tasks), anchors, weights
 
 
-def _claims(layers: Mapping[str, Mapping[str, Tensor]], rename: Mapping[str, str]) -> Claims:
+def _claims(layers: Mapping[str, Mapping[str, Tensor]]) -> Claims:
     """Check the conceptors and the stiffness of layers."""
     claims = Claims()
     for name, parts in layers.items():
         with explaining(f"layer {name!r}: "):
-            conceptor = claims.conceptors[rename.get(name, name)] = _conceptor(parts)
+            conceptor = claims.conceptors[name] = _conceptor(parts)
             if "stiffness" in parts:
                 stiffness = checks.finite(parts["stiffness"], "stiffness")
                 if stiffness.shape != conceptor.batch_shape or bool((stiffness < 0).any()):
                     raise ValueError("stiffness must be one number of at least 0 for each group")
-                claims.stiffness[rename.get(name, name)] = stiffness
+                claims.stiffness[name] = stiffness
     return claims
 
 
@@ -269,6 +269,10 @@ def explaining(before: str, after: str = "") -> Iterator[None]:
         raise ValueError(f"{before}{error}{after}") from error
 
 
+def _damaged() -> AbstractContextManager[None]:
+    return explaining("the state is damaged: ", "; nothing was loaded. Load another copy")
+
+
 def write_file(state: Mapping[str, Any], path: str | Path) -> None:
     """Write a state as a safetensors file."""
     header = {key: json.dumps(value) for key, value in state.items() if key != "tensors"}
@@ -298,7 +302,7 @@ def read_claims(path: str | Path) -> tuple[int, dict[str, Conceptor]]:
     """
     state = read_file(path)
     with explaining(f"{path}: "):
-        remembered, _ = check(state, {})
+        remembered, _, _ = check(state, {})
         layers = [str(name) for name in state["layers"]]
     conceptors = remembered.claimed.conceptors
     order = [name for name in layers if name in conceptors]  # as in the model
