@@ -102,19 +102,15 @@ class Health:
         """Accept the current weights and buffers as those that the remembered tasks need."""
         names = _changed(self._loaded, excerpts(sites))
         if names:
-            warn_unprotected(
+            _warn(
                 f"the shield was loaded, but the model has other weights than when the shield was "
                 f"saved: {_few(names)}. The shield protects these weights now, not those of the "
                 f"remembered tasks. Load the model and the shield from the same checkpoint"
             )
         self._prints = {
-            name: Fingerprint.of(
-                site,
-                _within(claimed[name], self._seed),
-                most=max(4, min(_ROWS, _NUMBERS // site.size[0])),
-            )
+            name: Fingerprint.of(site, _within(claimed[name], self._seed), _ROWS)
             for name, site in sites.items()
-            if name in claimed and _has_rows(site)
+            if name in claimed and is_readable(site, rows=True)
         }
         self._buffers = self._watched_buffers(model) if claimed else {}
         self._loaded, self._foreign = {}, {}
@@ -124,9 +120,7 @@ class Health:
     def loaded(self, resting: Collection[str], weights: Mapping[str, Tensor]) -> None:
         """Begin again with a loaded state, whose model may be loaded until the next step.
 
-        Args:
-            resting: see the attribute.
-            weights: excerpts of the weights that the state belongs to.
+        `weights` are excerpts of the weights that the state belongs to.
         """
         self.resting, self._loaded = set(resting), dict(weights)
         self._prints, self._buffers = {}, {}
@@ -157,7 +151,7 @@ class Health:
             self._foreign |= since
         far = {}
         for name, site in sites.items():
-            if name in self._prints and _has_rows(site):
+            if name in self._prints and is_readable(site, rows=True):
                 strict = self._hard or name not in stepped
                 drift = self._prints[name].drift(site) if strict else since.get(name, 0.0)
                 if drift > self._prints[name].tolerance(site, strict):
@@ -165,7 +159,7 @@ class Health:
         names = self._new("weights", far)
         if names:
             listed = ", ".join(f"{name} ({_percent(far[name])})" for name in names)
-            warn_unprotected(
+            _warn(
                 f"weights have moved in protected directions, where guarded steps do not move "
                 f"them: {listed}. The model's outputs on remembered tasks have changed. Guard "
                 f"every optimizer of the model, create new optimizers after layers are replaced, "
@@ -177,7 +171,7 @@ class Health:
         """Warn about buffers that have changed, such as BatchNorm's running statistics."""
         names = self._new("buffers", _changed(self._buffers, self._watched_buffers(model)))
         if names:
-            warn_unprotected(
+            _warn(
                 f"buffers have changed since a task was remembered: {_few(names)}. The model's "
                 f"outputs on remembered tasks change with them, because a shield protects only "
                 f"weights. Restore the buffers, collect statistics on a copy of the model, or "
@@ -214,11 +208,8 @@ class Health:
     ) -> None:
         """Warn about layers that were trained, but not reached by the samples of a task.
 
-        Weights that are shared with a layer that was reached do not count.
-
-        Args:
-            trained: the ids of the parameters that had gradients.
-            resting: the frozen layers that the samples reached.
+        Weights that are shared with a layer that was reached do not count. `trained` are ids of
+        parameters that had gradients, and `resting` the frozen layers that the samples reached.
         """
         self.resting |= set(resting)
         shared = {id(p) for name in reached if name in sites for p in sites[name].parameters}
@@ -226,7 +217,7 @@ class Health:
         used = [name for name, site in sites.items() if _ids(site.active()) & alone]
         missed = self._new("missed", [name for name in used if name not in reached])
         if missed:
-            warn_unprotected(
+            _warn(
                 f"layers were trained that no sample passed to remember has reached: "
                 f"{_few(missed)}. Nothing of this task is protected there. Pass remember batches, "
                 f"or a feed(model, batch), that use these layers. Exclude layers that do not "
@@ -238,7 +229,7 @@ class Health:
         woken = [name for name in learning if name in self.resting]
         self.resting.difference_update(woken)
         if woken:
-            warn_unprotected(
+            _warn(
                 f"layers learn now that were frozen when a task that uses them was remembered: "
                 f"{', '.join(woken)}. Nothing of that task is protected there. Keep them frozen "
                 f"(requires_grad=False), or unfreeze them before remember is called"
@@ -251,20 +242,22 @@ class Health:
         full_now = [f"{name} ({quotas[name]:.1%} protected)" for name in self._new("full", names)]
         if full_now:
             remedy = "aperture=Energy(0.9)" if self._hard else "a lower aperture for them"
-            _warn_full(
+            _warn(
                 f"few free directions are left in: {', '.join(full_now)}. These layers will hardly "
-                f"learn later tasks. Create the shield with {remedy}, and remember the tasks again"
+                f"learn later tasks. Create the shield with {remedy}, and remember the tasks again",
+                ShieldFullWarning,
             )
 
     def passing(self, shares: Mapping[str, float], auto: Mapping[str, bool]) -> None:
         """Warn about `stuck` layers after some steps of a task."""
         stuck_now = [f"{name} ({shares[name]:.1%})" for name in stuck(shares, auto)]
         if stuck_now:
-            _warn_full(
+            _warn(
                 f"hardly any of this task's gradients is applied in: {', '.join(stuck_now)}. "
                 f"Earlier tasks use the same directions, so these layers hardly learn. Lower their "
                 f"aperture (with hard=True, use Energy(0.9)), start with wider layers, forget a "
-                f"task, or replace the last layer by a Readout. shield.explain() shows all layers"
+                f"task, or replace the last layer by a Readout. shield.explain() shows all layers",
+                ShieldFullWarning,
             )
 
     def check_stranger(self, optimizer: Optimizer, guards: Guards) -> None:
@@ -283,7 +276,7 @@ class Health:
         names = [n for n in protected.claims if _ids(protected.sites[n].active()) & stepped]
         names += [name for name, p in protected.frozen.items() if id(p) in stepped]
         if names:
-            warn_unprotected(
+            _warn(
                 f"{type(optimizer).__name__} is not guarded, but steps weights of remembered "
                 f"tasks: {_few(names)}. The model will forget these tasks. Call "
                 f"shield.guard(optimizer) before its first step"
@@ -298,11 +291,12 @@ class Fingerprint(NamedTuple):
     value: Tensor
 
     @staticmethod
-    def of(site: WeightBlock, inputs: Tensor, most: float = math.inf) -> Fingerprint:
+    def of(site: WeightBlock, inputs: Tensor, most: int = 2**62) -> Fingerprint:
         """Compute the fingerprint of the current weights, from at most this many rows."""
         matrix = block_matrix(site)
-        inputs, out = inputs.to(matrix), matrix.shape[1]
-        rows = torch.arange(0, out, max(1, math.ceil(out / most)), device=matrix.device)
+        inputs, (groups, out, _) = inputs.to(matrix), matrix.shape
+        most = max(4, min(most, _NUMBERS // groups))
+        rows = torch.arange(0, out, math.ceil(out / most) or 1, device=matrix.device)
         return Fingerprint(inputs, rows, matrix[:, rows] @ inputs)
 
     def drift(self, site: WeightBlock) -> float:
@@ -344,16 +338,10 @@ def block_matrix(site: WeightBlock) -> Tensor:
     return full(site.matrix(site.parameters))
 
 
-def is_readable(site: WeightBlock) -> bool:
-    """Whether this process has a whole block."""
-    return not any(is_sharded(p.data) or p.is_meta for p in site.parameters)
-
-
-def _has_rows(site: WeightBlock) -> bool:
-    """Whether this process can compare rows of a block."""
-    return is_readable(site) or (
-        site.block.rows_first and not any(p.is_meta for p in site.parameters)
-    )
+def is_readable(site: WeightBlock, rows: bool = False) -> bool:
+    """Whether this process has a whole block, or with `rows` at least whole rows of it."""
+    may_split = rows and site.block.rows_first
+    return not any(p.is_meta or (is_sharded(p.data) and not may_split) for p in site.parameters)
 
 
 def excerpts(sites: Mapping[str, WeightBlock]) -> dict[str, Tensor]:
@@ -407,7 +395,7 @@ def warn_of_dropped(shares: Mapping[str, float]) -> None:
     """Warn about layers whose sketch is too small for all directions, with `hard=True`."""
     names = [name for name, share in shares.items() if share > _DROPPED]
     if names:
-        warn_unprotected(
+        _warn(
             f"hard=True does not protect all directions of these wide layers: {_few(names)}. Their "
             f"inputs need more directions than their sketch stores. Create the shield with "
             f"rank=1.0 for exact matrices, or with a larger rank for a larger sketch"
@@ -417,19 +405,15 @@ def warn_of_dropped(shares: Mapping[str, float]) -> None:
 def warn_of_lost_tasks(before: int, now: int, remedy: str) -> None:
     """Warn if a shield has fewer tasks after it was loaded than before."""
     if now < before:
-        warn_unprotected(
+        _warn(
             f"the shield had remembered {before} tasks, but the resumed checkpoint contains only "
             f"{now} of them. The later tasks are not protected any more. {remedy}"
         )
 
 
-def warn_unprotected(message: str) -> None:
-    """Issue an `UnprotectedWarning` at the line of the user's code."""
-    warnings.warn(message, UnprotectedWarning, stacklevel=outside())
-
-
-def _warn_full(message: str) -> None:
-    warnings.warn(message, ShieldFullWarning, stacklevel=outside())
+def _warn(message: str, category: type[UserWarning] = UnprotectedWarning) -> None:
+    """Issue a warning at the line of the user's code."""
+    warnings.warn(message, category, stacklevel=outside())
 
 
 def _ids(parameters: Iterable[nn.Parameter]) -> set[int]:
@@ -449,18 +433,15 @@ def _percent(drift: float) -> str:
 
 # --- one shield for each model ------------------------------------------------------------------
 
-_SHIELDS: WeakKeyDictionary[nn.Module, WeakMethod[Callable[[Optimizer], None]]] = (
-    WeakKeyDictionary()
-)
+_SHIELDS: WeakKeyDictionary[nn.Module, WeakMethod[Any]] = WeakKeyDictionary()
 _TASKS: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # remembered by its shield
 _HOOK: list[RemovableHandle] = []  # one for all shields
 
 
 def claim_model(model: nn.Module, before_any_step: Callable[[Optimizer], None]) -> None:
-    """Record that a model has a shield; warn if an earlier shield and its tasks are lost.
+    """Record that a model has a shield, and call a method of it before each optimizer's step.
 
-    Args:
-        before_any_step: a method of the shield, called before each step of any optimizer.
+    Warns if an earlier shield and its tasks are lost.
 
     Raises:
         ValueError: the model, a part of it, or a module that contains it already has a shield.
@@ -475,7 +456,7 @@ def claim_model(model: nn.Module, before_any_step: Callable[[Optimizer], None]) 
             )
     lost = _TASKS.pop(model, 0)
     if lost:
-        warn_unprotected(
+        _warn(
             f"a shield that had remembered {lost} task{'s'[: lost > 1]} of this "
             f"{type(model).__name__} is gone, and the new shield does not protect them. Use one "
             f"shield for all tasks, or load its saved state. Call detach() on a shield that is not "
@@ -510,11 +491,8 @@ _TRAINING: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()  # of frozen
 def follow_tasks(model: nn.Module, n_tasks: int, batchnorm: bool) -> None:
     """Freeze statistics, also of new layers, while a model's shield has remembered tasks.
 
-    Shielded weights preserve a layer's outputs only while its inputs stay the same. Running
-    statistics would follow the new task.
-
-    Args:
-        batchnorm: whether to freeze those of BatchNorm, too.
+    Running statistics, those of BatchNorm only with `batchnorm`, would follow the new task, and
+    shielded weights preserve a layer's outputs only while its inputs stay the same.
     """
     _TASKS[model] = n_tasks
     for layer in model.modules():

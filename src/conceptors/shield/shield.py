@@ -36,18 +36,17 @@ class Shield:
         model: the model to protect. Nothing is set on its modules or parameters.
         aperture: how much is protected. `"auto"` chooses the aperture of each layer and task from
             the data (see `Auto`). A number is the paper's aperture α, and a larger number protects
-            more; with plain SGD this is Algorithm 2. `Quota(share)` and `Energy(share)` choose the
-            aperture by a share of the space or of the energy. A mapping from layer name patterns
-            to any of these sets the aperture by layer; the first matching pattern counts.
-            Default: `"auto"`.
+            more; with plain SGD this is Algorithm 2. `Quota(share)` and `Energy(share)` choose it
+            by a share of the space or of the energy. A mapping from layer name patterns to any of
+            these sets it by layer; the first matching pattern counts.
         hard: whether to use hard conceptors, which round singular values to 0 or 1. With
             `"auto"`, all directions that a task uses are protected: old outputs stay fixed to
-            numerical precision, and later tasks use only the others. Default: `False`.
+            numerical precision, and later tasks use only the others.
         increment_decay: λ of Algorithm 2. Decays weights towards their values after the last task,
-            W ← W - η 2 λ (W - W_before), independently of the projection. Default: `0`.
+            W ← W - η 2 λ (W - W_before), independently of the projection.
         unsupported: how to treat trainable parameters of unsupported layers. `"error"` lists
             them in a `ValueError`, `"freeze"` fixes them once a task is remembered, and
-            `"ignore"` trains them unprotected. Default: `"error"`.
+            `"ignore"` trains them unprotected.
         exclude: name patterns of layers or parameters to train unprotected, such as `"head.*"`.
         freeze: name patterns of layers or parameters to fix once a task is remembered.
         rank: the largest number of protected directions per layer, as an integer or as a share of
@@ -55,13 +54,10 @@ class Shield:
             Layers with more than 8192 inputs store a sketch of `rank` directions, by default an
             eighth of their inputs; with `rank=1.0` they store exact matrices.
         batchnorm: `"freeze"` fixes BatchNorm's running statistics, and normalises with them,
-            once a task is remembered. `"follow"` lets them follow the data, and outputs on old
-            tasks drift. Default: `"freeze"`.
+            once a task is remembered. `"follow"` lets them follow the data; old outputs drift.
         keep_tasks: whether to store each task's conceptors separately, for `forget`.
-            Default: `False`.
-        seed: the seed for the sampling of rows. A hard shield uses all rows of a task. Other
-            shields use an unbiased sample of at least 16384 rows, and 8 rows per input, of each
-            layer. Default: `0`.
+        seed: the seed for the sampling of rows. A hard shield uses all rows of a task. Others use
+            an unbiased sample of at least 16384 rows, and 8 rows per input, of each layer.
 
     Raises:
         ValueError: the model has unsupported parameters, is scripted, or already has a shield; or
@@ -134,7 +130,7 @@ class Shield:
             if isinstance(self.aperture, Mapping):
                 patterns["aperture"] = list(self.aperture)
             options.check_names(self.model, self._scan.sites, patterns)
-            self._adopt(self._remembered, self._copied())
+            self._adopt(self._remembered, self._copied(pulls=False))
         except BaseException:
             health.release_model(self.model)
             raise
@@ -144,13 +140,9 @@ class Shield:
     def guard(self, optimizer: Optimizer) -> Optimizer:
         """Keep all steps of an optimizer in the free space, and return the optimizer.
 
-        Call this for every optimizer of the model, before its first step. The shield uses the
-        optimizer's step hooks, so schedulers, gradient scalers and checkpoints work as usual. Each
-        step projects `.grad` in place.
-
-        Args:
-            optimizer: any torch optimizer, or a wrapper with the optimizer as its attribute
-                `optimizer`, such as that of accelerate.
+        Call this for every optimizer of the model, before its first step. Each step projects
+        `.grad` in place. Schedulers, gradient scalers and checkpoints work as usual, and so do
+        wrappers with the optimizer as their attribute `optimizer`, such as that of accelerate.
 
         Raises:
             TypeError: not an optimizer.
@@ -186,8 +178,8 @@ class Shield:
         """Protect the model's outputs on this data from now on. Call it after each task.
 
         The model runs once over the data, in evaluation mode and without gradients. Training
-        flags, random state and BatchNorm statistics do not change. If an error occurs, the task is
-        not remembered, and earlier tasks stay protected.
+        flags, random state and BatchNorm statistics do not change. If an error occurs, nothing is
+        remembered, and earlier tasks stay protected.
 
         Args:
             batches: a DataLoader, an iterable of batches, or a tensor of samples.
@@ -195,7 +187,7 @@ class Shield:
                 the model with the batch, the first element of an (inputs, targets) batch, or a
                 mapping as keyword arguments.
             limit: the largest number of samples to use. Default: all.
-            progress: whether to show a progress bar. Default: `False`.
+            progress: whether to show a progress bar.
             known: the share of this task, from 0 to 1, that the model could do before it was
                 trained on it. Directions shared with earlier tasks are counted less by this share.
 
@@ -207,22 +199,23 @@ class Shield:
         known = checks.number(known, "known", 0.0, 1.0)
         with self._health.alone():
             self._guards.settle()
-            task, resting = self._claims_of(batches, feed=feed, limit=limit, progress=progress)
+            task, resting = self._claims_of(
+                "remember", batches, feed=feed, limit=limit, progress=progress
+            )
             self._look()
             remembered = self._remembered.with_task(
                 task, self._scan.sites, self._protection, self.keep_tasks, known
             )
-            self._adopt(remembered, self._copied(has_tasks=True))
+            self._adopt(remembered, self._copied(pulls=True))
             trained = self._guards.trained()
             self._health.remembered(self._scan.sites, task.conceptors, trained, resting)
             self._accept()
         return self
 
     def forget(self, task: int) -> Shield:
-        """Free the directions that only one task uses. The weights do not change.
+        """Free the directions that only one task uses; 0 is the first remembered task.
 
-        Args:
-            task: the index of the task; 0 is the first remembered task.
+        The weights do not change.
 
         Raises:
             ValueError: the shield was created without `keep_tasks=True`, or has no such task.
@@ -292,9 +285,8 @@ class Shield:
     def explain(self) -> Explanation:
         """Return one `LayerRow` per layer that says how it is protected; print it as a table.
 
-        `rank` and `quota` say how much of the layer is protected. `passing` is the share of recent
-        gradients that was applied; it is None before the first step of a later task. Scans the
-        model first, and warns about weights that something other than guarded steps has moved.
+        Scans the model first, and warns about weights that something other than guarded steps has
+        moved. `passing` is None before the first step of a later task.
         """
         if self._attached:
             self.refresh()
@@ -311,12 +303,10 @@ class Shield:
     ) -> dict[str, float]:
         """Return the similarity of new data with the remembered tasks: ρ from 0 to 1, by layer.
 
-        Call it before training on the data. The higher the similarity, the fewer free directions
-        the new task can use. The arguments are those of `remember`.
+        The higher it is, the fewer free directions the new task can use. Call it before training
+        on the data. The arguments are those of `remember`.
         """
-        task, _ = self._claims_of(
-            batches, feed=feed, limit=limit, progress=progress, who="similarity"
-        )
+        task, _ = self._claims_of("similarity", batches, feed=feed, limit=limit, progress=progress)
         return inspect.by_layer(
             lambda A, C: similarity(A, C).mean(), self.conceptors(), task.conceptors
         )
@@ -332,18 +322,13 @@ class Shield:
     ) -> dict[str, float]:
         """Return factors of at least 1, by layer, for the learning rates of SGD on new data.
 
-        Call it before training on the data. The more of the data lies in protected directions, the
-        more the shield shortens steps, and the larger the factor. Larger steps pay only for a task
-        that the model can do in part already.
-
-        Args:
-            known: the share of the task, from 0 to 1, that the model can do now, such as its
-                accuracy on the new data above chance. At 0 all factors are 1.
+        The more of the data lies in protected directions, the more the shield shortens steps, and
+        the larger the factor. Larger steps pay only for a task that the model can do in part
+        already: `known` is the share of it, from 0 to 1, that the model can do before training,
+        such as its accuracy above chance. The other arguments are those of `remember`.
         """
         known = checks.number(known, "known", 0.0, 1.0)
-        task, _ = self._claims_of(
-            batches, soft=True, feed=feed, limit=limit, progress=progress, who="strides"
-        )
+        task, _ = self._claims_of("strides", batches, feed=feed, limit=limit, progress=progress)
         return inspect.by_layer(
             lambda A, C: stride(A, C, known).amin(), self.conceptors(), task.conceptors
         )
@@ -355,8 +340,7 @@ class Shield:
     def moved_since(self, mark: Mapping[str, health.Fingerprint]) -> dict[str, float]:
         """Return the relative change of each layer's outputs since a mark, |ΔW z| / |W z|.
 
-        With soft conceptors, a new task changes old outputs slightly. This says how much, for
-        results that were computed from them (see `Readout.out_of_date`).
+        It concerns results that were computed from old outputs (see `Readout.out_of_date`).
         """
         return inspect.moved_since(mark, self._scan.sites)
 
@@ -379,14 +363,13 @@ class Shield:
         title: str | None = None,
         accuracy: Sequence[Sequence[float]] = (),
     ) -> Path:
-        """Write an HTML page about this shield, and return its path.
+        """Write an HTML page about this shield, and return its path. Needs the extra `figures`.
 
         The page shows how each layer is protected, quotas, spectra, the share of the current
         task's gradients that is applied, the similarity of the tasks (with `keep_tasks=True`), and
-        what to do next. Needs the extra `figures`.
+        what to do next.
 
         Args:
-            path: the file to write; missing folders are created.
             title: the heading. Default: the class name of the model.
             accuracy: accuracies to show, in percent: one row after each task, one column per task.
         """
@@ -408,8 +391,8 @@ class Shield:
         """Return all remembered tasks as plain dictionaries, tensors and numbers.
 
         Save the model's weights at the same time, because loading the state trusts the weights of
-        that moment. For a sharded model, all processes call this together. The state is complete
-        on each process, and any number of processes can load it.
+        that moment. For a sharded model, all processes call this together, and each returns the
+        whole state, which any number of processes can load.
         """
         self._guards.settle()
         if self._attached:
@@ -418,11 +401,7 @@ class Shield:
         return pack(self._scan, self._remembered, self._anchors, self._health.resting)
 
     def load_state_dict(
-        self,
-        state: Mapping[str, Any],
-        *,
-        strict: bool = True,
-        rename: Mapping[str, str] | None = None,
+        self, state: Mapping[str, Any], *, strict: bool = True, rename: dict[str, str] | None = None
     ) -> LoadReport:
         """Load the tasks of another shield, on any device and in any dtype.
 
@@ -430,13 +409,9 @@ class Shield:
         a sharded model call this together.
 
         Args:
-            state: the result of `state_dict`.
             strict: whether all layers of the state and the model must match. If not, layers that
                 match are loaded.
             rename: a mapping from layer names in the state to layer names in the model.
-
-        Returns:
-            A `LoadReport` with the layers that were loaded, missing, unexpected, or mismatched.
 
         Raises:
             ValueError: the state is damaged, fits no layer, or, with `strict`, does not fit all.
@@ -445,21 +420,18 @@ class Shield:
             self._guards.abandon()
             self.refresh()
             remembered, anchors, weights, resting, report = read(
-                state, self._scan, self.model, strict=strict, rename=rename or {}
+                state, self._scan, self.model, strict, rename or {}
             )
             self._adopt(remembered, self._anchors | anchors)
             self._health.loaded(resting, weights)
         return report
 
     def save(self, path: str | Path) -> None:
-        """Save the state as a safetensors file, and create missing folders.
-
-        The file is replaced only when it is complete.
-        """
+        """Save the state as a safetensors file, in one step, and create missing folders."""
         write_file(self.state_dict(), path)
 
     def load(
-        self, path: str | Path, *, strict: bool = True, rename: Mapping[str, str] | None = None
+        self, path: str | Path, *, strict: bool = True, rename: dict[str, str] | None = None
     ) -> LoadReport:
         """Load a file from `save`; see `load_state_dict`."""
         content = read_file(path)
@@ -474,8 +446,8 @@ class Shield:
 
     # --- inside ---------------------------------------------------------------------------
 
-    def _claims_of(self, batches: Any, soft: bool = False, **how: Any) -> tuple[Claims, set[str]]:
-        """Compute what one task's data would claim, if `soft` before it is hardened.
+    def _claims_of(self, who: str, batches: Any, **how: Any) -> tuple[Claims, set[str]]:
+        """Compute what one task's data would claim; for "strides", before it is hardened.
 
         Returns the frozen layers that the data reached, too. `how`: see `collect`.
         """
@@ -490,6 +462,7 @@ class Shield:
                     seed=self.seed + self.n_tasks,
                     sketch=self._protection.sketch_rank,
                     strays=self._handle_strays,
+                    who=who,
                     **how,
                 )
             _reshard(self.model)
@@ -497,7 +470,7 @@ class Shield:
             moments = {name: sums for name, sums in moments.items() if name in sites}
             if self.hard and self.rank is None:
                 health.warn_of_dropped({name: sums.dropped for name, sums in moments.items()})
-            protection = replace(self._protection, hard=False) if soft else self._protection
+            protection = replace(self._protection, hard=self.hard and who != "strides")
             return claims_of_task(moments, sites, protection, self.conceptors()), resting
 
     def _handle_strays(self, uses: Iterable[StrayUse]) -> None:
@@ -515,18 +488,12 @@ class Shield:
             self._protection.aperture(name)  # raises ValueError if no pattern matches
         return scan
 
-    def _copied(
-        self, has_tasks: bool = False, copies: Mapping[str, Tensor] | None = None
-    ) -> dict[str, Tensor]:
-        """Copy the weights to which a pull or a decay leads; those with `copies` stay as they are.
-
-        Args:
-            has_tasks: whether there is a task that weights can be pulled to.
-        """
+    def _copied(self, pulls: bool, copies: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """Copy the weights to which a decay, or with `pulls` a pull, leads; add to `copies`."""
         names = {id(p): name for name, p in self.model.named_parameters()}
         copied = dict(copies or {})
         for layer, site in self._scan.sites.items():
-            if self.increment_decay or (has_tasks and self._protection.pull(layer)):
+            if self.increment_decay or (pulls and self._protection.pull(layer)):
                 for name, value in ((names[id(p)], p.data) for p in site.parameters):
                     if name not in copied or copied[name].shape != value.shape:
                         where = value.device if is_sharded(value) else "cpu"
@@ -536,10 +503,10 @@ class Shield:
     def _protected(self) -> Protected:
         if self._guards:
             decompose(self._remembered.claimed.conceptors, self._scan.sites, self._protection)
-        named = {n: p for n, p in self.model.named_parameters() if n in self._anchors}
-        anchors = {id(p): self._anchors[name] for name, p in named.items()}
+        anchored = [(p, self._anchors.get(name)) for name, p in self.model.named_parameters()]
+        anchors = {id(p): anchor for p, anchor in anchored if anchor is not None}
         if self.increment_decay:  # every step needs them
-            anchors = {id(p): anchors[id(p)].to(p.device, p.dtype) for p in named.values()}
+            anchors = {id(p): anchors[id(p)].to(p) for p, _ in anchored if id(p) in anchors}
         return Protected(
             sites=self._scan.sites,
             claims=self._remembered.claims(self._scan.sites, self._protection),

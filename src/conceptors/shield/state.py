@@ -27,7 +27,7 @@ FORMAT = "conceptors.Shield"
 VERSION = 1
 _MOST_TASKS = 100_000  # in a file: a damaged header must not fill the memory
 
-Groups = dict[str, dict[str, dict[str, Tensor]]]  # tensors by kind, name and part
+Groups = dict[str, dict[str, dict[str, Tensor]]]  # tensors by kind, name and part, as in `pack`
 
 
 class LoadReport(NamedTuple):
@@ -75,7 +75,12 @@ def pack(
     tensors |= {f"weights/{name}/value": excerpt for name, excerpt in weights.items()}
     for kind, claims in zip(_kinds(len(remembered.tasks)), [remembered.claimed, *remembered.tasks]):
         for name, conceptor in claims.conceptors.items():
-            parts = _parts(conceptor.form)
+            if isinstance(conceptor.form, OddsForm):
+                parts = {"odds_matrix": conceptor.form.matrix}
+            else:
+                vectors, odds, rest = conceptor.form.spectrum()
+                is_rest = torch.tensor(float(math.isinf(rest)))
+                parts = {"vectors": vectors, "odds": odds, "rest": is_rest}
             if name in claims.stiffness:
                 parts["stiffness"] = claims.stiffness[name]
             tensors |= {f"{kind}/{name}/{part}": x.clone() for part, x in parts.items()}
@@ -96,28 +101,14 @@ def _kinds(kept_tasks: int) -> list[str]:
     return ["claimed", *(f"task{i}" for i in range(kept_tasks))]
 
 
-def _parts(form: OddsForm | SpectrumForm) -> dict[str, Tensor]:
-    """Return the exact odds matrix or the spectrum of a conceptor."""
-    if isinstance(form, OddsForm):
-        return {"odds_matrix": form.matrix}
-    vectors, odds, rest = form.spectrum()
-    return {"vectors": vectors, "odds": odds, "rest": torch.tensor(float(math.isinf(rest)))}
-
-
 def read(
-    state: Mapping[str, Any],
-    scan: Scan,
-    model: nn.Module,
-    *,
-    strict: bool,
-    rename: Mapping[str, str],
+    state: Mapping[str, Any], scan: Scan, model: nn.Module, strict: bool, rename: Mapping[str, str]
 ) -> tuple[Remembered, dict[str, Tensor], dict[str, Tensor], set[str], LoadReport]:
     """Check a state, and adapt it to a model; see `Shield.load_state_dict`.
 
-    Returns the tasks, the anchors, the excerpts of weights and the resting layers of `pack`, and a
-    report.
+    Returns the tasks, anchors, excerpts of weights, and resting layers of `pack`, and a report.
     """
-    remembered, anchors, weights = check(state, rename)
+    remembered, groups = check(state, rename)
     conceptors = remembered.claimed.conceptors
     with _damaged():
         known, unclaimed, resting = (
@@ -127,7 +118,8 @@ def read(
         lacking = sorted(known - unclaimed - conceptors.keys())
         if lacking:
             raise ValueError(f"the conceptors of layers {', '.join(lacking[:5])} are missing")
-        anchors = _fitting(anchors, dict(model.named_parameters()))
+        anchors = _fitting(groups["anchors"], model)
+        weights = {name: parts["value"] for name, parts in groups["weights"].items()}
     sites = scan.sites | {n: s for n, s in scan.resting.items() if n in conceptors}
     grown, mismatched = dict[str, int](), dict[str, str]()
     for name in [name for name in conceptors if name in sites]:
@@ -162,10 +154,8 @@ def read(
     return Remembered(claimed, tasks, remembered.n_tasks), anchors, weights, resting, report
 
 
-def check(
-    state: Any, rename: Mapping[str, str]
-) -> tuple[Remembered, dict[str, Tensor], dict[str, Tensor]]:
-    """Check the tasks of a state; return them, the anchors, and the excerpts of weights.
+def check(state: Any, rename: Mapping[str, str]) -> tuple[Remembered, Groups]:
+    """Check the tasks of a state, and return them and all tensors.
 
     Raises:
         ValueError: this is another object, of another version, or damaged.
@@ -195,10 +185,6 @@ def check(
                 raise ValueError(f"{key!r:.80} is unknown, or not a tensor of floats")
             name = name if kind == "anchors" else rename.get(name, name)
             groups[kind].setdefault(name, {})[part] = tensor
-        anchors, weights = (
-            {name: parts["value"] for name, parts in groups[kind].items()}
-            for kind in ("anchors", "weights")
-        )
         claimed, *tasks = (_claims(groups[kind]) for kind in kinds)
         if len(tasks) not in (0, n_tasks):
             raise ValueError(f"n_tasks is {n_tasks}, but {len(tasks)} tasks were stored separately")
@@ -206,7 +192,7 @@ def check(
             joint = claimed.conceptors.get(name)
             if joint is None or _size(joint) != _size(conceptor):
                 raise ValueError(f"layer {name!r} of a task has another shape than that of all")
-    return Remembered(claimed, tasks, n_tasks), anchors, weights
+    return Remembered(claimed, tasks, n_tasks), groups
 
 
 def _claims(layers: Mapping[str, Mapping[str, Tensor]]) -> Claims:
@@ -214,43 +200,36 @@ def _claims(layers: Mapping[str, Mapping[str, Tensor]]) -> Claims:
     claims = Claims()
     for name, parts in layers.items():
         with explaining(f"layer {name!r}: "):
-            conceptor = claims.conceptors[name] = _conceptor(parts)
+            conceptor = claims.conceptors[name] = Conceptor.from_form(_form(parts))
+            if len(conceptor.batch_shape) != 1:
+                raise ValueError(f"its conceptor is {list(conceptor.batch_shape)}, not [groups]")
             if "stiffness" in parts:
-                stiffness = checks.finite(parts["stiffness"], "stiffness")
+                stiffness = claims.stiffness[name] = checks.finite(parts["stiffness"], "stiffness")
                 if stiffness.shape != conceptor.batch_shape or bool((stiffness < 0).any()):
                     raise ValueError("stiffness must be one number of at least 0 for each group")
-                claims.stiffness[name] = stiffness
     return claims
 
 
-def _conceptor(parts: Mapping[str, Tensor]) -> Conceptor:
+def _form(parts: Mapping[str, Tensor]) -> OddsForm | SpectrumForm:
     if "odds_matrix" in parts:
         matrix = checks.positive_semidefinite(parts["odds_matrix"].double(), "odds_matrix")
-        if matrix.ndim != 3:
-            raise ValueError(f"odds_matrix of shape {list(matrix.shape)} is not [groups, d, d]")
-        return Conceptor.from_form(OddsForm(matrix, torch.float64))
+        return OddsForm(matrix, torch.float64)
     vectors, odds = parts["vectors"].double(), parts["odds"].double()
     if bool((odds.isnan() | (odds < 0)).any()):
         raise ValueError("odds must be at least 0, or infinite")
     vectors, _, rest = check_spectrum(vectors, values_of(odds), parts["rest"])
-    if vectors.ndim != 3:
-        raise ValueError(f"vectors of shape {list(vectors.shape)} are not [groups, d, r]")
     spectrum = Spectrum(vectors.clone(), odds.clone(), math.inf if rest else 0.0)
-    return Conceptor.from_form(SpectrumForm(spectrum, torch.float64))
+    return SpectrumForm(spectrum, torch.float64)
 
 
-def _fitting(
-    anchors: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]
-) -> dict[str, Tensor]:
+def _fitting(anchors: Mapping[str, Mapping[str, Tensor]], model: nn.Module) -> dict[str, Tensor]:
     """Return the anchors of parameters that have not grown since, sharded like these."""
-    fitting = {}
+    fitting, parameters = dict[str, Tensor](), dict(model.named_parameters())
     for name in [name for name in anchors if name in parameters]:  # the same on all processes
-        anchor = checks.finite(anchors[name], f"the anchor of {name}")
-        before, now = anchor.shape, parameters[name].shape
+        anchor = checks.finite(anchors[name]["value"], f"the anchor of {name}")
+        before, now = list(anchor.shape), list(parameters[name].shape)
         if len(before) != len(now) or any(a > b for a, b in zip(before, now)):
-            raise ValueError(
-                f"the anchor of {name} has shape {list(before)}, the parameter {list(now)}"
-            )
+            raise ValueError(f"the anchor of {name} has shape {before}, the parameter {now}")
         if before == now:
             fitting[name] = cut_like(anchor, parameters[name].data)
     return fitting
@@ -302,7 +281,7 @@ def read_claims(path: str | Path) -> tuple[int, dict[str, Conceptor]]:
     """
     state = read_file(path)
     with explaining(f"{path}: "):
-        remembered, _, _ = check(state, {})
+        remembered, _ = check(state, {})
         layers = [str(name) for name in state["layers"]]
     conceptors = remembered.claimed.conceptors
     order = [name for name in layers if name in conceptors]  # as in the model
