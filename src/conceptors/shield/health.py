@@ -54,11 +54,12 @@ class Health:
     """Compare what the shield and the guards report with what was accepted, and warn.
 
     Attributes:
+        has_accepted: whether weights were accepted since a state was loaded.
         resting: layers that tasks used while they were frozen, and that have not learned since.
     """
 
     def __init__(self, hard: bool, seed: int, exclude: list[str], follows_batchnorm: bool) -> None:
-        self.resting: set[str] = set()
+        self.has_accepted, self.resting = False, set[str]()
         self._hard, self._seed = hard, seed
         self._exclude, self._follows_batchnorm = exclude, follows_batchnorm
         self._lock = RLock()
@@ -90,17 +91,14 @@ class Health:
 
     # --- weights and buffers ------------------------------------------------------------------
 
-    @property
-    def has_accepted(self) -> bool:
-        """Whether there are accepted weights; false after a state was loaded."""
-        return bool(self._prints)
-
     @exactly()
     def accept(
         self, sites: Mapping[str, WeightBlock], claimed: Mapping[str, Conceptor], model: nn.Module
     ) -> None:
         """Accept the current weights and buffers as those that the remembered tasks need."""
-        names = _changed(self._loaded, excerpts(sites))
+        weights = {n: sites[n] for n in self._loaded if n in sites and is_readable(sites[n])}
+        now = {name: excerpt(site.parameters[0]) for name, site in weights.items()}
+        names = _changed(self._loaded, now)
         if names:
             _warn(
                 f"the shield was loaded, but the model has other weights than when the shield was "
@@ -113,7 +111,7 @@ class Health:
             if name in claimed and is_readable(site, rows=True)
         }
         self._buffers = self._watched_buffers(model) if claimed else {}
-        self._loaded, self._foreign = {}, {}
+        self.has_accepted, self._loaded, self._foreign = True, {}, {}
         self._reported["weights"].clear()
         self._strangers.clear()
 
@@ -123,7 +121,7 @@ class Health:
         `weights` are excerpts of the weights that the state belongs to.
         """
         self.resting, self._loaded = set(resting), dict(weights)
-        self._prints, self._buffers = {}, {}
+        self.has_accepted, self._prints, self._buffers = False, {}, {}
         self._strangers.clear()
 
     @exactly()
@@ -137,13 +135,8 @@ class Health:
     ) -> None:
         """Warn about weights that other code than guarded steps moved in protected directions.
 
-        With soft conceptors, guarded steps move weights there too. The changes of other code are
-        then measured since the last step, and added up from step to step.
-
-        Args:
-            moved: how far other code has moved each block since its last step.
-            stepped: the blocks that were stepped since the weights were accepted.
-            before_step: whether a step follows, from which on `moved` is measured.
+        With soft conceptors, guarded steps move blocks there too, those that were `stepped`. How
+        far other code has `moved` them since is then added up from step to step.
         """
         self.look_at_buffers(model)
         since = {name: self._foreign.get(name, 0.0) + drift for name, drift in moved.items()}
@@ -152,9 +145,12 @@ class Health:
         far = {}
         for name, site in sites.items():
             if name in self._prints and is_readable(site, rows=True):
-                strict = self._hard or name not in stepped
-                drift = self._prints[name].drift(site) if strict else since.get(name, 0.0)
-                if drift > self._prints[name].tolerance(site, strict):
+                before = self._prints[name]
+                coarsest = max(torch.finfo(x.dtype).eps for x in [*site.parameters, before.value])
+                drift, tolerance = since.get(name, 0.0), _SOFT
+                if self._hard or name not in stepped:
+                    drift, tolerance = before.drift(site), min(_HARD, _ROUNDING * coarsest)
+                if drift > max(tolerance, 8 * coarsest):
                     far[name] = drift
         names = self._new("weights", far)
         if names:
@@ -184,7 +180,7 @@ class Health:
         following = norms if self._follows_batchnorm else []
         followed = {id(b) for layer in following for b in layer.buffers(recurse=False)}
         return {
-            name: _excerpt(buffer)
+            name: excerpt(buffer)
             for name, buffer in model.named_buffers()
             if buffer.is_floating_point()
             and id(buffer) not in followed
@@ -311,25 +307,16 @@ class Fingerprint(NamedTuple):
         before = self.value.to(matrix)
         return float((now - before).norm() / before.norm().clamp_min(1e-30))
 
-    def tolerance(self, site: WeightBlock, strict: bool) -> float:
-        """Return how much drift may come from rounding or from guarded steps."""
-        coarsest = max(torch.finfo(x.dtype).eps for x in [*site.parameters, self.value])
-        return max(min(_HARD, _ROUNDING * coarsest) if strict else _SOFT, 8 * coarsest)
-
 
 def _within(claimed: Conceptor, seed: int) -> Tensor:
     """Draw random directions `[g, d, k]`, longer where more is protected."""
-    form = claimed.form
+    form, count = claimed.form, min(_PROBES, claimed.dim)
     draw = torch.Generator().manual_seed(seed)
-    noise = torch.randn(
-        *claimed.batch_shape, claimed.dim, min(_PROBES, claimed.dim), generator=draw
-    )
-    noise = noise.to(claimed.device, claimed.dtype)
+    noise = torch.randn(*claimed.batch_shape, count, claimed.dim, generator=draw).to(form.tensor)
     if not isinstance(form, OddsForm):
-        return spectra.project(form.spectrum(), noise.mT).mT
-    # the spectrum may not be known yet
+        return spectra.project(form.spectrum(), noise).mT
     largest = form.matrix.diagonal(dim1=-2, dim2=-1).amax().clamp_min(1e-30)
-    directions: Tensor = form.matrix @ (noise.to(form.matrix) / largest)
+    directions: Tensor = form.matrix @ (noise.mT / largest)  # its spectrum may not be known yet
     return directions
 
 
@@ -344,12 +331,8 @@ def is_readable(site: WeightBlock, rows: bool = False) -> bool:
     return not any(p.is_meta or (is_sharded(p.data) and not may_split) for p in site.parameters)
 
 
-def excerpts(sites: Mapping[str, WeightBlock]) -> dict[str, Tensor]:
-    """Return the first numbers of each block's weights, which rows and tokens never precede."""
-    return {name: _excerpt(s.parameters[0]) for name, s in sites.items() if is_readable(s)}
-
-
-def _excerpt(tensor: Tensor) -> Tensor:
+def excerpt(tensor: Tensor) -> Tensor:
+    """Copy the first numbers of a tensor, which added rows and tokens never precede."""
     return tensor.detach().flatten()[:_EXCERPT].nan_to_num().to("cpu", copy=True)
 
 
@@ -381,12 +364,7 @@ def recording_uses(blocks: Mapping[str, WeightBlock]) -> Iterator[set[str]]:
 
 
 def stuck(shares: Mapping[str, float], auto: Mapping[str, bool]) -> list[str]:
-    """Return the layers that hardly learn the current task.
-
-    Args:
-        shares: the share of the gradients that is applied, by layer.
-        auto: the layers with more than two directions, and whether their aperture is "auto".
-    """
+    """Return the layers that hardly learn, from the applied shares of their gradients."""
     least = {name: _STUCK_AUTO if soft else _STUCK for name, soft in auto.items()}
     return [name for name, share in shares.items() if name in least and share < least[name]]
 

@@ -8,12 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from conceptors._internal.precision import exactly
 from conceptors.algebra.conceptor import Conceptor
 from conceptors.layers.bare import is_bare
-from conceptors.shield.blocks import Scan, WeightBlock
+from conceptors.shield.blocks import Scan
 from conceptors.shield.guard import Guards
-from conceptors.shield.health import Fingerprint, is_readable
 
 _DRAWN = 32  # random inputs of a mark
 
@@ -93,35 +91,8 @@ def by_layer(
     }
 
 
-@exactly()
-def mark(
-    sites: Mapping[str, WeightBlock], claimed: Mapping[str, Conceptor]
-) -> dict[str, Fingerprint]:
-    """Compute the outputs of protected layers on inputs like the remembered ones.
-
-    Inputs are drawn with the second moment of the remembered rows, R ∝ U diag(odds) Uᵀ.
-    """
-    return {
-        name: Fingerprint.of(site, _like_remembered(claimed[name]))
-        for name, site in sites.items()
-        if name in claimed and is_readable(site)
-    }
-
-
-@exactly()
-def moved_since(
-    prints: Mapping[str, Fingerprint], sites: Mapping[str, WeightBlock]
-) -> dict[str, float]:
-    """Compute |ΔW z| / |W z| by layer since a mark; inf for a layer that is gone or reshaped."""
-    return {
-        name: before.drift(sites[name]) if name in sites else float("inf")
-        for name, before in prints.items()
-        if name not in sites or is_readable(sites[name])
-    }
-
-
-def _like_remembered(claimed: Conceptor) -> Tensor:
-    """Draw inputs `[g, d, k]` with the second moment of the remembered rows, up to scale."""
+def like_remembered(claimed: Conceptor) -> Tensor:
+    """Draw inputs `[g, d, k]` with the second moment of remembered rows, R ∝ U diag(odds) Uᵀ."""
     vectors, odds, _ = claimed.form.spectrum()
     finite = odds.isfinite()
     largest = torch.where(finite, odds, 0.0).amax().clamp_min(1e-30)

@@ -13,12 +13,14 @@ from torch.optim import Optimizer
 
 from conceptors._internal import checks
 from conceptors._internal.batches import Feed
+from conceptors._internal.precision import exactly
 from conceptors.algebra.conceptor import Conceptor, similarity
 from conceptors.shield import health, inspect, options
 from conceptors.shield.blocks import Scan, is_sharded, survey
 from conceptors.shield.claims import Claims, Remembered, claims_of_task, decompose, stride
 from conceptors.shield.collect import collect
 from conceptors.shield.guard import Callbacks, Guards, Protected
+from conceptors.shield.health import Fingerprint, is_readable
 from conceptors.shield.inspect import Explanation
 from conceptors.shield.options import Aperture, Protection
 from conceptors.shield.state import LoadReport, explaining, pack, read, read_file, write_file
@@ -333,16 +335,25 @@ class Shield:
             lambda A, C: stride(A, C, known).amin(), self.conceptors(), task.conceptors
         )
 
-    def mark(self) -> dict[str, health.Fingerprint]:
+    @exactly()
+    def mark(self) -> dict[str, Fingerprint]:
         """Record the layers' outputs on inputs like the remembered ones, for `moved_since`."""
-        return inspect.mark(self._scan.sites, self.conceptors())
+        claimed = self.conceptors()
+        return {
+            name: Fingerprint.of(site, inspect.like_remembered(claimed[name]))
+            for name, site in self._scan.sites.items()
+            if name in claimed and is_readable(site)
+        }
 
-    def moved_since(self, mark: Mapping[str, health.Fingerprint]) -> dict[str, float]:
+    @exactly()
+    def moved_since(self, mark: Mapping[str, Fingerprint]) -> dict[str, float]:
         """Return the relative change of each layer's outputs since a mark, |ΔW z| / |W z|.
 
         It concerns results that were computed from old outputs (see `Readout.out_of_date`).
         """
-        return inspect.moved_since(mark, self._scan.sites)
+        sites = self._scan.sites
+        gone = {name: float("inf") for name in mark if name not in sites}
+        return gone | {n: mark[n].drift(sites[n]) for n in mark if n in sites}
 
     def spectra(self) -> dict[str, Tensor]:
         """Return the singular values of A by layer, descending: `[d]`, or `[groups, d]`."""

@@ -21,7 +21,7 @@ from conceptors.algebra.spectrum import Spectrum, values_of
 from conceptors.shield.blocks import Scan
 from conceptors.shield.claims import Claims, Remembered
 from conceptors.shield.distributed import cut_like, gathered
-from conceptors.shield.health import excerpts
+from conceptors.shield.health import excerpt, is_readable
 
 FORMAT = "conceptors.Shield"
 VERSION = 1
@@ -65,14 +65,16 @@ def pack(
 ) -> dict[str, Any]:
     """Return the state of a shield: numbers, names, and tensors by "kind/name/part".
 
-    Args:
-        anchors: the weights after the last task, by parameter.
-        resting: the layers that tasks have used while they were frozen.
+    `anchors` are the weights after the last task, and `resting` the layers that tasks have used
+    while they were frozen.
     """
     claimed = remembered.claimed.conceptors
     tensors = {f"anchors/{name}/value": gathered(anchor) for name, anchor in anchors.items()}
-    weights = excerpts({name: site for name, site in scan.sites.items() if name in claimed})
-    tensors |= {f"weights/{name}/value": excerpt for name, excerpt in weights.items()}
+    tensors |= {
+        f"weights/{name}/value": excerpt(site.parameters[0])
+        for name, site in scan.sites.items()
+        if name in claimed and is_readable(site)
+    }
     for kind, claims in zip(_kinds(len(remembered.tasks)), [remembered.claimed, *remembered.tasks]):
         for name, conceptor in claims.conceptors.items():
             if isinstance(conceptor.form, OddsForm):
@@ -150,7 +152,7 @@ def read(
         ).with_tokens({n: count for n, count in grown.items() if n in claims.conceptors})
         for claims in (remembered.claimed, *remembered.tasks)
     )
-    weights = {name: excerpt for name, excerpt in weights.items() if name in where}
+    weights = {name: weight for name, weight in weights.items() if name in where}
     return Remembered(claimed, tasks, remembered.n_tasks), anchors, weights, resting, report
 
 
