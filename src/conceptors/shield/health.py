@@ -210,7 +210,7 @@ class Health:
         self.resting |= set(resting)
         shared = {id(p) for name in reached if name in sites for p in sites[name].parameters}
         alone = set(trained) - shared
-        used = [name for name, site in sites.items() if _ids(site.active()) & alone]
+        used = [n for n, site in sites.items() if any(id(p) in alone for p in site.active())]
         missed = self._new("missed", [name for name in used if name not in reached])
         if missed:
             _warn(
@@ -268,9 +268,9 @@ class Health:
         if not stepped:
             return
         self._strangers.add(optimizer)
-        protected = guards.protected
-        names = [n for n in protected.claims if _ids(protected.sites[n].active()) & stepped]
-        names += [name for name, p in protected.frozen.items() if id(p) in stepped]
+        sites, frozen = guards.protected.sites, guards.protected.frozen
+        protected = [(n, p) for n in guards.protected.claims for p in sites[n].active()]
+        names = list({n: None for n, p in [*protected, *frozen.items()] if id(p) in stepped})
         if names:
             _warn(
                 f"{type(optimizer).__name__} is not guarded, but steps weights of remembered "
@@ -289,7 +289,7 @@ class Fingerprint(NamedTuple):
     @staticmethod
     def of(site: WeightBlock, inputs: Tensor, most: int = 2**62) -> Fingerprint:
         """Compute the fingerprint of the current weights, from at most this many rows."""
-        matrix = block_matrix(site)
+        matrix = full(site.matrix(site.parameters))
         inputs, (groups, out, _) = inputs.to(matrix), matrix.shape
         most = max(4, min(most, _NUMBERS // groups))
         rows = torch.arange(0, out, math.ceil(out / most) or 1, device=matrix.device)
@@ -297,7 +297,7 @@ class Fingerprint(NamedTuple):
 
     def drift(self, site: WeightBlock) -> float:
         """Compute |ΔW Z| / |W Z|, also after rows or tokens were added; inf for other shapes."""
-        matrix = block_matrix(site)
+        matrix = full(site.matrix(site.parameters))
         if site.block.layout == "tokens":
             matrix = matrix[: len(self.inputs)]
         groups, out, dim = matrix.shape
@@ -318,11 +318,6 @@ def _within(claimed: Conceptor, seed: int) -> Tensor:
     largest = form.matrix.diagonal(dim1=-2, dim2=-1).amax().clamp_min(1e-30)
     directions: Tensor = form.matrix @ (noise.mT / largest)  # its spectrum may not be known yet
     return directions
-
-
-def block_matrix(site: WeightBlock) -> Tensor:
-    """Return [W | b ...] `[g, out, d]`, in float32 at least."""
-    return full(site.matrix(site.parameters))
 
 
 def is_readable(site: WeightBlock, rows: bool = False) -> bool:
@@ -392,10 +387,6 @@ def warn_of_lost_tasks(before: int, now: int, remedy: str) -> None:
 def _warn(message: str, category: type[UserWarning] = UnprotectedWarning) -> None:
     """Issue a warning at the line of the user's code."""
     warnings.warn(message, category, stacklevel=outside())
-
-
-def _ids(parameters: Iterable[nn.Parameter]) -> set[int]:
-    return {id(p) for p in parameters}
 
 
 def _few(names: list[str]) -> str:

@@ -39,8 +39,6 @@ class LayerRow(NamedTuple):
 class Explanation(tuple[LayerRow, ...]):
     """The rows of `Shield.explain`; `str` and `print` format them as a table."""
 
-    __slots__ = ()
-
     def __str__(self) -> str:
         head = ("layer", "done", "rank", "quota", "passing")
         cells = [head]
@@ -50,12 +48,8 @@ class Explanation(tuple[LayerRow, ...]):
             passing = "" if row.passing is None else f"{row.passing:.1%}"
             cells.append((row.layer, row.done, rank, quota, passing))
         widths = [max(len(line[i]) for line in cells) for i in range(len(head))]
-        lines = []
-        for line in cells:
-            left = [cell.ljust(width) for cell, width in zip(line[:2], widths)]
-            right = [cell.rjust(width) for cell, width in zip(line[2:], widths[2:])]
-            lines.append("  ".join([*left, *right]).rstrip())
-        return "\n".join(lines)
+        layout = "  ".join(f"{{:{'<' if i < 2 else '>'}{width}}}" for i, width in enumerate(widths))
+        return "\n".join(layout.format(*line).rstrip() for line in cells)
 
 
 def explain(scan: Scan, guards: Guards, quotas: Mapping[str, float]) -> Explanation:

@@ -119,11 +119,7 @@ def check_patterns(value: Any, name: str) -> list[str]:
 def check_names(
     model: nn.Module, sites: Iterable[str], patterns_by_option: Mapping[str, Iterable[str]]
 ) -> None:
-    """Check that each pattern matches a name, because a misspelt pattern has no effect.
-
-    Raises:
-        ValueError: a pattern matches nothing. Names the pattern and the nearest name.
-    """
+    """Check that each pattern matches a name, because a misspelt pattern has no effect."""
     modules = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
     tensors = [n for part in (model.named_parameters(), model.named_buffers()) for n, _ in part]
     names = [*modules, *tensors, *sites]
@@ -149,12 +145,7 @@ def one_of(value: Any, name: str, allowed: tuple[Choice, ...]) -> Choice:
 
 
 def check_model(model: object) -> nn.Module:
-    """Return the model inside torch.compile and DistributedDataParallel wrappers.
-
-    Raises:
-        TypeError: this is not a module.
-        ValueError: a shield cannot observe the layers of this module.
-    """
+    """Return the model inside torch.compile and DistributedDataParallel wrappers."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"Shield needs an nn.Module, got {type(model).__name__}; pass the model")
     if isinstance(model, torch.jit.ScriptModule):
@@ -170,9 +161,7 @@ def check_model(model: object) -> nn.Module:
 def check_optimizer(given: Any, model: nn.Module) -> Optimizer:
     """Return the torch optimizer inside wrappers, such as those of accelerate.
 
-    Raises:
-        TypeError: there is none.
-        ValueError: a shield cannot protect all weights that it steps.
+    Raises ValueError if a shield cannot protect all weights that the optimizer steps.
     """
     optimizer = given
     for _ in range(10):

@@ -378,11 +378,8 @@ class Shield:
 
         The page shows how each layer is protected, quotas, spectra, the share of the current
         task's gradients that is applied, the similarity of the tasks (with `keep_tasks=True`), and
-        what to do next.
-
-        Args:
-            title: the heading. Default: the class name of the model.
-            accuracy: accuracies to show, in percent: one row after each task, one column per task.
+        what to do next. `accuracy`, in percent, has one row after each task, and one column per
+        task. The default `title` is the class name of the model.
         """
         from conceptors.report import write_shield_page
 
@@ -514,10 +511,11 @@ class Shield:
     def _protected(self) -> Protected:
         if self._guards:
             decompose(self._remembered.claimed.conceptors, self._scan.sites, self._protection)
-        anchored = [(p, self._anchors.get(name)) for name, p in self.model.named_parameters()]
-        anchors = {id(p): anchor for p, anchor in anchored if anchor is not None}
-        if self.increment_decay:  # every step needs them
-            anchors = {id(p): anchors[id(p)].to(p) for p, _ in anchored if id(p) in anchors}
+        anchors = {
+            id(p): self._anchors[name].to(p.device, p.dtype)
+            for name, p in self.model.named_parameters()
+            if name in self._anchors
+        }
         return Protected(
             sites=self._scan.sites,
             claims=self._remembered.claims(self._scan.sites, self._protection),

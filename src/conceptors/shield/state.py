@@ -123,18 +123,16 @@ def read(
         anchors = _fitting(groups["anchors"], model)
         weights = {name: parts["value"] for name, parts in groups["weights"].items()}
     sites = scan.sites | {n: s for n, s in scan.resting.items() if n in conceptors}
-    grown, mismatched = dict[str, int](), dict[str, str]()
-    for name in [name for name in conceptors if name in sites]:
-        before, now = _size(conceptors[name]), sites[name].size
-        if sites[name].has_more_tokens(conceptors[name]):
-            grown[name] = now[0]
-        elif before != now:
-            mismatched[name] = (
-                f"the state has {before[0]} groups of {before[1]} inputs, the model {now[0]} of "
-                f"{now[1]} (biases count as inputs)"
-            )
+    common = [name for name in conceptors if name in sites]
+    sizes = {name: (_size(conceptors[name]), sites[name].size) for name in common}
+    mismatched = {
+        name: f"the state has {before[0]} groups of {before[1]} inputs, the model {now[0]} of "
+        f"{now[1]} (biases count as inputs)"
+        for name, (before, now) in sizes.items()
+        if before != now and not sites[name].has_more_tokens(conceptors[name])
+    }
     report = LoadReport(
-        loaded=[name for name in conceptors if name in sites and name not in mismatched],
+        loaded=[name for name in common if name not in mismatched],
         missing=[name for name in sites if name not in conceptors and name not in known],
         unexpected=[name for name in conceptors if name not in sites],
         mismatched=mismatched,
@@ -149,11 +147,12 @@ def read(
         Claims(
             {n: c.to(where[n]) for n, c in claims.conceptors.items() if n in where},
             {n: stiffness for n, stiffness in claims.stiffness.items() if n in where},
-        ).with_tokens({n: count for n, count in grown.items() if n in claims.conceptors})
+        )
         for claims in (remembered.claimed, *remembered.tasks)
     )
+    remembered = Remembered(claimed, tasks, remembered.n_tasks).fitted(sites)
     weights = {name: weight for name, weight in weights.items() if name in where}
-    return Remembered(claimed, tasks, remembered.n_tasks), anchors, weights, resting, report
+    return remembered, anchors, weights, resting, report
 
 
 def check(state: Any, rename: Mapping[str, str]) -> tuple[Remembered, Groups]:
@@ -275,12 +274,7 @@ def read_file(path: str | Path) -> dict[str, Any]:
 
 
 def read_claims(path: str | Path) -> tuple[int, dict[str, Conceptor]]:
-    """Read the number of tasks and the conceptors of all tasks from a file, without a model.
-
-    Raises:
-        FileNotFoundError: the file does not exist.
-        ValueError: the file is damaged, or not a shield file.
-    """
+    """Read the number of tasks and the conceptors of all tasks from a file, without a model."""
     state = read_file(path)
     with explaining(f"{path}: "):
         remembered, _ = check(state, {})
