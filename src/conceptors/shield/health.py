@@ -342,22 +342,6 @@ def _changed(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> list[st
     return changed
 
 
-@contextmanager
-def recording_uses(blocks: Mapping[str, WeightBlock]) -> Iterator[set[str]]:
-    """Record which of these blocks' layers are called, by name."""
-    used: set[str] = set()
-    hooks = [
-        source.layer.register_forward_pre_hook(lambda *_, name=name: used.add(name))
-        for name, block in blocks.items()
-        for source in block.sources
-    ]
-    try:
-        yield used
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
 def stuck(shares: Mapping[str, float], auto: Mapping[str, bool]) -> list[str]:
     """Return the layers that hardly learn, from the applied shares of their gradients."""
     least = {name: _STUCK_AUTO if soft else _STUCK for name, soft in auto.items()}
@@ -408,12 +392,9 @@ _HOOK: list[RemovableHandle] = []  # one for all shields
 
 
 def claim_model(model: nn.Module, before_any_step: Callable[[Optimizer], None]) -> None:
-    """Record that a model has a shield, and call a method of it before each optimizer's step.
+    """Give a model its one shield, and call a method of the shield before each optimizer's step.
 
     Warns if an earlier shield and its tasks are lost.
-
-    Raises:
-        ValueError: the model, a part of it, or a module that contains it already has a shield.
     """
     parts = set(model.modules())
     for other, method in list(_SHIELDS.items()):
@@ -437,9 +418,8 @@ def claim_model(model: nn.Module, before_any_step: Callable[[Optimizer], None]) 
 
 
 def _before_any_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-    for method in [weak() for weak in _SHIELDS.values()]:
-        if method is not None:
-            method(optimizer)
+    for method in filter(None, [weak() for weak in _SHIELDS.values()]):
+        method(optimizer)
 
 
 def release_model(model: nn.Module) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 
 from conceptors._internal import checks
@@ -461,7 +462,8 @@ class Shield:
         """
         with self._health.alone():
             self.refresh()
-            with health.recording_uses(self._scan.resting) as resting:
+            called: set[nn.Module] = set()
+            with register_module_forward_pre_hook(lambda layer, _: called.add(layer)):
                 moments = collect(
                     self.model,
                     self._scan.sites,
@@ -474,7 +476,8 @@ class Shield:
                     **how,
                 )
             _reshard(self.model)
-            sites = self._scan.sites
+            sites, frozen = self._scan.sites, self._scan.resting
+            resting = {n for n in frozen if any(use.layer in called for use in frozen[n].sources)}
             moments = {name: sums for name, sums in moments.items() if name in sites}
             if self.hard and self.rank is None:
                 health.warn_of_dropped({name: sums.dropped for name, sums in moments.items()})
