@@ -22,7 +22,6 @@ from torch.utils.hooks import RemovableHandle
 
 from conceptors._internal.checks import outside
 from conceptors._internal.precision import exactly, full
-from conceptors.algebra import spectrum as spectra
 from conceptors.algebra.conceptor import Conceptor
 from conceptors.algebra.forms import OddsForm
 from conceptors.shield.blocks import WeightBlock, is_sharded, matches
@@ -33,7 +32,7 @@ _STUCK = 0.05  # a layer hardly learns if a smaller share of its gradients is ap
 _STUCK_AUTO = 0.01  # the same for aperture="auto", whose directions stay soft
 _DROPPED = 1e-12  # of a sketch's largest direction: less is rounding
 
-_PROBES = 8  # random protected directions of a fingerprint
+_PROBES = 16  # random inputs of a fingerprint
 _ROWS, _NUMBERS = 64, 2**18  # outputs that are compared; fewer for many groups
 _SOFT = 0.2  # soft conceptors let weights move a little
 _HARD, _ROUNDING = 1e-3, 1e7  # hard tolerance: the smaller of 1e-3 and 1e7 eps
@@ -106,7 +105,7 @@ class Health:
                 f"remembered tasks. Load the model and the shield from the same checkpoint"
             )
         self._prints = {
-            name: Fingerprint.of(site, _within(claimed[name], self._seed), _ROWS)
+            name: Fingerprint.of(site, claimed[name], self._seed, _ROWS)
             for name, site in sites.items()
             if name in claimed and is_readable(site, rows=True)
         }
@@ -280,17 +279,17 @@ class Health:
 
 
 class Fingerprint(NamedTuple):
-    """The product W Z of rows of a block `[g, out, d]` and some inputs `[g, d, k]`."""
+    """The product W Z of rows of a block `[g, out, d]` and inputs `[g, d, k]` like old ones."""
 
     inputs: Tensor
     rows: Tensor
     value: Tensor
 
     @staticmethod
-    def of(site: WeightBlock, inputs: Tensor, most: int = 2**62) -> Fingerprint:
+    def of(site: WeightBlock, claimed: Conceptor, seed: int, most: int = 2**62) -> Fingerprint:
         """Compute the fingerprint of the current weights, from at most this many rows."""
         matrix = full(site.matrix(site.parameters))
-        inputs, (groups, out, _) = inputs.to(matrix), matrix.shape
+        inputs, (groups, out, _) = _like_remembered(claimed, seed).to(matrix), matrix.shape
         most = max(4, min(most, _NUMBERS // groups))
         rows = torch.arange(0, out, math.ceil(out / most) or 1, device=matrix.device)
         return Fingerprint(inputs, rows, matrix[:, rows] @ inputs)
@@ -308,16 +307,22 @@ class Fingerprint(NamedTuple):
         return float((now - before).norm() / before.norm().clamp_min(1e-30))
 
 
-def _within(claimed: Conceptor, seed: int) -> Tensor:
-    """Draw random directions `[g, d, k]`, longer where more is protected."""
+def _like_remembered(claimed: Conceptor, seed: int) -> Tensor:
+    """Draw inputs `[g, d, k]` with the second moment of remembered rows, R ∝ Q = U diag(odds) Uᵀ.
+
+    Before guards have decomposed Q, which is slow, the second moment is Q².
+    """
     form, count = claimed.form, min(_PROBES, claimed.dim)
     draw = torch.Generator().manual_seed(seed)
-    noise = torch.randn(*claimed.batch_shape, count, claimed.dim, generator=draw).to(form.tensor)
-    if not isinstance(form, OddsForm):
-        return spectra.project(form.spectrum(), noise).mT
-    largest = form.matrix.diagonal(dim1=-2, dim2=-1).amax().clamp_min(1e-30)
-    directions: Tensor = form.matrix @ (noise.mT / largest)  # its spectrum may not be known yet
-    return directions
+    noise = torch.randn(*claimed.batch_shape, claimed.dim, count, generator=draw).to(form.tensor)
+    if isinstance(form, OddsForm) and not form.has_spectrum:
+        largest = form.matrix.diagonal(dim1=-2, dim2=-1).amax().clamp_min(1e-30)
+        return form.matrix @ (noise / largest)
+    vectors, odds, other_odds = form.spectrum()
+    total = torch.where(odds.isfinite(), odds, 0.0).sum().clamp_min(1e-30)
+    sizes = torch.where(odds.isfinite(), (odds / total).sqrt(), 1.0)
+    other = float(math.isinf(other_odds))  # the size of the directions beyond these vectors
+    return other * noise + vectors @ ((sizes - other).unsqueeze(-1) * (vectors.mT @ noise))
 
 
 def is_readable(site: WeightBlock, rows: bool = False) -> bool:

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from conceptors.algebra.conceptor import Conceptor
 from conceptors.layers.bare import is_bare
 from conceptors.shield.blocks import Scan
 from conceptors.shield.guard import Guards
-
-_DRAWN = 32  # random inputs of a mark
 
 
 class LayerRow(NamedTuple):
@@ -83,15 +80,3 @@ def by_layer(
         for name, conceptor in task.items()
         if name in claimed
     }
-
-
-def like_remembered(claimed: Conceptor) -> Tensor:
-    """Draw inputs `[g, d, k]` with the second moment of remembered rows, R ∝ U diag(odds) Uᵀ."""
-    vectors, odds, _ = claimed.form.spectrum()
-    finite = odds.isfinite()
-    largest = torch.where(finite, odds, 0.0).amax().clamp_min(1e-30)
-    sizes = torch.where(finite, odds / largest, 1.0).sqrt()
-    draw = torch.Generator().manual_seed(0)
-    noise = torch.randn(*odds.shape, _DRAWN, generator=draw).to(vectors)
-    inputs: Tensor = vectors @ (sizes.unsqueeze(-1) * noise)
-    return inputs

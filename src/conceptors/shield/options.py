@@ -74,9 +74,7 @@ class Protection:
 
     def sketch_rank(self, dim: int) -> int | None:
         """Return the size of a wide layer's sketch; None for layers that store d x d matrices."""
-        if dim <= _DENSE:
-            return None
-        return self.rank_of(dim) or max(1, dim // 8)
+        return None if dim <= _DENSE else self.rank_of(dim) or max(1, dim // 8)
 
 
 def check_apertures(value: Any) -> Aperture | dict[str, Aperture]:

@@ -129,9 +129,8 @@ class Shield:
         health.claim_model(self.model, self._check_stranger)
         try:
             self._scan = self._rescan()
-            patterns = {"exclude": self.exclude, "freeze": self.freeze}
-            if isinstance(self.aperture, Mapping):
-                patterns["aperture"] = list(self.aperture)
+            layers = self.aperture if isinstance(self.aperture, Mapping) else ()
+            patterns = {"exclude": self.exclude, "freeze": self.freeze, "aperture": layers}
             options.check_names(self.model, self._scan.sites, patterns)
             self._adopt(self._remembered, self._copied(pulls=False))
         except BaseException:
@@ -147,10 +146,8 @@ class Shield:
         `.grad` in place. Schedulers, gradient scalers and checkpoints work as usual, and so do
         wrappers with the optimizer as their attribute `optimizer`, such as that of accelerate.
 
-        Raises:
-            TypeError: not an optimizer.
-            ValueError: the optimizer steps parameters that are not part of the model, or evaluates
-                other weights than it trains; or the shield is detached.
+        Raises ValueError if the optimizer steps parameters that are not part of the model, or
+        evaluates other weights than it trains, or if the shield is detached.
         """
         inner = options.check_optimizer(optimizer, self.model)
         with self._health.alone():
@@ -163,9 +160,6 @@ class Shield:
 
         Call this before `clip_grad_norm_`, where you would call `scaler.unscale_(optimizer)`, or
         after that. Clipped first, most of the norm would belong to directions that are protected.
-
-        Raises:
-            ValueError: the optimizer is not guarded.
         """
         self._guards.project(options.check_optimizer(optimizer, self.model))
 
@@ -218,10 +212,7 @@ class Shield:
     def forget(self, task: int) -> Shield:
         """Free the directions that only one task uses; 0 is the first remembered task.
 
-        The weights do not change.
-
-        Raises:
-            ValueError: the shield was created without `keep_tasks=True`, or has no such task.
+        The weights do not change. The shield must have been created with `keep_tasks=True`.
         """
         if not self.keep_tasks:
             raise ValueError(
@@ -241,10 +232,7 @@ class Shield:
         return self
 
     def refresh(self) -> Shield:
-        """Scan the model again, after layers were added, replaced, frozen or unfrozen.
-
-        `guard` and `remember` call this themselves.
-        """
+        """Scan the model again, after its layers have changed, as `guard` and `remember` do."""
         if not self._attached:
             raise ValueError(
                 "this shield was detached and protects nothing; create a new one, Shield(model)"
@@ -341,7 +329,7 @@ class Shield:
         """Record the layers' outputs on inputs like the remembered ones, for `moved_since`."""
         claimed = self.conceptors()
         return {
-            name: Fingerprint.of(site, inspect.like_remembered(claimed[name]))
+            name: Fingerprint.of(site, claimed[name], self.seed)
             for name, site in self._scan.sites.items()
             if name in claimed and is_readable(site)
         }
@@ -414,16 +402,13 @@ class Shield:
     ) -> LoadReport:
         """Load the tasks of another shield, on any device and in any dtype.
 
-        Load the model's weights first. If the state is invalid, nothing changes. All processes of
-        a sharded model call this together.
+        Load the model's weights first. All processes of a sharded model call this together. Raises
+        ValueError, and changes nothing, if the state is damaged or does not fit.
 
         Args:
             strict: whether all layers of the state and the model must match. If not, layers that
-                match are loaded.
+                match are loaded, at least one.
             rename: a mapping from layer names in the state to layer names in the model.
-
-        Raises:
-            ValueError: the state is damaged, fits no layer, or, with `strict`, does not fit all.
         """
         with self._health.alone():
             self._guards.abandon()
@@ -456,9 +441,9 @@ class Shield:
     # --- inside ---------------------------------------------------------------------------
 
     def _claims_of(self, who: str, batches: Any, **how: Any) -> tuple[Claims, set[str]]:
-        """Compute what one task's data would claim; for "strides", before it is hardened.
+        """Compute what a task would claim, for "strides" if it were soft; see `collect` for `how`.
 
-        Returns the frozen layers that the data reached, too. `how`: see `collect`.
+        Returns the frozen layers that the data reached, too.
         """
         with self._health.alone():
             self.refresh()
@@ -568,10 +553,7 @@ class Shield:
             self._health.check_stranger(optimizer, self._guards)
 
     def _large(self) -> dict[str, bool]:
-        """Return the layers with more than two directions, and whether their aperture is "auto".
-
-        A channel of a norm layer has two directions, and is full after one task.
-        """
+        """Return whether layers have automatic apertures; none of norms, which are soon full."""
         claimed = self._remembered.claimed.conceptors
         large = [name for name in self._scan.sites if name in claimed and claimed[name].dim > 2]
         return {name: self._protection.is_auto(name) for name in large}

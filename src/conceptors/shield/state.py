@@ -25,7 +25,6 @@ from conceptors.shield.health import excerpt, is_readable
 
 FORMAT = "conceptors.Shield"
 VERSION = 1
-_MOST_TASKS = 100_000  # in a file: a damaged header must not fill the memory
 
 Groups = dict[str, dict[str, dict[str, Tensor]]]  # tensors by kind, name and part, as in `pack`
 
@@ -156,11 +155,7 @@ def read(
 
 
 def check(state: Any, rename: Mapping[str, str]) -> tuple[Remembered, Groups]:
-    """Check the tasks of a state, and return them and all tensors.
-
-    Raises:
-        ValueError: this is another object, of another version, or damaged.
-    """
+    """Check the tasks of a state, and return them and all tensors."""
     if not isinstance(state, Mapping) or state.get("format") != FORMAT:
         is_model = isinstance(state, Mapping) and any(isinstance(v, Tensor) for v in state.values())
         hint = "It looks like the state of a model, for model.load_state_dict. " * is_model
@@ -175,7 +170,7 @@ def check(state: Any, rename: Mapping[str, str]) -> tuple[Remembered, Groups]:
         )
     with _damaged():
         n_tasks = checks.whole(state["n_tasks"], "n_tasks", 0)
-        most = min(n_tasks, _MOST_TASKS)
+        most = min(n_tasks, len(state["tensors"]))  # a damaged number must not fill the memory
         kinds = _kinds(checks.whole(state["kept_tasks"], "kept_tasks", 0, most))
         groups: Groups = {kind: {} for kind in ("anchors", "weights", *kinds)}
         for key, tensor in state["tensors"].items():
