@@ -33,7 +33,7 @@ _STUCK_AUTO = 0.01  # the same for aperture="auto", whose directions stay soft
 _DROPPED = 1e-12  # of a sketch's largest direction: less is rounding
 
 _PROBES = 16  # random inputs of a fingerprint
-_ROWS, _NUMBERS = 64, 2**18  # outputs that are compared; fewer for many groups
+_ROWS, _NUMBERS = 256, 2**18  # outputs that are compared; fewer for many groups
 _SOFT = 0.2  # soft conceptors let weights move a little
 _HARD, _ROUNDING = 1e-3, 1e7  # hard tolerance: the smaller of 1e-3 and 1e7 eps
 
@@ -80,10 +80,7 @@ class Health:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Do the shield's work: in one thread, and outside of inference mode.
-
-        Optimizers cannot change tensors that were created in inference mode.
-        """
+        """Work in one thread, and not in inference mode, whose tensors optimizers cannot change."""
         self.check_thread()
         with self._lock, torch.inference_mode(False), torch.no_grad():
             yield
@@ -95,8 +92,7 @@ class Health:
         self, sites: Mapping[str, WeightBlock], claimed: Mapping[str, Conceptor], model: nn.Module
     ) -> None:
         """Accept the current weights and buffers as those that the remembered tasks need."""
-        weights = {n: sites[n] for n in self._loaded if n in sites and is_readable(sites[n])}
-        now = {name: excerpt(site.parameters[0]) for name, site in weights.items()}
+        now = {n: excerpt(s.parameters[0]) for n, s in sites.items() if is_readable(s)}
         names = _changed(self._loaded, now)
         if names:
             _warn(
@@ -105,7 +101,7 @@ class Health:
                 f"remembered tasks. Load the model and the shield from the same checkpoint"
             )
         self._prints = {
-            name: Fingerprint.of(site, claimed[name], self._seed, _ROWS)
+            name: Fingerprint.of(site, claimed[name], self._seed)
             for name, site in sites.items()
             if name in claimed and is_readable(site, rows=True)
         }
@@ -115,10 +111,7 @@ class Health:
         self._strangers.clear()
 
     def loaded(self, resting: Collection[str], weights: Mapping[str, Tensor]) -> None:
-        """Begin again with a loaded state, whose model may be loaded until the next step.
-
-        `weights` are excerpts of the weights that the state belongs to.
-        """
+        """Begin again with a loaded state; its model may be loaded until the next step."""
         self.resting, self._loaded = set(resting), dict(weights)
         self.has_accepted, self._prints, self._buffers = False, {}, {}
         self._strangers.clear()
@@ -195,20 +188,15 @@ class Health:
     # --- layers -------------------------------------------------------------------------------
 
     def remembered(
-        self,
-        sites: Mapping[str, WeightBlock],
-        reached: Collection[str],
-        trained: Collection[int],
-        resting: Collection[str],
+        self, sites: Mapping[str, WeightBlock], reached: Collection[str], trained: set[int]
     ) -> None:
         """Warn about layers that were trained, but not reached by the samples of a task.
 
         Weights that are shared with a layer that was reached do not count. `trained` are ids of
-        parameters that had gradients, and `resting` the frozen layers that the samples reached.
+        parameters that had gradients.
         """
-        self.resting |= set(resting)
         shared = {id(p) for name in reached if name in sites for p in sites[name].parameters}
-        alone = set(trained) - shared
+        alone = trained - shared
         used = [n for n, site in sites.items() if any(id(p) in alone for p in site.active())]
         missed = self._new("missed", [name for name in used if name not in reached])
         if missed:
@@ -286,11 +274,11 @@ class Fingerprint(NamedTuple):
     value: Tensor
 
     @staticmethod
-    def of(site: WeightBlock, claimed: Conceptor, seed: int, most: int = 2**62) -> Fingerprint:
-        """Compute the fingerprint of the current weights, from at most this many rows."""
+    def of(site: WeightBlock, claimed: Conceptor, seed: int) -> Fingerprint:
+        """Compute the fingerprint of the current weights, from some of their rows."""
         matrix = full(site.matrix(site.parameters))
         inputs, (groups, out, _) = _like_remembered(claimed, seed).to(matrix), matrix.shape
-        most = max(4, min(most, _NUMBERS // groups))
+        most = max(4, min(_ROWS, _NUMBERS // groups))
         rows = torch.arange(0, out, math.ceil(out / most) or 1, device=matrix.device)
         return Fingerprint(inputs, rows, matrix[:, rows] @ inputs)
 
@@ -384,9 +372,8 @@ def _few(names: list[str]) -> str:
 
 
 def _percent(drift: float) -> str:
-    if drift == float("inf"):
-        return "of another shape"
-    return f"by {drift:.0%}" if drift >= 0.005 else f"by {drift:.0e}"
+    size = f"by {drift:.0%}" if drift >= 0.005 else f"by {drift:.0e}"
+    return size if math.isfinite(drift) else "of another shape"
 
 
 # --- one shield for each model ------------------------------------------------------------------

@@ -99,11 +99,9 @@ def _check_aperture(value: Any) -> Aperture:
 
 def check_rank(rank: Any) -> int | float | None:
     """Check a number of directions, or a share of them."""
-    if rank is None:
-        return None
     if isinstance(rank, float):
         return checks.number(rank, "rank (a share of d)", 0.0, 1.0, open_low=True)
-    return checks.whole(rank, "rank", 1)
+    return None if rank is None else checks.whole(rank, "rank", 1)
 
 
 def check_patterns(value: Any, name: str) -> list[str]:

@@ -62,10 +62,6 @@ class Shield:
         seed: the seed for the sampling of rows. A hard shield uses all rows of a task. Others use
             an unbiased sample of at least 16384 rows, and 8 rows per input, of each layer.
 
-    Raises:
-        ValueError: the model has unsupported parameters, is scripted, or already has a shield; or
-            an option is invalid.
-
     >>> import torch
     >>> from torch import nn
     >>> _ = torch.manual_seed(0)
@@ -204,8 +200,8 @@ class Shield:
                 task, self._scan.sites, self._protection, self.keep_tasks, known
             )
             self._adopt(remembered, self._copied(pulls=True))
-            trained = self._guards.trained()
-            self._health.remembered(self._scan.sites, task.conceptors, trained, resting)
+            self._health.resting |= resting
+            self._health.remembered(self._scan.sites, task.conceptors, self._guards.trained())
             self._accept()
         return self
 
@@ -336,10 +332,7 @@ class Shield:
 
     @exactly()
     def moved_since(self, mark: Mapping[str, Fingerprint]) -> dict[str, float]:
-        """Return the relative change of each layer's outputs since a mark, |ΔW z| / |W z|.
-
-        It concerns results that were computed from old outputs (see `Readout.out_of_date`).
-        """
+        """Return each layer's relative change of outputs since a mark, |ΔW z| / |W z|."""
         sites = self._scan.sites
         gone = {name: float("inf") for name in mark if name not in sites}
         return gone | {n: mark[n].drift(sites[n]) for n in mark if n in sites}

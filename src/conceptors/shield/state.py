@@ -6,7 +6,7 @@ import json
 import math
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from conceptors.shield.health import excerpt, is_readable
 
 FORMAT = "conceptors.Shield"
 VERSION = 1
+_DAMAGED = ("the state is damaged: ", "; nothing was loaded. Load another copy")
 
 Groups = dict[str, dict[str, dict[str, Tensor]]]  # tensors by kind, name and part, as in `pack`
 
@@ -111,7 +112,7 @@ def read(
     """
     remembered, groups = check(state, rename)
     conceptors = remembered.claimed.conceptors
-    with _damaged():
+    with explaining(*_DAMAGED):
         known, unclaimed, resting = (
             {rename.get(name, name) for name in list(state[label] or ())}
             for label in ("layers", "unclaimed", "resting")
@@ -168,7 +169,7 @@ def check(state: Any, rename: Mapping[str, str]) -> tuple[Remembered, Groups]:
             f"the state has version {state.get('version')!r}, but this release reads version "
             f"{VERSION}; nothing was loaded. Upgrade with pip install -U conceptors"
         )
-    with _damaged():
+    with explaining(*_DAMAGED):
         n_tasks = checks.whole(state["n_tasks"], "n_tasks", 0)
         most = min(n_tasks, len(state["tensors"]))  # a damaged number must not fill the memory
         kinds = _kinds(checks.whole(state["kept_tasks"], "kept_tasks", 0, most))
@@ -242,10 +243,6 @@ def explaining(before: str, after: str = "") -> Iterator[None]:
         yield
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{before}{error}{after}") from error
-
-
-def _damaged() -> AbstractContextManager[None]:
-    return explaining("the state is damaged: ", "; nothing was loaded. Load another copy")
 
 
 def write_file(state: Mapping[str, Any], path: str | Path) -> None:
