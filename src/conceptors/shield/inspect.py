@@ -1,13 +1,10 @@
-"""How a shield protects each layer: as a table, and compared with new data."""
+"""How a shield protects each layer, as a table."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from torch import Tensor
-
-from conceptors.algebra.conceptor import Conceptor
 from conceptors.layers.bare import is_bare
 from conceptors.shield.blocks import Scan
 from conceptors.shield.guard import Guards
@@ -67,16 +64,3 @@ def explain(scan: Scan, guards: Guards, quotas: Mapping[str, float]) -> Explanat
     ignored = [name for name in scan.unsupported if name not in scan.frozen]
     rows += [LayerRow(n, f"not protected: {scan.unsupported[n]}", 0, 0, 0.0, None) for n in ignored]
     return Explanation(rows)
-
-
-def by_layer(
-    measure: Callable[[Conceptor, Conceptor], Tensor],
-    claimed: Mapping[str, Conceptor],
-    task: Mapping[str, Conceptor],
-) -> dict[str, float]:
-    """Compare the conceptors of all tasks with those of new data, by layer."""
-    return {
-        name: float(measure(claimed[name].to(conceptor.device), conceptor))
-        for name, conceptor in task.items()
-        if name in claimed
-    }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -192,9 +192,8 @@ class Shield:
         known = checks.number(known, "known", 0.0, 1.0)
         with self._health.alone():
             self._guards.settle()
-            task, resting = self._claims_of(
-                "remember", batches, feed=feed, limit=limit, progress=progress
-            )
+            how = {"feed": feed, "limit": limit, "progress": progress}
+            task, resting = self._claims_of("remember", batches, how)
             self._look()
             remembered = self._remembered.with_task(
                 task, self._scan.sites, self._protection, self.keep_tasks, known
@@ -293,10 +292,8 @@ class Shield:
         The higher it is, the fewer free directions the new task can use. Call it before training
         on the data. The arguments are those of `remember`.
         """
-        task, _ = self._claims_of("similarity", batches, feed=feed, limit=limit, progress=progress)
-        return inspect.by_layer(
-            lambda A, C: similarity(A, C).mean(), self.conceptors(), task.conceptors
-        )
+        how = {"feed": feed, "limit": limit, "progress": progress}
+        return self._compare(lambda A, C: similarity(A, C).mean(), "similarity", batches, how)
 
     def strides(
         self,
@@ -315,10 +312,8 @@ class Shield:
         such as its accuracy above chance. The other arguments are those of `remember`.
         """
         known = checks.number(known, "known", 0.0, 1.0)
-        task, _ = self._claims_of("strides", batches, feed=feed, limit=limit, progress=progress)
-        return inspect.by_layer(
-            lambda A, C: stride(A, C, known).amin(), self.conceptors(), task.conceptors
-        )
+        how = {"feed": feed, "limit": limit, "progress": progress}
+        return self._compare(lambda A, C: stride(A, C, known).amin(), "strides", batches, how)
 
     @exactly()
     def mark(self) -> dict[str, Fingerprint]:
@@ -380,9 +375,8 @@ class Shield:
     def state_dict(self) -> dict[str, Any]:
         """Return all remembered tasks as plain dictionaries, tensors and numbers.
 
-        Save the model's weights at the same time, because loading the state trusts the weights of
-        that moment. For a sharded model, all processes call this together, and each returns the
-        whole state, which any number of processes can load.
+        Save the model's weights at the same time, because loading trusts the weights of that
+        moment. All processes of a sharded model call this together; any number can load the state.
         """
         self._guards.settle()
         if self._attached:
@@ -433,7 +427,18 @@ class Shield:
 
     # --- inside ---------------------------------------------------------------------------
 
-    def _claims_of(self, who: str, batches: Any, **how: Any) -> tuple[Claims, set[str]]:
+    def _compare(
+        self, measure: Callable[[Conceptor, Conceptor], Tensor], who: str, *data: Any
+    ) -> dict[str, float]:
+        """Compare the conceptors of all tasks with those of new data, by layer."""
+        (task, _), claimed = self._claims_of(who, *data), self.conceptors()
+        return {
+            name: float(measure(claimed[name].to(conceptor.device), conceptor))
+            for name, conceptor in task.conceptors.items()
+            if name in claimed
+        }
+
+    def _claims_of(self, who: str, batches: Any, how: Mapping[str, Any]) -> tuple[Claims, set[str]]:
         """Compute what a task would claim, for "strides" if it were soft; see `collect` for `how`.
 
         Returns the frozen layers that the data reached, too.

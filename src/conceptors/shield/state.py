@@ -65,8 +65,7 @@ def pack(
 ) -> dict[str, Any]:
     """Return the state of a shield: numbers, names, and tensors by "kind/name/part".
 
-    `anchors` are the weights after the last task, and `resting` the layers that tasks have used
-    while they were frozen.
+    `anchors` are the weights after the last task; for `resting` see `Health`.
     """
     claimed = remembered.claimed.conceptors
     tensors = {f"anchors/{name}/value": gathered(anchor) for name, anchor in anchors.items()}
