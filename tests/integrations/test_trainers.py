@@ -11,7 +11,7 @@ import pytest
 
 from conceptors import UnprotectedWarning
 from helpers import drift
-from integrations.common import accuracy, everything, outputs, same
+from integrations.common import accuracy, everything, outputs, same, task
 from integrations.trainers import RUNS, Lightning, Recorded, Transformers
 
 pytestmark = [
@@ -99,3 +99,15 @@ def test_the_best_model_is_remembered_without_a_warning(start: Any, tmp_path: Pa
         trainer = run.fit(2, 4, load_best_model_at_end=True, eval_strategy="epoch", **worse)
     assert trainer.state.best_global_step < 24
     assert run.shield.n_tasks == 2
+
+
+@pytest.mark.parametrize("start", [Transformers], indirect=True)
+def test_a_sample_is_remembered_once_before_the_first_step(start: Any, tmp_path: Path) -> None:
+    run, resumed = start(tmp_path, **HARD), start(tmp_path / "other", **HARD)
+    run.sample = resumed.sample = [task(1)[0]]
+    before = outputs(run.net, 1)
+    run.fit(2, 4)
+    assert run.shield.n_tasks == 2
+    assert drift(outputs(run.net, 1), before) < 1e-5
+    resumed.fit(2, 4, resume=run.checkpoint(2, 2))
+    assert same(everything(resumed.net, resumed.shield), everything(run.net, run.shield))

@@ -60,6 +60,7 @@ class Run:
 
 class Transformers(Run):
     needs = "transformers"
+    sample: Any = None
 
     def checkpoint(self, number: int, epoch: int) -> Path:
         return self.folder / str(number) / f"checkpoint-{6 * epoch}"
@@ -79,9 +80,12 @@ class Transformers(Run):
         options |= {"lr_scheduler_type": "constant", "disable_tqdm": True, **more}
         arguments = transformers.TrainingArguments(str(self.folder / str(number)), **options)
         data: Any = {"train_dataset": rows(number), "eval_dataset": rows(number)}
-        callbacks, optimizers = [ShieldCallback(self.shield)], (self.optimizer, None)
+        callback, optimizers = (
+            ShieldCallback(self.shield, sample=self.sample),
+            (self.optimizer, None),
+        )
         trainer = transformers.Trainer(
-            self.net, arguments, callbacks=callbacks, optimizers=optimizers, **data
+            self.net, arguments, callbacks=[callback], optimizers=optimizers, **data
         )
         try:
             trainer.train(resume_from_checkpoint=None if resume is None else str(resume))

@@ -109,3 +109,22 @@ def test_all_vectors_are_explained() -> None:
         vectors = [n for n in vectors if "lora_B" not in n]
         assert len(vectors) == 2
         assert all(rows[name].startswith(words) for name in vectors)
+
+
+@pytest.mark.parametrize("kind", ["LoRA", "DoRA"])
+def test_adapters_in_the_free_space_merge_without_changing_remembered_outputs(kind: str) -> None:
+    model, base = adapted(kind), network()
+    shield = Shield(model, hard=True).remember(data(0)).free_adapters()
+    optimizer: Any = shield.guard(torch.optim.AdamW(model.parameters(), lr=1e-2))
+    for _ in range(40):
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(model(data(1)), torch.ones(40, dtype=torch.long))
+        loss.backward()
+        optimizer.step()
+    assert loss < 0.2
+    shield.remember(data(1))
+    with pytest.raises(ValueError, match=r"new LoRA adapters, with B = 0"):
+        shield.free_adapters()
+    merged = model.merge_and_unload()
+    assert drift(merged(data(0)).detach(), base(data(0)).detach()) < 1e-5
+    assert drift(merged(data(1)).detach(), base(data(1)).detach()) > 0.1

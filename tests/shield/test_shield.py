@@ -175,6 +175,19 @@ def test_rounding_is_not_claimed(dtype: torch.dtype) -> None:
 # --- several tasks -----------------------------------------------------------------------
 
 
+def test_a_forecast_says_how_much_of_the_gradients_will_pass() -> None:
+    shield = quiet(mlp()).remember(samples())
+    rows = with_unit(samples(9))
+    A = shield.conceptors()["0"][0]
+    protected = (rows @ A.matrix() * rows).sum() / rows.square().sum()
+    forecast = {row.layer: row.passing for row in shield.forecast(samples(9))}
+    assert forecast["0"] == pytest.approx(1 - float(protected), abs=1e-9)
+    assert shield.n_tasks == 1
+    full = Shield(mlp(), hard=True).remember(samples())
+    with pytest.warns(ShieldFullWarning, match=r"gradients will be applied in: 0 \(0.0%\)"):
+        print(full.forecast(samples()))
+
+
 def test_similarity_without_data_names_itself() -> None:
     with pytest.raises(ValueError, match=r"similarity got no batches: .*used before\. Pass"):
         quiet(mlp()).remember(samples()).similarity([])

@@ -1,4 +1,4 @@
-"""The shield as a callback of transformers' Trainer."""
+"""The shield as a callback of transformers' Trainer, and samples that a model writes itself."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from conceptors._internal.batches import Feed
+from conceptors._internal import checks
+from conceptors._internal.batches import Feed, undisturbed, with_progress
 from conceptors.shield import Shield
 from conceptors.shield.health import warn_of_lost_tasks
 from conceptors.shield.state import write_file
@@ -25,6 +27,8 @@ except ImportError:
 FILE = "shield.safetensors"
 _TRAINER_STATE = "trainer_state.json"
 _ENTRY = "conceptors"  # the key of our entry in TrainerState.stateful_callbacks
+_LONGEST = 1024  # tokens of a text in a sample
+_BATCH = 8  # texts of a sample in one batch
 
 
 class ShieldCallback(TrainerCallback):  # type: ignore[misc]
@@ -44,12 +48,21 @@ class ShieldCallback(TrainerCallback):  # type: ignore[misc]
         shield: the shield of the trained model.
         feed, limit: passed to `Shield.remember`. By default, the model is called with a batch as
             keyword arguments.
+        sample: what the pretrained model should keep, as batches or as a list of texts for
+            Trainer's tokenizer. A shield without tasks remembers it before the first step; a
+            resumed one already has. Default: nothing.
     """
 
     def __init__(
-        self, shield: Shield, *, feed: Feed | None = None, limit: int | None = None
+        self,
+        shield: Shield,
+        *,
+        feed: Feed | None = None,
+        limit: int | None = None,
+        sample: Any = None,
     ) -> None:
         self.shield = shield
+        self.sample = sample
         self.feed = feed
         self.limit = limit
         self._clipping: tuple[TrainingArguments, float] | None = (
@@ -63,14 +76,17 @@ class ShieldCallback(TrainerCallback):  # type: ignore[misc]
         control: Any,
         *,
         optimizer: Any = None,
+        processing_class: Any = None,
         **kwargs: Any,
     ) -> None:
-        """Guard the optimizer; load the shield when a checkpoint is resumed."""
+        """Guard the optimizer; load the shield of a resumed checkpoint, or remember the sample."""
         entry = state.stateful_callbacks.get(_ENTRY)
         clips = self._clips(args)
         self.shield.guard(optimizer)
         if entry:
             self._load(resumed_folder(args, state, entry))
+        elif self.sample is not None and not self.shield.n_tasks:
+            self.shield.remember(tokenized(self.sample, processing_class), feed=self.feed)
         if clips and self.shield.n_tasks:
             self._clipping = args, args.max_grad_norm
             args.max_grad_norm = 0.0
@@ -133,6 +149,84 @@ class ShieldCallback(TrainerCallback):  # type: ignore[misc]
             self.shield.n_tasks,
             "Use a separate output_dir for each task, and resume from a checkpoint of this task",
         )
+
+
+def tokenized(sample: Any, tokenizer: Any) -> Any:
+    """Return batches of a list of texts; other samples as they are."""
+    if not isinstance(sample, list) or not all(isinstance(text, str) for text in sample):
+        return sample
+    if tokenizer is None:
+        raise ValueError(
+            "the sample is a list of texts, but Trainer has no tokenizer for them. Create it with "
+            "Trainer(processing_class=tokenizer), or pass tokenized batches as the sample"
+        )
+    texts, size = sorted(sample, key=len), _BATCH if tokenizer.pad_token else 1
+    longest = min(tokenizer.model_max_length, _LONGEST)
+    options = {"padding": size > 1, "truncation": True, "max_length": longest}
+    starts = range(0, len(texts), size)
+    return [tokenizer(texts[i : i + size], return_tensors="pt", **options) for i in starts]
+
+
+def generate_sample(
+    model: Any,
+    tokenizer: Any,
+    n: int,
+    *,
+    length: int = 128,
+    batch: int = 16,
+    seed: int = 0,
+    progress: bool = False,
+) -> list[dict[str, Tensor]]:
+    """Draw texts from a causal language model, for `Shield.remember` when no sample is at hand.
+
+    Tokens are drawn from the model's distribution (temperature 1). Each text starts with the
+    beginning-of-text token, or else with the end-of-text token. Training flags and random state
+    do not change.
+
+    Args:
+        n: the number of texts.
+        length: the largest number of tokens per text.
+        batch: the number of texts that are drawn together.
+        seed: the seed of the drawing.
+        progress: whether to show a progress bar. Default: `False`.
+
+    Returns:
+        Batches of `input_ids` and `attention_mask`, `[batch, <= length]` each.
+
+    Raises:
+        TypeError: the model cannot generate texts from their beginning.
+        ValueError: the tokenizer has no token that begins a text.
+    """
+    n, batch = checks.whole(n, "n", 1), checks.whole(batch, "batch", 1)
+    length = checks.whole(length, "length", 2)
+    if not hasattr(model, "generate") or model.config.is_encoder_decoder:
+        raise TypeError(
+            f"generate_sample needs a causal language model with a method generate, got "
+            f"{type(model).__name__}. Pass the model without wrappers, or remember real data"
+        )
+    start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+    start, end = end if start is None else start, start if end is None else end
+    if start is None:
+        raise ValueError(
+            "the tokenizer has neither a beginning-of-text nor an end-of-text token, so texts "
+            "cannot be started. Set tokenizer.bos_token"
+        )
+    options: dict[str, Any] = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    options |= {"repetition_penalty": 1.0, "max_new_tokens": length - 1, "use_cache": True}
+    options |= {"eos_token_id": end, "pad_token_id": end}
+    counts = [min(batch, n - i) for i in range(0, n, batch)]
+    batches = []
+    with undisturbed(model):
+        torch.manual_seed(seed)
+        for count in with_progress(counts, progress, "generate_sample"):
+            first = torch.full((count, 1), start, device=model.device)
+            ids = model.generate(
+                input_ids=first, attention_mask=first.new_ones(count, 1), **options
+            )
+            ended = (ids[:, 1:-1] == end).cumsum(1) > 0  # at an earlier token
+            mask = torch.cat([first.new_ones(count, 2), (~ended).long()], 1)
+            batches.append({"input_ids": ids, "attention_mask": mask})
+    return batches
 
 
 def resumed_folder(args: TrainingArguments, state: TrainerState, entry: dict[str, str]) -> Path:

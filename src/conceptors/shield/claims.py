@@ -50,6 +50,11 @@ class Claims:
                     stiffness[name] = longer(stiffness[name])
         return Claims(conceptors, stiffness)
 
+    def without(self, names: Collection[str]) -> Claims:
+        """Leave out layers."""
+        conceptors = {n: c for n, c in self.conceptors.items() if n not in names}
+        return Claims(conceptors, {n: c for n, c in self.stiffness.items() if n not in names})
+
     def stowed(self) -> Claims:
         """Move large matrices to main memory, to save memory of the GPU."""
         stowed = {
@@ -90,6 +95,11 @@ class Remembered:
         for task in tasks:
             claimed = join(claimed, task, sites, protection)
         return Remembered(claimed, tasks, self.n_tasks - 1)
+
+    def without(self, names: Collection[str]) -> Remembered:
+        """Free all directions of some layers."""
+        tasks = [task.without(names) for task in self.tasks]
+        return Remembered(self.claimed.without(names), tasks, self.n_tasks)
 
     def fitted(self, sites: Mapping[str, WeightBlock]) -> Remembered:
         """Adapt the claims to the current layers, whose vocabularies may have grown.

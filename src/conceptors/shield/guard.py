@@ -61,6 +61,17 @@ class Protected:
         return space if space.rank else None
 
 
+@exactly()
+def project_weights(sites: Mapping[str, WeightBlock], protected: Protected) -> None:
+    """Project the weights of blocks onto their free space, in place: W ← W F^½."""
+    for name, site in sites.items():
+        free = protected.free(name, site.active())
+        if free is not None:
+            block = GuardedBlock(site, site.active(), free, torch.ones(()))
+            block.projection.apply_(block.weights())
+            block.write_weights()
+
+
 class Callbacks(NamedTuple):
     """Functions of the shield that guards call.
 

@@ -230,12 +230,14 @@ class Health:
                 ShieldFullWarning,
             )
 
-    def passing(self, shares: Mapping[str, float], auto: Mapping[str, bool]) -> None:
-        """Warn about `stuck` layers after some steps of a task."""
+    def passing(
+        self, shares: Mapping[str, float], auto: Mapping[str, bool], verb: str = "is"
+    ) -> None:
+        """Warn about `stuck` layers: after some steps of a task, or of a forecast."""
         stuck_now = [f"{name} ({shares[name]:.1%})" for name in stuck(shares, auto)]
         if stuck_now:
             _warn(
-                f"hardly any of this task's gradients is applied in: {', '.join(stuck_now)}. "
+                f"hardly any of this task's gradients {verb} applied in: {', '.join(stuck_now)}. "
                 f"Earlier tasks use the same directions, so these layers hardly learn. Lower their "
                 f"aperture (with hard=True, use Energy(0.9)), start with wider layers, forget a "
                 f"task, or replace the last layer by a Readout. shield.explain() shows all layers",
@@ -291,11 +293,13 @@ class Fingerprint(NamedTuple):
             return float("inf")
         now = matrix[:, self.rows.to(matrix.device)] @ self.inputs.to(matrix)
         before = self.value.to(matrix)
-        return float((now - before).norm() / before.norm().clamp_min(1e-30))
+        usual = matrix[:, self.rows.to(matrix.device)].norm() * self.inputs.to(matrix).norm()
+        size = before.norm().maximum(0.1 * usual / dim**0.5)  # W Z is 0 for freed adapters
+        return float((now - before).norm() / size.clamp_min(1e-30))
 
 
 def _like_remembered(claimed: Conceptor, seed: int) -> Tensor:
-    """Draw inputs `[g, d, k]` with the second moment of remembered rows, R ∝ Q = U diag(odds) Uᵀ."""
+    """Draw inputs `[g, d, k]` with the second moment of remembered rows, R ∝ U diag(odds) Uᵀ."""
     form, count = claimed.form, min(_PROBES, claimed.dim)
     draw = torch.Generator().manual_seed(seed)
     noise = torch.randn(*claimed.batch_shape, claimed.dim, count, generator=draw).to(form.tensor)

@@ -20,7 +20,7 @@ from conceptors.shield import health, inspect, options
 from conceptors.shield.blocks import Scan, is_sharded, survey
 from conceptors.shield.claims import Claims, Remembered, claims_of_task, decompose, stride
 from conceptors.shield.collect import collect
-from conceptors.shield.guard import Callbacks, Guards, Protected
+from conceptors.shield.guard import Callbacks, Guards, Protected, project_weights
 from conceptors.shield.health import Fingerprint, is_readable
 from conceptors.shield.inspect import Explanation
 from conceptors.shield.options import Aperture, Protection
@@ -204,6 +204,34 @@ class Shield:
             self._accept()
         return self
 
+    def free_adapters(self) -> Shield:
+        """Start the LoRA adapters B A of peft in the free space of their inputs: A ← A F^½.
+
+        Call it after `remember`, and before training. Guarded steps leave A in the free space, so
+        A x vanishes on remembered data (with soft conceptors, nearly), and B may learn freely.
+        Merging the adapters preserves the outputs on this data. Later tasks protect B as well.
+
+        Raises:
+            ValueError: there is no adapter, nothing is remembered, or adapters are trained already.
+        """
+        with self._health.alone():
+            self.refresh()
+            sites, claimed = self._scan.sites, self._remembered.claimed.conceptors
+            downs = [name for name in sites if ".lora_A." in name and name in claimed]
+            ups = [name for name in sites if ".lora_B." in name]
+            if not downs or any(
+                bool(sites[name].matrix(sites[name].parameters).any()) for name in ups
+            ):
+                raise ValueError(
+                    "free_adapters needs new LoRA adapters, with B = 0, whose inputs are "
+                    "remembered. Call get_peft_model, create the shield, then call "
+                    "shield.remember(sample) and shield.free_adapters() before training"
+                )
+            project_weights({name: sites[name] for name in downs}, self._protected())
+            self._adopt(self._remembered.without(ups), self._copied(pulls=True))
+            self._accept()
+        return self
+
     def forget(self, task: int) -> Shield:
         """Free the directions that only one task uses; 0 is the first remembered task.
 
@@ -277,7 +305,21 @@ class Shield:
         if self._attached:
             self.refresh()
             self._look()
-        return inspect.explain(self._scan, self._guards, self.quota())
+        return inspect.explain(self._scan, self._guards, self.quota(), self._guards.passing())
+
+    def forecast(
+        self, batches: Any, *, feed: Feed | None = None, limit: int | None = None
+    ) -> Explanation:
+        """Return the table of `explain` with the `passing` to expect on new data.
+
+        Call it before training on the data. It is the share of the inputs' energy that lies in
+        free directions. A `ShieldFullWarning` names the layers that will hardly learn the data.
+        The arguments are those of `remember`.
+        """
+        how = {"feed": feed, "limit": limit, "progress": False}
+        passing = self._compare(inspect.expected_passing, "forecast", batches, how)
+        self._health.passing(passing, self._large(), "will be")
+        return inspect.explain(self._scan, self._guards, self.quota(), passing)
 
     def similarity(
         self,
@@ -464,7 +506,9 @@ class Shield:
             moments = {name: sums for name, sums in moments.items() if name in sites}
             if self.hard and self.rank is None:
                 health.warn_of_dropped({name: sums.dropped for name, sums in moments.items()})
-            protection = replace(self._protection, hard=self.hard and who != "strides")
+            protection = replace(
+                self._protection, hard=self.hard and who not in ("strides", "forecast")
+            )
             return claims_of_task(moments, sites, protection, self.conceptors()), resting
 
     def _handle_strays(self, uses: Mapping[str, str]) -> None:
