@@ -16,7 +16,7 @@ from conceptors.layers.base import _RULES
 from conceptors.shield.blocks import WeightBlock
 from layers.cases import CASES, REMARKS, Case, Draw, Inputs, flat, run
 from layers.probe import captured, close, in_some_order, joined
-from shield.common import moments, sites
+from shield.common import moments, put, sites
 
 pytestmark = REMARKS
 
@@ -85,8 +85,10 @@ def test_weights_are_free_across_the_rows_and_nowhere_else(case: Case) -> None:
             rank = torch.linalg.matrix_rank(shown[name], atol=1e-9 * float(shown[name].norm()))
             assert torch.equal(rank, met.sum(-1)), name
         free += int((~met).sum())
-        change = draw.normal(*site.matrix(site.parameters).shape)
-        site.subtract(change - change @ (vectors * met.unsqueeze(-2)) @ vectors.mT, site.parameters)
+        matrix = site.matrix(site.parameters)
+        change = draw.normal(*matrix.shape)
+        change -= change @ (vectors * met.unsqueeze(-2)) @ vectors.mT
+        put(site, {id(p): p.data for p in site.parameters}, matrix + change)
     assert free > 0, "this case leaves no room: give it other inputs"
     torch.testing.assert_close(flat(run(layer, inputs)), output.detach(), rtol=1e-9, atol=1e-9)
 
@@ -106,7 +108,7 @@ def test_second_moments_are_those_of_rows_found_by_hand_and_of_the_bias_unit(cas
         if site.block.layout == "tokens":  # each that was met counts alike
             expected = (expected > 0).double()
         torch.testing.assert_close(found[name].correlation(), expected)
-        assert found[name].weight == wide.shape[1]
+        assert found[name].sums.weight == wide.shape[1]
 
 
 def trace(layer: nn.Module) -> list[Any]:
@@ -181,7 +183,7 @@ def test_an_empty_batch_adds_nothing(case: Case) -> None:
     wanted = moments(layer, [inputs], feed=run)
     for name, moment in wanted.items():
         torch.testing.assert_close(found[name].correlation(), moment.correlation())
-        assert found[name].weight == moment.weight
+        assert found[name].sums.weight == moment.sums.weight
     with pytest.raises(ValueError, match="no rows reached any"):
         moments(layer, [nothing], feed=run)
 

@@ -112,10 +112,15 @@ def set_gradients(model: nn.Module, values: Mapping[str, Tensor]) -> None:
     """Put matrices [W | b] in place of the gradients."""
     grads: dict[int, Any] = {id(p): p.grad for p in model.parameters()}
     for name, site in sites(model).items():
-        views = site.views(grads, site.parameters)
-        parts = values[name].split([view.shape[2:].numel() for view in views], -1)
-        for view, part in zip(views, parts):
-            view.copy_(part.reshape(view.shape))
+        put(site, grads, values[name])
+
+
+def put(site: WeightBlock, tensors: dict[int, Any], matrix: Tensor) -> None:
+    """Write [W | b] into one tensor per parameter."""
+    views = site.views(tensors, site.parameters)
+    parts = matrix.split([view.shape[2:].numel() for view in views], -1)
+    for view, part in zip(views, parts):
+        view.copy_(part.reshape(view.shape))
 
 
 def moments(

@@ -6,6 +6,8 @@ x, preconditioned by F as everything else.
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from torch.optim import SGD
 
 from conceptors import Auto, Shield
 from helpers import eye, normal
-from shield.common import blocks, gradients, with_unit
+from shield.common import blocks, gradients, mlp, samples, train, with_unit
 
 # weights are moved by hand here, to be pulled back
 pytestmark = pytest.mark.filterwarnings("ignore:weights have moved:conceptors.UnprotectedWarning")
@@ -143,3 +145,30 @@ def test_a_full_layer_leaves_room(aperture: Any, room: float) -> None:
     free = before - layer.weight.detach()
     assert float(free.trace()) / 20 == pytest.approx(room, abs=1e-6)
     assert shield.quota()["Linear"] > 0.8  # what is claimed is reported as it is
+
+
+@pytest.mark.parametrize("fails", ["error", "nan"])
+def test_a_decomposition_that_fails_in_float32_is_done_in_float64(
+    fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As LAPACK's do for a few matrices with dead units."""
+
+    def failing(solve: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+        def solved(x: Tensor) -> Any:
+            if x.dtype == torch.float64:
+                return solve(x)
+            if fails == "error":
+                raise torch.linalg.LinAlgError("not converged")  # type: ignore[attr-defined]
+            return solve(torch.eye(x.shape[-1]).expand_as(x) * torch.nan)
+
+        return solved
+
+    model, x = mlp().float(), samples().float()
+    optimizer = torch.optim.AdamW(model.parameters())
+    expected = Shield(copy.deepcopy(model)).remember(x).quota()
+    for name in ("eigh", "eigvalsh"):
+        monkeypatch.setattr(torch.linalg, name, failing(getattr(torch.linalg, name)))
+    shield = Shield(model)
+    shield.guard(optimizer)
+    assert shield.remember(x).quota() == pytest.approx(expected, rel=1e-4)
+    train(model, optimizer, x.flip(1), 1)

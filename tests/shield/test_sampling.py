@@ -55,7 +55,7 @@ def test_few_rows_are_all_used(loader: Loader, size: int) -> None:
     x = classes(4, 4000)
     moment = gather(linear(), loader(x.split(size)))["Linear"]
     torch.testing.assert_close(moment.correlation()[0], exact(x), rtol=0, atol=1e-12)
-    assert moment.weight == len(x)
+    assert moment.sums.weight == len(x)
 
 
 @loaders
@@ -67,7 +67,7 @@ def test_the_sampled_conceptor_is_close_to_the_exact_one(loader: Loader, size: i
     sampled = Conceptor.from_correlation(moment.correlation()[0], 9.0)
     assert 0 < drift(sampled.matrix(), expected.matrix()) < 0.05
     assert float(sampled.quota) == pytest.approx(float(expected.quota), abs=0.01)
-    assert moment.weight == pytest.approx(len(x), rel=0.1)
+    assert moment.sums.weight == pytest.approx(len(x), rel=0.1)
 
 
 @loaders
@@ -83,7 +83,7 @@ def test_sums_are_unbiased(loader: Loader, count: int, monkeypatch: pytest.Monke
     spread = (totals.var(0).sum() / seeds).sqrt()  # the norm's standard error
     assert float(spread) > 0
     assert float((totals.mean(0) - exact(x) * len(x)).norm()) < 3 * float(spread)
-    weights = torch.tensor([moment.weight for moment in drawn], dtype=torch.float64)
+    weights = torch.tensor([moment.sums.weight for moment in drawn], dtype=torch.float64)
     assert float((weights.mean() - len(x)).abs()) <= 3 * float(weights.std()) / seeds**0.5 + 1e-9
 
 

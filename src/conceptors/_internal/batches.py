@@ -108,15 +108,14 @@ class _Eager:
         self._users, self._lock, self._settings = 0, Lock(), ExitStack()
 
     def __enter__(self) -> None:
-        with self._lock:
+        with self._lock, ExitStack() as settings:
             if not self._users:
-                with ExitStack() as settings:
-                    fast = torch.backends.mha
-                    settings.callback(fast.set_fastpath_enabled, fast.get_fastpath_enabled())
-                    fast.set_fastpath_enabled(False)  # the fast path bypasses the layers inside
-                    settings.enter_context(torch.random.fork_rng([]))
-                    settings.enter_context(torch.compiler.set_stance("force_eager"))
-                    self._settings = settings.pop_all()
+                fast = torch.backends.mha
+                settings.callback(fast.set_fastpath_enabled, fast.get_fastpath_enabled())
+                fast.set_fastpath_enabled(False)  # the fast path bypasses the layers inside
+                settings.enter_context(torch.random.fork_rng([]))
+                settings.enter_context(torch.compiler.set_stance("force_eager"))
+                self._settings = settings.pop_all()
             self._users += 1
 
     def __exit__(self, *_: object) -> None:
@@ -180,11 +179,9 @@ def moved(value: Any, device: torch.device) -> Any:
 
 def _size(batch: Any) -> int | None:
     """Return the number of samples in a batch; None if unknown."""
-    if isinstance(batch, Tensor):
-        return len(batch) if batch.ndim else None
-    if not isinstance(batch, (list, tuple, Mapping)):
-        return None
-    values = batch.values() if isinstance(batch, Mapping) else batch
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    values = batch if isinstance(batch, (list, tuple)) else [batch]
     return next((len(v) for v in values if isinstance(v, Tensor) and v.ndim), None)
 
 

@@ -19,11 +19,12 @@ class OddsForm:
     Attributes:
         matrix: Q.
         dtype: of all results.
+        exact: the spectrum of Q, in directions that are not rounded to the dtype; None if unknown.
     """
 
     def __init__(self, matrix: Tensor, dtype: torch.dtype) -> None:
         self.matrix, self.dtype = matrix.contiguous(), dtype
-        self._exact: Spectrum | None = None
+        self.exact: Spectrum | None = None
         self._dense: Tensor | None = None
 
     @property
@@ -31,23 +32,14 @@ class OddsForm:
         """The tensor that defines shape and device."""
         return self.matrix
 
-    @property
-    def has_spectrum(self) -> bool:
-        """Whether Q is decomposed already."""
-        return self._exact is not None
-
-    def provide(self, odds: Tensor, vectors: Tensor) -> None:
-        """Set the eigenvalues, ascending and at most `LARGE`, and eigenvectors of Q."""
-        self._exact = spectra.from_eigen(odds, vectors)
-
     def spectrum(self) -> Spectrum:
         return spectra.cast(self.exact_spectrum(), self.dtype)
 
     def exact_spectrum(self) -> Spectrum:
         """Return directions that are not rounded to the dtype: AND may magnify such rounding."""
-        if self._exact is None:
-            self._exact = spectra.from_odds_matrix(self.matrix)
-        return self._exact
+        if self.exact is None:
+            self.exact = spectra.from_odds_matrix(self.matrix)
+        return self.exact
 
     def dense(self, keep: bool = True) -> Tensor:
         """Return C `[..., d, d]`; with `keep` a cached tensor that callers must not change."""
@@ -60,7 +52,9 @@ class OddsForm:
         return matrix
 
     def quota(self) -> Tensor:
-        """Return the mean singular value `[...]`, computed from the matrix."""
+        """Return the mean singular value `[...]`."""
+        if self.exact is not None:
+            return spectra.values_of(self.exact.odds).mean(-1).to(self.dtype)
         return self.dense(keep=False).diagonal(dim1=-2, dim2=-1).mean(-1).clamp(0, 1)
 
     def trace(self) -> Tensor:
@@ -70,8 +64,8 @@ class OddsForm:
     def mapped(self, change: Change, depth: int) -> OddsForm:
         """Apply `change` to every tensor and its shape beyond the `depth` batch dimensions."""
         form = OddsForm(change(self.matrix, self.matrix.shape[depth:]), self.dtype)
-        if self._exact is not None:
-            form._exact = _mapped(self._exact, change, depth)
+        if self.exact is not None:
+            form.exact = _mapped(self.exact, change, depth)
         return form
 
     def cast(self, dtype: torch.dtype) -> OddsForm:

@@ -38,12 +38,6 @@ class Rows(NamedTuple):
     weight: float = 1.0
 
 
-class OwnedRows(Rows):
-    """Rows that no other code changes, which can be stored without a copy."""
-
-    __slots__ = ()
-
-
 class SecondMoment(NamedTuple):
     """The sum of second moments `[g, d, d]` over `weight` rows, where rows would waste memory."""
 
@@ -140,14 +134,14 @@ class Sample:
     def _take(self, x: Tensor, size: int | None, dtype: torch.dtype) -> Rows:
         if size is None:
             rows = x[None].flatten(0, -2)[None]  # also where d is 0
-            return Rows(rows) if dtype == rows.dtype else OwnedRows(rows.to(dtype))
+            return Rows(rows.to(dtype))
         count = math.prod(x.shape[:-1])
         chosen = self._draws.indices(count, size, x.device)
         if x.is_contiguous():
             rows = x.view(count, -1).index_select(0, chosen)
         else:
             rows = x[torch.unravel_index(chosen, x.shape[:-1])]
-        return OwnedRows(rows[None].to(dtype), count / size)
+        return Rows(rows[None].to(dtype), count / size)
 
 
 def multiplied_dtype(x: Tensor) -> torch.dtype:

@@ -13,7 +13,6 @@ from torch.nn import functional
 from conceptors.layers.base import (
     Block,
     Call,
-    OwnedRows,
     Rows,
     RowsByBlock,
     Sample,
@@ -83,7 +82,7 @@ class ConvTransposeRule:
         windows = windows_of(spread, layer.kernel_size, (1,) * spatial, layer.dilation)
         for rows, weight in patches(windows, layer.groups, spatial, sample):
             taps = rows.unflatten(-1, (-1, *layer.kernel_size))  # the kernel runs backwards
-            yield "", OwnedRows(taps.flip(tuple(range(-spatial, 0))).flatten(2), weight)
+            yield "", Rows(taps.flip(tuple(range(-spatial, 0))).flatten(2), weight)
 
 
 def windows_of(x: Tensor, kernel: Any, stride: Any, dilation: Any) -> Tensor:
@@ -109,4 +108,4 @@ def patches(windows: Tensor, groups: int, spatial: int, sample: Sample) -> Itera
     chosen = sample.indices(count, dim, windows.device)
     for part in chosen.split(max(1, _CHUNK // max(1, inner.numel()))):
         rows = windows[torch.unravel_index(part, shape)].to(dtype).reshape(-1, groups, dim)
-        yield OwnedRows(rows.movedim(1, 0), count / max(1, len(chosen)))
+        yield Rows(rows.movedim(1, 0), count / max(1, len(chosen)))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import _WeightNorm
 from torch.nn.utils.parametrize import is_parametrized
 
-from conceptors.layers.base import Block, Call, OwnedRows, Rows, RowsByBlock, Rule, Sample, around
+from conceptors.layers.base import Block, Call, Rows, RowsByBlock, Rule, Sample, around
 from conceptors.layers.dora import adapters, length_of_adapted
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -96,4 +96,4 @@ class WeightNormRule:
         columns = block.view(factor).flatten(2)[:, :1]  # [g, 1, d]
         for name, rows in self._inner.rows(layer, call, sample):
             assert isinstance(rows, Rows)
-            yield name, OwnedRows(rows.values * columns.to(rows.values), rows.weight)
+            yield name, Rows(rows.values * columns.to(rows.values), rows.weight)

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
-from conceptors.layers.base import Block, Call, OwnedRows, Rows, RowsByBlock, Sample, register
+from conceptors.layers.base import Block, Call, Rows, RowsByBlock, Sample, register
 
 
 def channels(bias: str | None = "bias", weight: str = "weight") -> Block:
@@ -24,7 +24,7 @@ def channels(bias: str | None = "bias", weight: str = "weight") -> Block:
 
 def by_channel(normalised: Tensor, weight: float) -> Rows:
     """Return rows `[channels, n, 1]` of normalised `[1, n, channels]`."""
-    return OwnedRows(normalised[0].mT[..., None], weight)
+    return Rows(normalised[0].mT[..., None], weight)
 
 
 @register(nn.LayerNorm, nn.RMSNorm)

@@ -17,6 +17,12 @@ from conceptors.layers.bare import BareRule, stands_alone
 from conceptors.layers.inner import SINGLE, overrides_forward
 from conceptors.layers.magnitude import Magnitude, magnitudes
 
+_PLACEMENTS = (
+    "its weights have placements {}: only whole weights, and weights sharded by rows, Shard(0), "
+    "are supported"
+)
+_OVERRIDES = "its class overrides forward: register a rule for the class"
+
 
 @dataclass
 class Source:
@@ -25,7 +31,7 @@ class Source:
     layer: nn.Module
     rule: Rule
     block: Block
-    bias_column: int | None
+    bias_column: int | None = None
 
 
 @dataclass
@@ -53,39 +59,44 @@ class WeightBlock:
 
     def crosses(self, other: WeightBlock) -> bool:
         """Whether another block shares some of the same memory in another layout."""
-        theirs = {id(p) for p in other.parameters}
-        return other is not self and any(
-            max(_first(self, p), _first(other, p)) <= min(_last(self, p), _last(other, p))
-            for p in self.parameters
-            if id(p) in theirs
-        )
+        shared = {id(p) for p in self.parameters} & {id(p) for p in other.parameters}
+        if other is self or not shared:
+            return False
+        mine, theirs = self._extents(), other._extents()
+        return any(max(mine[i][0], theirs[i][0]) <= min(mine[i][1], theirs[i][1]) for i in shared)
+
+    def _extents(self) -> dict[int, tuple[int, int]]:
+        """Return where in each parameter's memory the block begins and ends."""
+        return {
+            id(p): (start, start + sum((n - 1) * s for n, s in zip(view.shape, view.stride())))
+            for p, view in zip(self.parameters, self._ghosts())
+            for start in [int(view.storage_offset())]
+        }
+
+    def _ghosts(self) -> list[Tensor]:
+        """View all parameters as `[g, out, ...]`, without their numbers."""
+        shapes = {id(p): torch.empty(p.shape, device="meta") for p in self.parameters}
+        return self.views(shapes, self.parameters)
 
     def columns(self, active: Iterable[nn.Parameter]) -> Tensor | None:
         """Return the indices of the columns of active parameters; None for all."""
         active_ids = {id(p) for p in active}
-        indices: list[int] = []
-        width = 0
-        for parameter in self.parameters:
-            size = self.matrix([parameter]).shape[-1]
-            if id(parameter) in active_ids:
-                indices += range(width, width + size)
-            width += size
-        return None if len(indices) == width else torch.tensor(indices, dtype=torch.long)
+        widths = [view.shape[2:].numel() for view in self._ghosts()]
+        is_active = [id(p) in active_ids for p, n in zip(self.parameters, widths) for _ in range(n)]
+        return None if all(is_active) else torch.tensor(is_active).nonzero().flatten()
 
     def views(self, tensors: dict[int, Tensor], active: list[nn.Parameter]) -> list[Tensor]:
         """View one tensor per active parameter (itself, its gradient) as `[g, out, ...]`."""
-        views = []
-        for parameter in active:
-            tensor = tensors[id(parameter)]
-            view = self.block.view if parameter is self.weight else self.block.bias_view
-            views.append(view(tensor) if parameter is self.weight else view(tensor)[..., None])
-        return views
+        view, bias_view = self.block.view, self.block.bias_view
+        return [
+            view(tensors[id(p)]) if p is self.weight else bias_view(tensors[id(p)])[..., None]
+            for p in active
+        ]
 
     @property
     def size(self) -> tuple[int, int]:
         """(g, d): the number of groups, and of inputs of each, including one per bias."""
-        shapes = {id(p): torch.empty(p.shape, device="meta") for p in self.parameters}
-        views = self.views(shapes, self.parameters)
+        views = self._ghosts()
         return len(views[0]), sum(view.shape[2:].numel() for view in views)
 
     def has_more_tokens(self, claimed: Conceptor) -> bool:
@@ -103,18 +114,6 @@ class WeightBlock:
         parts = [view.flatten(2) for view in self.views(tensors, active)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
-    def subtract(self, change: Tensor, active: list[nn.Parameter]) -> None:
-        """Subtract a change `[g, out, d]` from the active parameters, in place."""
-        start = 0
-        for parameter in active:
-            local = self.read(parameter)
-            (view,) = self.views({id(parameter): local}, [parameter])
-            size = view.shape[2:].numel()
-            part = change[..., start : start + size].reshape(view.shape)
-            start += size
-            view.sub_(part.to(view.dtype))
-            self.write(parameter, local)
-
     def read(self, parameter: nn.Parameter) -> Tensor:
         """Return a parameter as a plain tensor; if sharded, its local rows or all of it."""
         return self.plain(parameter.data)
@@ -126,11 +125,7 @@ class WeightBlock:
         if not self.block.rows_first:
             return self.whole(tensor)
         if not is_sharded_by_rows(tensor):  # sharded after the shield was created
-            raise ValueError(
-                f"layer {self.name} has weights {list(tensor.shape)} with placements "
-                f"{tuple(tensor.placements)}, but a shield needs weights that are whole or sharded "
-                f"by rows, Shard(0), as in FSDP2; shard the layer by rows, or exclude it"
-            )
+            raise ValueError(f"layer {self.name}: {_PLACEMENTS.format(tensor.placements)}")
         local: Tensor = tensor.to_local()
         return local
 
@@ -144,22 +139,6 @@ class WeightBlock:
         data = parameter.data
         if is_sharded(data) and not self.block.rows_first:
             data.copy_(shard_like(value, data))
-
-
-def _first(site: WeightBlock, parameter: nn.Parameter) -> int:
-    """Return where in a parameter's memory the view of a block begins."""
-    return int(_ghost(site, parameter).storage_offset())
-
-
-def _last(site: WeightBlock, parameter: nn.Parameter) -> int:
-    """Return where in a parameter's memory the view of a block ends."""
-    view = _ghost(site, parameter)
-    return int(view.storage_offset()) + sum((n - 1) * s for n, s in zip(view.shape, view.stride()))
-
-
-def _ghost(site: WeightBlock, parameter: nn.Parameter) -> Tensor:
-    ghost = torch.empty(parameter.shape, device="meta")
-    return site.views({id(parameter): ghost}, [parameter])[0]
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -183,41 +162,44 @@ def shard_like(value: Tensor, like: Any) -> Tensor:
 class Scan:
     """The blocks and other parameters of a model, as the shield sees them."""
 
-    sites: dict[str, WeightBlock]
-    frozen: dict[str, nn.Parameter]  # fixed once a task is remembered
-    unsupported: dict[str, str]  # trainable parameter -> why
-    resting: dict[str, WeightBlock]  # blocks without trainable parameters
-    magnitudes: dict[str, Magnitude]  # follow their directions once a task is remembered
+    sites: dict[str, WeightBlock] = field(default_factory=dict)
+    frozen: dict[str, nn.Parameter] = field(default_factory=dict)  # once a task is remembered
+    unsupported: dict[str, str] = field(default_factory=dict)  # trainable parameter -> why
+    resting: dict[str, WeightBlock] = field(default_factory=dict)  # without trainable parameters
+    magnitudes: dict[str, Magnitude] = field(default_factory=dict)  # follow directions after a task
+    identity: dict[str, list[object]] = field(default_factory=dict)  # equal if guards need no news
 
-    def __post_init__(self) -> None:
-        # stored, because parameters may be resized in place
-        self._shapes = {n: [p.shape for p in site.parameters] for n, site in self.sites.items()}
+    def identify(self) -> None:
+        """Record the identity, because parameters may be resized in place."""
+        for name, site in self.sites.items():
+            sources = [(id(source.layer), source.bias_column) for source in site.sources]
+            shapes, active = [p.shape for p in site.parameters], [id(p) for p in site.active()]
+            self.identity[name] = [[id(p) for p in site.parameters], shapes, active, sources]
+        self.identity |= {name: [id(p)] for name, p in self.frozen.items()}
+        self.identity |= {name: [id(m.parameter)] for name, m in self.magnitudes.items()}
 
-    def same(self, other: Scan) -> bool:
-        """Whether two scans of a model are equal."""
-        return self._identity() == other._identity()
+    def add(
+        self, name: str, source: Source, weight: nn.Parameter | None, bias: nn.Parameter | None
+    ) -> WeightBlock:
+        """Add a source to the block that has its weight, or to a new block."""
+        learns = any(p is not None and p.requires_grad and p.numel() for p in (weight, bias))
+        sites, layout = self.sites if learns else self.resting, source.block.layout
+        for site in sites.values() if weight is not None else ():
+            if site.weight is weight and site.block.layout == layout:
+                break
+        else:
+            site = sites[name] = WeightBlock(name, weight, source.block)
+        if bias is not None:
+            if not any(b is bias for b in site.biases):
+                site.biases.append(bias)
+            source.bias_column = [b is bias for b in site.biases].index(True)
+        site.sources.append(source)
+        return site
 
-    def replaced(self, before: Scan) -> frozenset[str]:
+    def replaced(self, before: Scan) -> set[str]:
         """Return the names of blocks that have other parameters than before."""
-        return frozenset(
-            name
-            for name, site in self.sites.items()
-            if name in before.sites
-            and [id(p) for p in site.parameters] != [id(p) for p in before.sites[name].parameters]
-        )
-
-    def _identity(self) -> object:
-        sites = {
-            name: (
-                [id(p) for p in site.parameters],
-                [id(p) for p in site.active()],
-                [(id(source.layer), source.bias_column) for source in site.sources],
-            )
-            for name, site in self.sites.items()
-        }
-        frozen = {name: id(p) for name, p in self.frozen.items()}
-        followers = {name: id(m.parameter) for name, m in self.magnitudes.items()}
-        return sites, self._shapes, frozen, self.unsupported, list(self.resting), followers
+        common = self.sites.keys() & before.sites.keys()
+        return {name for name in common if self.identity[name][0] != before.identity[name][0]}
 
 
 def survey(
@@ -245,59 +227,47 @@ def survey(
             f"{type(model).__name__} has no trainable parameters that can be shielded (is "
             f"everything frozen or excluded?); unfreeze the layers that will be trained first"
         )
+    result.identify()
     return result
 
 
 def scan(model: nn.Module, exclude: Iterable[str], freeze: Iterable[str]) -> Scan:
     """Find all blocks of a model, and the trainable parameters that belong to no block."""
-    names = {id(p): name for name, p in model.named_parameters(remove_duplicate=True)}
+    names = {id(p): name for name, p in model.named_parameters()}
     skipped, fixed = list(exclude), list(freeze)
-    covered: set[int] = set()
-    obstacles: dict[int, str] = {}
-    sites: dict[str, WeightBlock] = {}
-    resting: dict[str, WeightBlock] = {}
-    frozen: dict[str, nn.Parameter] = {}
+    result, covered, obstacles = Scan(), set[int](), dict[int, str]()
     for path, layer in model.named_modules():
         rule = find_rule(layer)
         if rule is None:
             continue
+        overrides = overrides_forward(layer) and not isinstance(layer, SINGLE)
         for block in rule.blocks(layer):
             weight, bias = parameter_at(layer, block.weight), parameter_at(layer, block.bias)
             parameters = [p for p in (weight, bias) if p is not None]
-            if (
-                not parameters
-                or (block.weight and weight is None)
-                or not any(id(p) in names for p in parameters)
-            ):
+            is_absent = block.weight is not None and weight is None
+            if is_absent or not any(id(p) in names for p in parameters):
                 continue
-            name = ".".join(part for part in (path, block.name) if part) or type(layer).__name__
-            why = _overridden_forward(layer) or _obstacle(block, weight, bias)
+            why = _OVERRIDES if overrides else _obstacle(block, weight, bias)
             if why is not None:
                 obstacles.update((id(p), why) for p in parameters)
                 continue
+            name = ".".join(part for part in (path, block.name) if part) or type(layer).__name__
             passive = {id(p) for p in parameters if matches([name, names[id(p)]], skipped + fixed)}
-            if len(passive) == len(parameters):
-                continue
-            covered.update(id(p) for p in parameters if id(p) not in passive)
-            if not any(p.numel() for p in parameters):
-                continue
-            learns = any(p.requires_grad and p.numel() for p in parameters)
-            target = sites if learns else resting
-            site = _add_source(target, name, Source(layer, rule, block, None), weight, bias)
-            site.passive |= passive
-    others = {name: p for name, p in model.named_parameters() if id(p) not in covered}
-    frozen |= {name: p for name, p in others.items() if p.requires_grad and matches([name], fixed)}
-    learning = {id(p) for site in sites.values() for p in site.active()}
-    followers = {
-        names[id(m.parameter)]: m
-        for m in magnitudes(model)
-        if any(id(p) in learning for p in m.directions)
-        and not matches([names[id(m.parameter)]], skipped)
-    }
-    frozen = {name: p for name, p in frozen.items() if name not in followers}
-    result = Scan(sites, frozen, {}, resting, followers)
-    for name, parameter in others.items():
-        if name not in followers and not matches([name], fixed + skipped):
+            covered.update({id(p) for p in parameters} - passive)
+            if len(passive) < len(parameters) and any(p.numel() for p in parameters):
+                site = result.add(name, Source(layer, rule, block), weight, bias)
+                site.passive |= passive
+    learning = {id(p) for site in result.sites.values() for p in site.active()}
+    for magnitude in magnitudes(model):
+        name = names[id(magnitude.parameter)]
+        if learning & set(map(id, magnitude.directions)) and not matches([name], skipped):
+            result.magnitudes[name] = magnitude
+    for name, parameter in model.named_parameters():
+        if id(parameter) in covered or name in result.magnitudes:
+            continue
+        if matches([name], fixed):
+            result.frozen |= {name: parameter} if parameter.requires_grad else {}
+        elif not matches([name], skipped):
             _add_bare(result, model, name, parameter, obstacles.get(id(parameter)))
     return result
 
@@ -315,46 +285,11 @@ def _add_bare(
         (block,) = rule.blocks(layer)
         why = _obstacle(block, parameter, None)
         if why is None:
-            target = result.sites if parameter.requires_grad else result.resting
-            _add_source(target, name, Source(layer, rule, block, None), parameter, None)
+            result.add(name, Source(layer, rule, block), parameter, None)
             return
     if parameter.requires_grad:
         why = why or f"shape {list(parameter.shape)}"
         result.unsupported[name] = f"{type(layer).__name__}, {why}"
-
-
-def _add_source(
-    sites: dict[str, WeightBlock],
-    name: str,
-    source: Source,
-    weight: nn.Parameter | None,
-    bias: nn.Parameter | None,
-) -> WeightBlock:
-    """Add a source to the block that has its weight, or to a new block."""
-    site = next(
-        (
-            s
-            for s in sites.values()
-            if weight is not None and s.weight is weight and s.block.layout == source.block.layout
-        ),
-        None,
-    )
-    if site is None:
-        site = sites[name] = WeightBlock(name, weight, source.block)
-    if bias is not None:
-        columns = [i for i, b in enumerate(site.biases) if b is bias]
-        if not columns:
-            site.biases.append(bias)
-        source.bias_column = columns[0] if columns else len(site.biases) - 1
-    site.sources.append(source)
-    return site
-
-
-def _overridden_forward(layer: nn.Module) -> str | None:
-    """Return why the rule of a parent class does not apply; None if it does."""
-    if not overrides_forward(layer) or isinstance(layer, SINGLE):
-        return None
-    return "its class overrides forward: register a rule for the class"
 
 
 def _obstacle(block: Block, weight: nn.Parameter | None, bias: nn.Parameter | None) -> str | None:
@@ -368,10 +303,7 @@ def _obstacle(block: Block, weight: nn.Parameter | None, bias: nn.Parameter | No
         if data.is_complex():
             return "complex numbers are not supported"
         if is_sharded(data) and block.rows_first and not is_sharded_by_rows(data):
-            return (
-                f"its weights have placements {tuple(data.placements)}: only whole weights, and "
-                f"weights sharded by rows, Shard(0), are supported"
-            )
+            return _PLACEMENTS.format(data.placements)
         if not is_sharded(data) and (
             view(data).untyped_storage().data_ptr() != data.untyped_storage().data_ptr()
         ):

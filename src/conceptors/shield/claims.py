@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from conceptors.algebra import spectrum as spectra
 from conceptors.algebra.conceptor import Conceptor
 from conceptors.algebra.forms import OddsForm, SpectrumForm
-from conceptors.algebra.spectrum import is_accurate, tolerance
+from conceptors.algebra.spectrum import tolerance
 from conceptors.shield.blocks import WeightBlock
 from conceptors.shield.collect import Moments, rounding
 from conceptors.shield.options import Protection
@@ -22,7 +23,7 @@ from conceptors.shield.projection import Claim
 _LEAST = 0.02  # singular values up to this count as free with an automatic aperture
 _STOWED = 2048  # layers with at least this many inputs store their claims in main memory
 _BATCHED = 1024  # on a GPU, equal blocks with up to this many inputs are decomposed together
-_ROUGH = 1e4  # the largest odds for which a decomposition in float32 is accurate enough
+_MODERATE = 1e4  # the largest odds for which a decomposition in float32 is accurate enough
 _MOST = 1e4  # the curvature in the free space counts as at least this small a part of the whole
 
 
@@ -38,13 +39,15 @@ class Claims:
     conceptors: dict[str, Conceptor] = field(default_factory=dict)
     stiffness: dict[str, Tensor] = field(default_factory=dict)
 
-    def with_tokens(self, counts: Mapping[str, int]) -> Claims:
-        """Extend vocabularies to these numbers of tokens; new tokens are free."""
+    def grown(self, sites: Mapping[str, WeightBlock]) -> Claims:
+        """Extend vocabularies to the tokens that they have now; new tokens are free."""
         conceptors, stiffness = dict(self.conceptors), dict(self.stiffness)
-        for name, count in counts.items():
-            conceptors[name] = conceptors[name].mapped(partial(_longer, count))
-            if name in stiffness:
-                stiffness[name] = _longer(count, stiffness[name])
+        for name, site in sites.items():
+            if name in conceptors and site.has_more_tokens(conceptors[name]):
+                longer = partial(_longer, site.size[0])
+                conceptors[name] = conceptors[name].mapped(longer)
+                if name in stiffness:
+                    stiffness[name] = longer(stiffness[name])
         return Claims(conceptors, stiffness)
 
     def without(self, names: Collection[str]) -> Claims:
@@ -104,42 +107,41 @@ class Remembered:
         Raises:
             ValueError: a layer has other inputs than when tasks were remembered.
         """
-        claimed, sizes = self.claimed.conceptors, dict[str, int]()
         for name, site in sites.items():
-            if name in claimed and site.size != (*claimed[name].batch_shape, claimed[name].dim):
-                _check_has_grown(site, claimed[name])
-                sizes[name] = site.size[0]
-        if not sizes:
-            return self
-        tasks = [
-            task.with_tokens({n: c for n, c in sizes.items() if n in task.conceptors})
-            for task in self.tasks
-        ]
-        return Remembered(self.claimed.with_tokens(sizes), tasks, self.n_tasks)
+            claimed = self.claimed.conceptors.get(name)
+            if claimed is None or site.has_more_tokens(claimed):
+                continue
+            if site.size != (*claimed.batch_shape, claimed.dim):
+                raise ValueError(
+                    f"layer {name!r} has {site.size[1]} inputs now and had {claimed.dim} when "
+                    f"tasks were remembered (biases included; groups: {site.size[0]} and "
+                    f"{claimed.batch_shape[0]}), so its protected directions do not fit its "
+                    f"inputs. Only outputs and tokens may be added. For new inputs add a layer "
+                    f"beside it, or create a new Shield and remember the old tasks' data again"
+                )
+        tasks = [task.grown(sites) for task in self.tasks]
+        return Remembered(self.claimed.grown(sites), tasks, self.n_tasks)
 
     def quota(self, name: str) -> float:
         """Return the share of a layer's input space that is claimed."""
-        if name not in self.claimed.conceptors:
-            return 0.0
-        if name not in self._quotas:
+        if name in self.claimed.conceptors and name not in self._quotas:
             self._quotas[name] = float(self.claimed.conceptors[name].quota.mean())
-        return self._quotas[name]
+        return self._quotas.get(name, 0.0)
 
-    def claims(self, sites: Iterable[str], protection: Protection) -> dict[str, Claim]:
+    def claims(self, sites: Collection[str], protection: Protection) -> dict[str, Claim]:
         """Return the claims of these layers, as guards need them."""
-        claims = {}
-        for name in sites:
-            conceptor = self.claimed.conceptors.get(name)
-            if conceptor is not None:
-                auto = protection.is_auto(name)
-                claims[name] = Claim(
-                    conceptor,
-                    rank=protection.rank_of(conceptor.dim),
-                    least=_LEAST if auto else 0.0,
-                    stiffness=self.claimed.stiffness.get(name) if auto else None,
-                    room=protection.room(name) if conceptor.dim > 2 else 0.0,
-                )
-        return claims
+        auto = {name for name in sites if protection.is_auto(name)}
+        return {
+            name: Claim(
+                conceptor,
+                rank=protection.rank_of(conceptor.dim),
+                least=_LEAST if name in auto else 0.0,
+                stiffness=self.claimed.stiffness.get(name) if name in auto else None,
+                room=protection.room(name) if conceptor.dim > 2 else 0.0,
+            )
+            for name, conceptor in self.claimed.conceptors.items()
+            if name in sites
+        }
 
 
 def join(
@@ -185,18 +187,13 @@ def claims_of_task(
         claimed: the conceptors of earlier tasks, for hard conceptors with a limited rank.
     """
     claims = Claims()
-    used = {name: sites[name] for name in moments}
-    rough = {name for name, site in used.items() if _is_rough(site, protection)}
-    for names in _alike(used, rough):  # sums and conceptors need not all fit in memory
+    for names, is_rough in _alike({name: sites[name] for name in moments}, protection):
         chosen = [name for name in names if protection.is_auto(name) and not moments[name].is_bare]
         matrices = [moments[name].correlation() for name in chosen]
-        sigma = dict(zip(chosen, _eigenvalues(matrices, names[0] in rough)))
-        for name in names:
+        sigma = dict(zip(chosen, _eigenvalues(matrices, is_rough) if chosen else ()))
+        for name in names:  # sums and conceptors need not all fit in memory
             sums, pull = moments.pop(name), protection.pull(name)
-            if protection.hard or sums.is_bare:
-                conceptor = _hard_conceptor(name, sums, protection, claimed.get(name))
-            else:
-                conceptor = _conceptor(name, sums, protection, sigma.get(name))
+            conceptor = _conceptor(name, sums, protection, claimed.get(name), sigma.get(name))
             claims.conceptors[name] = conceptor
             if pull and not sums.is_bare:  # a fixed parameter needs no pull
                 odds = conceptor.odds_trace().clamp_min(1e-300)  # [g], of Q = α² R
@@ -212,91 +209,90 @@ def decompose(
 
     The result depends on the odds alone, so training resumes bit for bit from a checkpoint.
     """
-    forms, rough = dict[str, OddsForm](), set[str]()
-    for name, conceptor in conceptors.items():
-        form = conceptor.form
-        if isinstance(form, OddsForm) and name in sites and not form.has_spectrum:
-            size = float(torch.linalg.matrix_norm(form.matrix).max())
-            if conceptor.dim > 1 and size <= spectra.LARGE:  # larger ones are decomposed in parts
-                forms[name] = form
-            if size <= _ROUGH and _is_rough(sites[name], protection):
-                rough.add(name)
-    for names in _alike({name: sites[name] for name in forms}, rough):
+    forms = {
+        name: conceptor.form
+        for name, conceptor in conceptors.items()
+        if name in sites
+        and conceptor.dim > 1
+        and isinstance(conceptor.form, OddsForm)
+        and conceptor.form.exact is None
+        and float(torch.linalg.matrix_norm(conceptor.form.matrix).max()) <= _MODERATE
+    }
+    for names, is_rough in _alike({name: sites[name] for name in forms}, protection):
         device = sites[names[0]].parameters[0].device  # loaded claims may be in main memory
-        whole = torch.cat([forms[name].matrix.to(device) for name in names])
-        odds, vectors = _solved(torch.linalg.eigh, whole, names[0] in rough)
-        counts = [len(forms[name].matrix) for name in names]
-        for name, *parts in zip(names, odds.split(counts), vectors.split(counts)):
-            forms[name].provide(*(part.to(forms[name].matrix) for part in parts))
+        matrices = [forms[name].matrix.to(device) for name in names]
+        for name, parts in zip(names, _solved(torch.linalg.eigh, matrices, is_rough)):
+            values, vectors = (part.to(forms[name].matrix) for part in parts)
+            forms[name].exact = spectra.from_eigen(values, vectors)
 
 
-def _is_rough(site: WeightBlock, protection: Protection) -> bool:
-    """Whether float32 is accurate enough for the decompositions of a block."""
-    is_double = any(p.dtype == torch.float64 for p in site.parameters)
-    return protection.is_auto(site.name) and not is_double
+def _alike(
+    sites: Mapping[str, WeightBlock], protection: Protection
+) -> Iterator[tuple[list[str], bool]]:
+    """Yield the names of blocks that are decomposed in one call: small ones of one size, on a GPU.
 
-
-def _alike(sites: Mapping[str, WeightBlock], rough: Collection[str]) -> list[list[str]]:
-    """Group the blocks that are decomposed in one call: small ones of one size, on a GPU."""
-    groups: dict[object, list[str]] = {}
+    Yields, too, whether float32 is accurate enough for them.
+    """
+    groups: dict[tuple[bool, *tuple[object, ...]], list[str]] = {}
     for name, site in sites.items():
         device, dim = site.parameters[0].device, site.size[1]
-        is_small = device.type == "cuda" and dim <= _BATCHED
-        groups.setdefault((device, dim, name in rough) if is_small else name, []).append(name)
-    return list(groups.values())
+        is_double = any(p.dtype == torch.float64 for p in site.parameters)
+        is_rough = protection.is_auto(name) and not is_double
+        alone = None if device.type == "cuda" and dim <= _BATCHED else name
+        groups.setdefault((is_rough, device, dim, alone), []).append(name)
+    for (is_rough, *_), names in groups.items():
+        yield names, is_rough
 
 
 def _eigenvalues(matrices: list[Tensor], rough: bool = False) -> list[Tensor]:
     """Compute the eigenvalues, descending and at least 0, of matrices `[g, d, d]` of one d."""
-    if not matrices:
-        return []
-    whole = torch.cat(matrices)
-    if whole.shape[-1] > 1:
-        values = _solved(lambda x: [torch.linalg.eigvalsh(x)], whole, rough)[0].flip(-1)
-    else:
-        values = whole[..., 0]
-    counts = [len(matrix) for matrix in matrices]
-    return list(values.clamp_min(0).split(counts))
+    solved = _solved(lambda x: [torch.linalg.eigvalsh(x)], matrices, rough)
+    return [values.flip(-1).clamp_min(0) for (values,) in solved]
 
 
 def _solved(
-    solve: Callable[[Tensor], Sequence[Tensor]], matrices: Tensor, rough: bool
-) -> Sequence[Tensor]:
-    """Decompose matrices, in float32 if `rough`, where LAPACK fails for a few of them."""
+    solve: Callable[[Tensor], Sequence[Tensor]], matrices: list[Tensor], rough: bool
+) -> Iterator[tuple[Tensor, ...]]:
+    """Decompose matrices `[g, d, d]` of one d, in float32 if `rough` and LAPACK succeeds there."""
+    whole = torch.cat(matrices)
+    size = whole.diagonal(dim1=-2, dim2=-1).amax(-1, keepdim=True).clamp_min(1e-300)
+    parts: Sequence[Tensor] = ()
     if rough:
-        size = matrices.diagonal(dim1=-2, dim2=-1).amax(-1).clamp_min(1e-300)  # not to overflow
-        try:
-            values, *vectors = solve((matrices / size[:, None, None]).float())
-        except RuntimeError:  # LinAlgError
-            return solve(matrices)
-        if bool(values.isfinite().all()):
-            return [values.double() * size[:, None], *(v.double() for v in vectors)]
-    return solve(matrices)
+        with suppress(RuntimeError):  # LinAlgError
+            values, *vectors = solve((whole / size[..., None]).float())  # cannot overflow
+            parts = [values.double() * size, *vectors] if bool(values.isfinite().all()) else ()
+    counts = [len(matrix) for matrix in matrices]
+    return zip(*(part.double().split(counts) for part in parts or solve(whole)))
 
 
 def _conceptor(
-    name: str, sums: Moments, protection: Protection, sigma: Tensor | None = None
+    name: str,
+    sums: Moments,
+    protection: Protection,
+    claimed: Conceptor | None,
+    sigma: Tensor | None = None,
 ) -> Conceptor:
-    """Compute a soft conceptor, from the eigenvalues of R if they are known."""
-    choice = protection.aperture(name)
-    if isinstance(choice, float):
-        _check_precision(name, sums, choice, protection.rank_of(sums.dim) is not None)
-        return sums.conceptor(choice)
-    if sigma is None:
-        (sigma,) = _eigenvalues([sums.correlation()])
-    return sums.conceptor(choice.aperture(sigma, sums.dim, protection.hard, _rounding(sums)))
+    """Compute a conceptor, from the eigenvalues of R if they are known.
 
-
-def _hard_conceptor(
-    name: str, sums: Moments, protection: Protection, claimed: Conceptor | None
-) -> Conceptor:
-    """Compute a hard conceptor; with a limited rank, directions of earlier tasks have priority."""
+    Where hard conceptors have a limited rank, directions of earlier tasks have priority.
+    """
     limit = protection.rank_of(sums.dim)
     is_exact = sums.sketch is None and sums.coarsest <= rounding(torch.float32)
     if sums.is_bare or (protection.claims_all(name) and limit is None and is_exact):
         spectrum = spectra.occupied(sums.correlation(), _rounding(sums))
         return Conceptor.from_form(SpectrumForm(spectrum, torch.float64))
-    conceptor = _conceptor(name, sums, protection)
+    choice = protection.aperture(name)
+    if isinstance(choice, float):
+        if limit is None:
+            _check_precision(name, sums, choice)
+        conceptor = sums.conceptor(choice)
+    else:
+        if sigma is None:
+            (sigma,) = _eigenvalues([sums.correlation()])
+        alpha = choice.aperture(sigma, sums.dim, protection.hard, _rounding(sums))
+        conceptor = sums.conceptor(alpha)
+    if not protection.hard:
+        return conceptor
     if limit is not None and limit < conceptor.dim:
         used = 0 if claimed is None else int((claimed.singular_values > 0.5).sum(-1).max())
         conceptor = conceptor.top_k(max(0, limit - used))
@@ -310,7 +306,7 @@ def _weight_of_drift(site: WeightBlock, moments: Moments) -> Tensor:
     """
     full = {id(p): site.whole(p.data) for p in site.parameters}
     matrix = site.matrix(site.parameters, full)  # [g, out, d]
-    inputs, outputs = moments.output_energy(matrix)
+    inputs, outputs = moments.energy(), moments.output_energy(matrix)
     out, dim = matrix.shape[1:]
     least = 1e-4 * (out / (3 * dim)) * inputs.sum()
     return inputs / torch.maximum(outputs.sum(), least).clamp_min(1e-300)
@@ -327,43 +323,20 @@ def _rounding(sums: Moments) -> float:
     return max(1e-12, 4 * sums.coarsest, math.sqrt(sums.dim) * eps / 2)
 
 
-def _check_precision(name: str, sums: Moments, alpha: float, limited: bool) -> None:
+def _check_precision(name: str, sums: Moments, alpha: float) -> None:
     """Raise ValueError if aperture² times rounding is not small: rounding would be protected.
 
-    Rounding in the sums is relative to the largest direction. Rounding of rows in half precision
-    is spread evenly over all directions, and is harmless where their number is limited.
+    Rounding of rows is spread evenly over all directions.
     """
-    top = float(sums.energy().max())
-    in_rows = 0.0 if limited else sums.coarsest * top / sums.dim * alpha**2
-    in_sums = torch.finfo(torch.float64).eps * top * alpha**2
-    if max(in_sums, in_rows) <= 0.1:
-        return
-    is_dense = in_rows <= 0.1 and sums.sketch is None
-    if is_dense and is_accurate(sums.correlation() * alpha**2):  # columns of other scales
-        return
-    is_half = in_rows > in_sums
-    raise ValueError(
-        f"{'half precision' if is_half else 'float64'} is too coarse for aperture {alpha} at layer "
-        f"{name!r}: its inputs have a mean square norm of {top:.3g}, so rounding errors would "
-        f"count as protected directions. Lower the aperture"
-        f"{', or call remember outside autocast' if is_half else ''}"
-    )
-
-
-def _check_has_grown(site: WeightBlock, claimed: Conceptor) -> None:
-    """Raise ValueError unless a block is a vocabulary that has more tokens than were remembered."""
-    if site.has_more_tokens(claimed):
-        return
-    had, has = (
-        f"{d} inputs" if g == 1 else f"{g} groups of {d}"
-        for g, d in [(claimed.batch_shape[0], claimed.dim), site.size]
-    )
-    raise ValueError(
-        f"layer {site.name!r} has {has} now (biases included) and had {had} when tasks were "
-        f"remembered, so its protected directions do not fit its inputs. Only outputs and tokens "
-        f"may be added. For new inputs add a layer beside it, or create a new Shield and remember "
-        f"the old tasks' data again"
-    )
+    energy = float(sums.energy().max())
+    if sums.coarsest * energy / sums.dim * alpha**2 > 0.1:
+        is_half = sums.coarsest > rounding(torch.float32)
+        raise ValueError(
+            f"{'half precision' if is_half else 'float32'} is too coarse for aperture {alpha} at "
+            f"layer {name!r}: its inputs have a mean square norm of {energy:.3g}, so rounding "
+            f"errors would count as protected directions. Lower the aperture, or call remember "
+            f"{'outside autocast' if is_half else 'on a model in float64'}"
+        )
 
 
 def _longer(count: int, x: Tensor, *_: object) -> Tensor:
@@ -385,12 +358,17 @@ def join_novel(claimed: Conceptor, new: Conceptor, known: float) -> Conceptor:
     [0.857, 0.818, 0.75]
     """
     is_hard = any(not bool(torch.isfinite(c.odds_trace()).all()) for c in (claimed, new))
-    if is_hard or not known:
+    if is_hard or not known or (claimed.is_factored and new.is_factored):
         return claimed | new
-    if claimed.is_factored and new.is_factored:
-        return claimed | new
-    odds = _joined(_odds(claimed), _odds(new), known)
-    return Conceptor.from_form(OddsForm(odds, new.dtype))
+    more = _odds(new)
+    sizes, axes = torch.linalg.eigh(_odds(claimed) + more)
+    is_used = sizes > tolerance(sizes.shape[-1], sizes.dtype) * sizes[..., -1:]
+    inner = axes * torch.where(is_used, sizes.rsqrt(), 0.0).unsqueeze(-2)
+    outer = axes * torch.where(is_used, sizes.sqrt(), 0.0).unsqueeze(-2)
+    share, turn = torch.linalg.eigh(inner.mT @ more @ inner)
+    share = share.clamp(0, 1)  # t
+    total = 1 - share + (share - known * (1 - share)).clamp_min(0)
+    return Conceptor.from_form(OddsForm(_product(outer @ turn, total), new.dtype))
 
 
 def stride(claimed: Conceptor, new: Conceptor, known: float) -> Tensor:
@@ -412,18 +390,6 @@ def stride(claimed: Conceptor, new: Conceptor, known: float) -> Tensor:
     remaining = torch.linalg.eigvalsh((free + free.mT) / 2)[..., -1]
     ratio = torch.where(odds.amax(-1) > 0, top / remaining.clamp(top / _MOST, top), 1.0)
     return ratio ** (known / 2)
-
-
-def _joined(old: Tensor, more: Tensor, known: float) -> Tensor:
-    """Q `[..., d, d]` of Q_A = `old` and Q_C = `more`."""
-    sizes, axes = torch.linalg.eigh(old + more)
-    is_used = sizes > tolerance(old.shape[-1], old.dtype) * sizes[..., -1:]
-    inner = axes * torch.where(is_used, sizes.rsqrt(), 0.0).unsqueeze(-2)
-    outer = axes * torch.where(is_used, sizes.sqrt(), 0.0).unsqueeze(-2)
-    share, turn = torch.linalg.eigh(inner.mT @ more @ inner)
-    share = share.clamp(0, 1)  # t
-    total = 1 - share + (share - known * (1 - share)).clamp_min(0)
-    return _product(outer @ turn, total)
 
 
 def _odds(conceptor: Conceptor) -> Tensor:

@@ -9,9 +9,9 @@ data. Embeddings count all tokens. A bare parameter has no rows; it is used by a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from operator import is_
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,14 +31,14 @@ from conceptors._internal.batches import (
 )
 from conceptors._internal.precision import exactly, full, tensor_cores
 from conceptors.algebra.conceptor import Conceptor
-from conceptors.layers import Call, Draws, OwnedRows, Rows, Rule, Sample, SecondMoment
+from conceptors.layers import Call, Draws, Rows, Rule, Sample, SecondMoment
 from conceptors.layers.bare import is_bare
 from conceptors.layers.dora import WeightReads
 from conceptors.moments import Correlation, FrequentDirections
 from conceptors.moments.correlation import add_products_
 from conceptors.shield.blocks import WeightBlock
 from conceptors.shield.distributed import failing_together, is_distributed, naming_lost_process
-from conceptors.shield.uses import StrayUse, WeightUses, refuse
+from conceptors.shield.uses import WeightUses, refuse
 
 _CHECK = 64  # batches between checks that wait for the device
 _BUFFERED = 4096  # rows that are collected before their products are computed
@@ -63,18 +63,16 @@ def collect(
     seed: int,
     sketch: Callable[[int], int | None],
     progress: bool,
-    strays: Callable[[Iterable[StrayUse]], None] = refuse,
+    strays: Callable[[Mapping[str, str]], None] = refuse,
     who: str = "remember",
 ) -> dict[str, Moments]:
     """Collect the moments of all blocks that rows reach.
 
-    The model runs in evaluation mode without gradients. Training flags, random state and hooks are
-    restored afterwards, also after an exception.
+    Training flags, random state and hooks are restored afterwards, also after an exception.
 
     Args:
-        all_rows: whether to use every row, or a sample.
         sketch: returns how many directions a layer with so many inputs stores; None for all.
-        strays: handles weights that are used where no rule covers them.
+        strays: handles weights that are used where no rule covers them; see `WeightUses.stray`.
         who: the method that errors name.
 
     Raises:
@@ -84,15 +82,16 @@ def collect(
     check_batches(batches, who)
     feed = feed or feed_first
     limit = None if limit is None else checks.whole(limit, "limit", 1)
-    shared, run, count = SharedRows(), Pass(all_rows, seed), 0
-    moments = {name: Moments(s, sketch, shared) for name, s in sites.items()}
-    uses = WeightUses(sites, WeightReads(model))
+    run, uses, count = Pass(all_rows, seed), WeightUses(sites, WeightReads(model)), 0
+    moments = {name: Moments(site, sketch) for name, site in sites.items()}
+    layers = _layers(sites, moments, run, uses)
     device = next(model.parameters()).device
     with failing_together(device), undisturbed(model), ExitStack() as hooks:
-        hooks.enter_context(uses.observing())
-        layers = _layers(sites, moments, run, uses)
+        for handle in uses.observe():
+            hooks.callback(handle.remove)
         for layer in layers:
-            hooks.callback(layer.observe().remove)
+            hook = layer.layer.register_forward_hook  # the first: FSDP frees weights in its own
+            hooks.callback(hook(layer.record, with_kwargs=True, prepend=True).remove)
         for batch in with_progress(iterate(batches, limit, who), progress, who):
             if not count:
                 run.batches = expected(batches, limit, batch)
@@ -114,11 +113,10 @@ def collect(
             f"{who} got no batches: the loader is empty, or an iterator that was used before"
             f"{effect}. Pass a DataLoader or a list of batches"
         )
-    if is_distributed():
-        with naming_lost_process():
-            for sums in moments.values():
-                sums.sums.all_reduce()
-    reached = {name: sums for name, sums in moments.items() if sums.weight > 0}
+    with naming_lost_process():
+        for sums in moments.values():
+            sums.sums.all_reduce()
+    reached = {name: sums for name, sums in moments.items() if sums.sums.weight > 0}
     if not reached:
         listed = ", ".join(list(sites)[:5]) + (", ..." if len(sites) > 5 else "")
         raise ValueError(
@@ -126,179 +124,13 @@ def collect(
             f"{effect}. Check that feed(model, batch) calls the model on samples, "
             f"and that some of the layers it uses are neither frozen nor excluded"
         )
-    for name, sums in reached.items():
-        if not bool(sums.energy().isfinite().all()):
-            raise ValueError(
-                f"the inputs of layer {name!r} are too large: their squares overflow; nothing was "
-                f"remembered. Scale the inputs, for example to unit variance"
-            )
+    large = [name for name, sums in reached.items() if not bool(sums.energy().isfinite().all())]
+    if large:
+        raise ValueError(
+            f"the inputs of layer {large[0]!r} are too large: their squares overflow; nothing was "
+            f"remembered. Scale the inputs, for example to unit variance"
+        )
     return reached
-
-
-class SharedRows:
-    """Copies and products of the last rows, for other blocks that receive the same tensors."""
-
-    def __init__(self) -> None:
-        self._original: Tensor | None = None
-        self._copy = torch.empty(0)
-        self._chunks: list[Tensor] = []
-        self._products: tuple[Tensor, Tensor] | None = None
-
-    def copy(self, values: Tensor) -> Tensor:
-        """Copy rows that other code may change."""
-        if self._original is not values:
-            self._original, self._copy = values, values.clone()
-        return self._copy
-
-    def products(self, chunks: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Return XᵀX `[g, d, d]` and Σ x `[g, d]` of the rows of chunks that never change."""
-        is_same = len(chunks) == len(self._chunks) and all(map(is_, chunks, self._chunks))
-        if self._products is None or not is_same:
-            self._chunks, self._products = list(chunks), products_and_sums(chunks)
-        return self._products
-
-
-@exactly()
-def products_and_sums(chunks: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Compute XᵀX `[g, d, d]` and Σ x `[g, d]` of rows in chunks `[g, n, d]`, in float64.
-
-    Products of half-precision numbers are exact in float32, also on tensor cores (TF32), and are
-    summed in float32.
-    """
-    rows = chunks[0] if len(chunks) == 1 else torch.cat(chunks, 1)
-    if rows.shape[-1] == 1:
-        rows = rows.double()
-        return rows.square().sum(1, keepdim=True), rows.sum(1)
-    wide = rows.float() if rows.dtype in _HALF else rows.double()
-    if rows.dtype in _HALF and rows.is_cuda:
-        with tensor_cores():
-            return wide.mT @ wide, wide.sum(1)
-    products = wide.new_zeros(len(wide), wide.shape[-1], wide.shape[-1])
-    one = len(wide) == 1  # a single matrix is faster than a batch of one
-    add_products_(products[0] if one else products, *([wide[0] if one else wide] * 2))
-    return products, wide.sum(1)
-
-
-class Moments:
-    """Σ w [x; e] [x; e]ᵀ of rows `[g, n, d]`, with k bias columns; for wide layers as a sketch.
-
-    e marks the bias of a row (all zero for a layer without bias). Rows are buffered until there
-    are at least 4096 and as many as columns; call `flush` before reading.
-
-    Attributes:
-        sums: `[g, d + k, d + k]`, or the sketch, in float64.
-        coarsest: the largest rounding error of the rows.
-    """
-
-    def __init__(
-        self,
-        site: WeightBlock,
-        sketch: Callable[[int], int | None],
-        shared: SharedRows,
-    ) -> None:
-        self.groups, self.dim = site.size
-        self.biases, self.coarsest = len(site.biases), 0.0
-        self.device, self.is_bare = site.parameters[0].device, is_bare(site.block)
-        self._counts_tokens = site.block.layout == "tokens"
-        self._shared = shared
-        self._buffered: dict[tuple[float, int | None, torch.dtype], list[Tensor]] = {}
-        self._count = 0  # of buffered rows
-        rank = sketch(self.dim) if self.groups == 1 else None
-        self.sums: Correlation | FrequentDirections
-        if rank is None or rank >= self.dim:
-            self.sums = Correlation(self.dim, groups=self.groups, device=self.device)
-        else:
-            self.sums = FrequentDirections(self.dim, rank, device=self.device)
-
-    @property
-    def weight(self) -> float:
-        return self.sums.weight
-
-    @property
-    def sketch(self) -> FrequentDirections | None:
-        """The sketch of a wide layer."""
-        return self.sums if isinstance(self.sums, FrequentDirections) else None
-
-    @property
-    def dropped(self) -> float:
-        """The largest error of a direction relative to the largest one."""
-        if self.sketch is None:
-            return 0.0
-        top = float(torch.linalg.matrix_norm(self.correlation(), 2))
-        return self.sketch.error_bound / max(top, 1e-300)
-
-    def add(self, rows: Rows | SecondMoment, bias_column: int | None) -> None:
-        """Add the rows of one call."""
-        if isinstance(rows, SecondMoment):
-            if isinstance(self.sums, FrequentDirections):
-                raise TypeError("a rule for a wide layer must yield rows, not second moments")
-            self.sums.add(rows.total, rows.weight)
-            return
-        values, many = rows.values, max(_BUFFERED, self.dim)
-        self.coarsest = max(self.coarsest, rounding(values.dtype))
-        if isinstance(self.sums, FrequentDirections):
-            samples = functional.pad(full(values[0]), (0, self.biases))
-            if bias_column is not None:
-                samples[:, values.shape[2] + bias_column] = 1
-            if bool(samples.isfinite().all()):  # else Pass raises an error with layer and batch
-                weights = torch.full((len(samples),), rows.weight, dtype=torch.float64)
-                self.sums.update(samples, weights.to(samples.device))
-            return
-        count = values.shape[1]
-        if count < many and not isinstance(rows, OwnedRows):
-            values = self._shared.copy(values)  # other code may change them
-        if count:
-            self._buffered.setdefault((rows.weight, bias_column, values.dtype), []).append(values)
-        self._count += count
-        if self._count >= many:
-            self.flush()
-
-    def flush(self) -> None:
-        """Add the buffered rows to the sums."""
-        for (weight, bias_column, _), chunks in self._buffered.items():
-            assert isinstance(self.sums, Correlation)
-            products, sums = self._shared.products(chunks)
-            total, dim = self.sums.sum, products.shape[-1]
-            count = sum(chunk.shape[1] for chunk in chunks)
-            total[:, :dim, :dim].add_(products, alpha=weight)
-            if bias_column is not None:
-                bias = dim + bias_column
-                total[:, :dim, bias].add_(sums, alpha=weight)
-                total[:, bias, :dim].add_(sums, alpha=weight)
-                total[:, bias, bias].add_(count * weight)
-            self.sums.weight += count * weight
-        self._buffered, self._count = {}, 0
-
-    def correlation(self) -> Tensor:
-        """Compute R `[g, d, d]`; of tokens, 1 for each that occurred; of a sketch Bᵀ B, B Bᵀ."""
-        if isinstance(self.sums, FrequentDirections):
-            return (self.sums.rows() @ self.sums.rows().mT)[None]
-        return (self.sums.sum > 0).double() if self._counts_tokens else self.sums.matrix()
-
-    def conceptor(self, aperture: float | Tensor) -> Conceptor:
-        """Compute the conceptors `[g]` of R."""
-        if isinstance(self.sums, FrequentDirections):
-            single = self.sums.conceptor(float(aperture))
-            return single.mapped(lambda tensor, _: tensor[None])
-        return Conceptor.from_second_moment(self.correlation(), aperture)
-
-    def energy(self) -> Tensor:
-        """Compute tr R `[g]`."""
-        if isinstance(self.sums, FrequentDirections) or self._counts_tokens:
-            return self.correlation().diagonal(dim1=-2, dim2=-1).sum(-1)
-        return self.sums.sum.diagonal(dim1=-2, dim2=-1).sum(-1) / self.weight
-
-    def output_energy(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute E|x|² and E|W x|² `[g]` for W `[g, out, d]`, with the frequencies of tokens."""
-        matrix = full(matrix)
-        if isinstance(self.sums, FrequentDirections):
-            outputs = (matrix[0] @ self.sums.rows().to(matrix).mT).square().sum()
-            return self.energy(), outputs[None]
-        R = self.sums.sum / self.weight
-        inputs: Tensor = R.diagonal(dim1=-2, dim2=-1).sum(-1)
-        if R.shape[-1] == 1:
-            return inputs, matrix.square().sum((1, 2)) * inputs
-        return inputs, ((matrix @ R.to(matrix)) * matrix).sum((1, 2))
 
 
 class Pass:
@@ -329,35 +161,153 @@ class Pass:
             return
         device = noted[0][2].device
         finite = torch.stack([total.to(device) for *_, total in noted]).isfinite().tolist()
-        bad = [(site, batch) for (site, batch, _), is_finite in zip(noted, finite) if not is_finite]
-        if bad:
-            site, batch = bad[0]
-            others = len({name for name, when in bad if when == batch} - {site})
-            raise ValueError(
-                f"NaN or infinite activations enter {site!r}"
-                f"{f' and {others} more' if others else ''} in batch {batch}; "
-                f"nothing was remembered. Check that batch, or whether training diverged"
-            )
+        for (site, batch, _), is_finite in zip(noted, finite):
+            if not is_finite:
+                raise ValueError(
+                    f"NaN or infinite activations enter {site!r} in batch {batch}; nothing was "
+                    f"remembered. Check that batch, or whether training diverged"
+                )
 
 
+@exactly()
+def products(rows: Tensor) -> Tensor:
+    """Compute XᵀX `[g, d, d]` of rows `[g, n, d]`, in float64.
+
+    Products of half-precision numbers are exact in float32, also on tensor cores (TF32), and are
+    summed in float32.
+    """
+    wide = rows.float() if rows.dtype in _HALF else rows.double()
+    if rows.dtype in _HALF and rows.is_cuda:
+        with tensor_cores():
+            return wide.mT @ wide
+    total = wide.new_zeros(len(wide), wide.shape[-1], wide.shape[-1])
+    one = wide.squeeze(0)  # a single matrix is faster than a batch of one
+    add_products_(total.squeeze(0), one, one)
+    return total
+
+
+class Moments:
+    """Σ w [x; e] [x; e]ᵀ of rows `[g, n, d]`, with k bias columns; for wide layers as a sketch.
+
+    e marks the bias of a row (all zero for a layer without bias). Rows are buffered until there
+    are at least 4096 and as many as columns; call `flush` before reading.
+
+    Attributes:
+        sums: `[g, d + k, d + k]`, or the sketch, in float64.
+        coarsest: the largest rounding error of the rows.
+    """
+
+    def __init__(self, site: WeightBlock, sketch: Callable[[int], int | None]) -> None:
+        self.groups, self.dim = site.size
+        self.biases, self.coarsest = len(site.biases), 0.0
+        self.is_bare = is_bare(site.block)
+        self._counts_tokens = site.block.layout == "tokens"
+        self._buffered: dict[float, list[Tensor]] = {}  # rows by weight
+        self._count = 0  # of buffered rows
+        device = site.parameters[0].device
+        rank = sketch(self.dim) if self.groups == 1 else None
+        self.sums: Correlation | FrequentDirections
+        if rank is None or rank >= self.dim:
+            self.sums = Correlation(self.dim, groups=self.groups, device=device)
+        else:
+            self.sums = FrequentDirections(self.dim, rank, device=device)
+
+    @property
+    def sketch(self) -> FrequentDirections | None:
+        """The sketch of a wide layer."""
+        return self.sums if isinstance(self.sums, FrequentDirections) else None
+
+    @property
+    def dropped(self) -> float:
+        """The largest error of a direction relative to the largest one."""
+        if self.sketch is None:
+            return 0.0
+        top = float(torch.linalg.matrix_norm(self.correlation(), 2))
+        return self.sketch.error_bound / max(top, 1e-300)
+
+    def add(self, rows: Rows | SecondMoment, bias_column: int | None) -> None:
+        """Add the rows of one call."""
+        has_rows, shape = isinstance(rows, Rows), list(rows[0].shape)
+        inner = self.dim - self.biases if has_rows else self.dim
+        if len(shape) != 3 or shape[::2] != [self.groups, inner]:
+            what, count = ("rows", "n") if has_rows else ("second moments", inner)
+            wanted = f"[{self.groups}, {count}, {inner}]"
+            raise ValueError(f"{what} must have shape {wanted}, got {shape}")
+        if isinstance(rows, SecondMoment):
+            if isinstance(self.sums, FrequentDirections):
+                raise TypeError("a rule for a wide layer must yield rows, not second moments")
+            self.sums.add(rows.total, rows.weight)
+            return
+        values = functional.pad(rows.values, (0, self.biases))  # a copy
+        if bias_column is not None:
+            values[..., inner + bias_column] = 1
+        self.coarsest = max(self.coarsest, rounding(values.dtype))
+        self._buffered.setdefault(rows.weight, []).append(values)
+        self._count += shape[1]
+        if self.sketch is not None or self._count >= max(_BUFFERED, self.dim):
+            self.flush()
+
+    def flush(self) -> None:
+        """Add the buffered rows to the sums."""
+        for weight, chunks in self._buffered.items():
+            rows = torch.cat(chunks, 1)
+            count = rows.shape[1]
+            if isinstance(self.sums, Correlation):
+                self.sums.add(products(rows) * weight, count * weight)
+            else:
+                samples = full(rows[0])
+                self.sums.update(samples, samples.new_full((count,), weight))
+        self._buffered, self._count = {}, 0
+
+    def correlation(self) -> Tensor:
+        """Compute R `[g, d, d]`; of tokens, 1 for each that occurred; of a sketch Bᵀ B, B Bᵀ."""
+        if isinstance(self.sums, FrequentDirections):
+            return (self.sums.rows() @ self.sums.rows().mT)[None]
+        return (self.sums.sum > 0).double() if self._counts_tokens else self.sums.matrix()
+
+    def conceptor(self, aperture: float | Tensor) -> Conceptor:
+        """Compute the conceptors `[g]` of R."""
+        if isinstance(self.sums, FrequentDirections):
+            single = self.sums.conceptor(float(aperture))
+            return single.mapped(lambda tensor, _: tensor[None])
+        return Conceptor.from_second_moment(self.correlation(), aperture)
+
+    def energy(self) -> Tensor:
+        """Compute E|x|² `[g]`, of tokens their frequencies."""
+        if isinstance(self.sums, FrequentDirections):
+            return self.sums.rows().square().sum()[None]
+        return self.sums.sum.diagonal(dim1=-2, dim2=-1).sum(-1) / self.sums.weight
+
+    def output_energy(self, matrix: Tensor) -> Tensor:
+        """Compute E|W x|² `[g]` for W `[g, out, d]`."""
+        matrix = full(matrix)
+        if isinstance(self.sums, FrequentDirections):
+            return (matrix[0] @ self.sums.rows().to(matrix).mT).square().sum()[None]
+        moment = (self.sums.sum / self.sums.weight).to(matrix)
+        return ((matrix @ moment) * matrix).sum((1, 2))
+
+
+@dataclass
 class LayerInputs:
-    """Add the rows of one layer's calls to the moments of its blocks."""
+    """Adds the rows of one layer's calls to the moments of its blocks.
 
-    def __init__(self, layer: nn.Module, rule: Rule, run: Pass, uses: WeightUses) -> None:
-        self._layer, self._rule, self._run, self._uses = layer, rule, run, uses
-        self._blocks = [block.name for block in rule.blocks(layer)]
-        # by block: the name of its site, its moments, and the column of the layer's bias
-        self.takers: dict[str, list[tuple[str, Moments, int | None]]] = {}
-        self._reached: set[str] = set()  # blocks with rows so far
-        self._first: int | None = None  # the first batch that reached the layer
-        self._sample = Sample(self._cap, run.draws)
+    Attributes:
+        takers: by block, the name of its site, its moments, and the column of the layer's bias.
+        reached: the blocks with rows so far.
+        first: the first batch that reached the layer.
+    """
 
-    def observe(self) -> Any:
-        """Install the hook: the first of all hooks, because FSDP frees weights in its own."""
-        return self._layer.register_forward_hook(self._record, with_kwargs=True, prepend=True)
+    layer: nn.Module
+    rule: Rule
+    run: Pass
+    uses: WeightUses
+    takers: dict[str, list[tuple[str, Moments, int | None]]] = field(default_factory=dict)
+    reached: set[str] = field(default_factory=set)
+    first: int | None = None
 
-    def _record(self, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if self._uses.is_read(layer, args):
+    def record(self, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        """Add the rows of a call of the layer."""
+        if self.uses.is_read(layer, args):
             return
         if any(is_functorch_wrapped_tensor(x) for x in args if isinstance(x, Tensor)):
             raise ValueError(
@@ -365,81 +315,67 @@ class LayerInputs:
                 f"where its inputs cannot be read; nothing was remembered. Pass remember a "
                 f"feed(model, batch) that calls the model on whole batches"
             )
-        self._first = self._run.batch if self._first is None else self._first
-        for call in self._uses.calls(layer, Call(args, kwargs, output)):
-            self._add(call)
-
-    def _add(self, call: Call) -> None:
-        """Add the rows of one call; errors name the layer and the rule."""
+        self.first = self.run.batch if self.first is None else self.first
         try:
-            for block, rows in self._rule.rows(self._layer, call, self._sample):
-                if block not in self._blocks:
-                    raise ValueError(f"it gave rows of {block!r}; its blocks are {self._blocks}")
-                self._reached.add(block)
-                for i, (site, moments, bias_column) in enumerate(self.takers.get(block, ())):
-                    _check_shape(rows, moments)
-                    if not i:
-                        self._run.note(site, rows[0])
-                    moments.add(rows, bias_column)
+            for call in self.uses.calls(layer, Call(args, kwargs, output)):
+                self._add(call)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
+            self.run.check_finite()  # names the batch
             raise ValueError(
                 f"{self._description()} failed with {type(error).__name__}: {error}; nothing was "
                 f"remembered"
             ) from error
 
+    def _add(self, call: Call) -> None:
+        """Add the rows of one call of the class that the rule is for."""
+        names = [block.name for block in self.rule.blocks(self.layer)]
+        for block, rows in self.rule.rows(self.layer, call, Sample(self._cap, self.run.draws)):
+            if block not in names:
+                raise ValueError(f"it gave rows of {block!r}; its blocks are {names}")
+            self.reached.add(block)
+            for i, (site, moments, bias_column) in enumerate(self.takers.get(block, ())):
+                if not i:
+                    self.run.note(site, rows[0])
+                moments.add(rows, bias_column)
+
     def _cap(self, count: int, dim: int) -> int | None:
         """Return how many of `count` rows of `dim` numbers are used; None for all."""
-        if self._run.all_rows:
+        if self.run.all_rows:
             return None
-        wanted = enough(dim) / (self._run.batches or self._run.batch + 1)
-        wanted = max(wanted, _FIRST if self._run.batch == self._first else _FEWEST)
+        wanted = enough(dim) / (self.run.batches or self.run.batch + 1)
+        wanted = max(wanted, _FIRST if self.run.batch == self.first else _FEWEST)
         return None if wanted > 0.75 * count else math.ceil(wanted)
 
     def check(self) -> None:
         """Raise ValueError if a layer was called, but its rule gave no rows of a block."""
-        missing = sorted(self.takers.keys() - self._reached)
-        if self._first is not None and missing:
+        missing = sorted(self.takers.keys() - self.reached)
+        if self.first is not None and missing:
             raise ValueError(
                 f"{self._description()} gave no rows of its block {missing[0]!r}, which would not "
                 f"be protected; nothing was remembered. Yield them in the rule's `rows`"
             )
 
     def _description(self) -> str:
-        sites = dict.fromkeys(taker[0] for takers in self.takers.values() for taker in takers)
-        kinds = f"{type(self._layer).__name__}, rule {type(self._rule).__name__}"
+        sites = dict.fromkeys(site for takers in self.takers.values() for site, *_ in takers)
+        kinds = f"{type(self.layer).__name__}, rule {type(self.rule).__name__}"
         return f"layer {', '.join(sites)} ({kinds})"
 
 
 def _layers(
-    sites: Mapping[str, WeightBlock],
-    moments: Mapping[str, Moments],
-    run: Pass,
-    uses: WeightUses,
+    sites: Mapping[str, WeightBlock], moments: Mapping[str, Moments], run: Pass, uses: WeightUses
 ) -> list[LayerInputs]:
     """Create the recorder of every layer that has a block with rows."""
     layers: dict[nn.Module, LayerInputs] = {}
     for name, site in sites.items():
         for source in () if is_bare(site.block) else site.sources:
-            if source.layer not in layers:
-                layers[source.layer] = LayerInputs(source.layer, source.rule, run, uses)
-            takers = layers[source.layer].takers.setdefault(source.block.name, [])
+            inputs = LayerInputs(source.layer, source.rule, run, uses)
+            takers = layers.setdefault(source.layer, inputs).takers.setdefault(
+                source.block.name, []
+            )
             takers.append((name, moments[name], source.bias_column))
     return list(layers.values())
-
-
-def _check_shape(rows: Rows | SecondMoment, moments: Moments) -> None:
-    """Raise ValueError unless rows are `[g, n, d]`, or second moments `[g, d, d]`."""
-    groups, dim, shape = moments.groups, moments.dim, list(rows[0].shape)
-    if isinstance(rows, SecondMoment):
-        what, wanted = "second moments", f"[{groups}, {dim}, {dim}]"
-        fits = shape == [groups, dim, dim]
-    else:
-        what, wanted = "rows", f"[{groups}, n, {dim - moments.biases}]"
-        fits = len(shape) == 3 and shape[::2] == [groups, dim - moments.biases]
-    if not fits:
-        raise ValueError(f"{what} must have shape {wanted}, got {shape}")
 
 
 def rounding(dtype: torch.dtype) -> float:

@@ -7,24 +7,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch import distributed as dist
 
 from conceptors.shield.blocks import is_sharded, shard_like
-
-
-def local(tensor: Tensor) -> Tensor:
-    """Return the local part of a sharded tensor; other tensors are returned as they are."""
-    part: Tensor = getattr(tensor, "_local_tensor", tensor)  # to_local() is slow and makes views
-    return part
-
-
-def versions(parameter: nn.Parameter) -> tuple[int, int]:
-    """Return the version counters of a parameter and of its local part.
-
-    The first is the same on all processes as long as they run the same operations.
-    """
-    return parameter._version, local(parameter)._version
 
 
 def gathered(tensor: Any) -> Tensor:
@@ -38,24 +24,6 @@ def cut_like(tensor: Tensor, like: Tensor) -> Tensor:
     if is_sharded(tensor) or not is_sharded(like):
         return tensor.clone()
     return shard_like(tensor.to(like.device), like)
-
-
-def gather_rows(rows: Tensor, like: Any) -> Tensor:
-    """Gather the rows `[1, out, k]` of all processes, for a parameter sharded by rows."""
-    from torch.distributed.tensor import DTensor
-
-    shape = torch.Size((like.shape[0], rows.shape[-1]))
-    whole: Any = DTensor.from_local(
-        rows[0], like.device_mesh, like.placements, shape=shape, stride=(shape[1], 1)
-    )
-    return gathered(whole)[None]
-
-
-def cut_rows(whole: Tensor, like: Any) -> Tensor:
-    """Return this process's rows of `[1, out, k]`; other shapes are returned as they are."""
-    if whole.ndim != 3 or whole.shape[:2] != (1, like.shape[0]):
-        return whole
-    return local(shard_like(whole[0].to(like.device), like))[None]
 
 
 def is_distributed() -> bool:

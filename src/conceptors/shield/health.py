@@ -2,40 +2,42 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from threading import RLock
 from typing import Any, NamedTuple
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakMethod, WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from conceptors._internal.checks import outside
 from conceptors._internal.precision import exactly, full
-from conceptors.algebra import spectrum as spectra
 from conceptors.algebra.conceptor import Conceptor
-from conceptors.algebra.forms import OddsForm
 from conceptors.shield.blocks import WeightBlock, is_sharded, matches
+from conceptors.shield.guard import Guards
 
 _FULL = 0.95  # a layer with a larger quota is full
 _STUCK = 0.05  # a layer hardly learns if a smaller share of its gradients is applied
 _STUCK_AUTO = 0.01  # the same for aperture="auto", whose directions stay soft
 _DROPPED = 1e-12  # of a sketch's largest direction: less is rounding
 
-_PROBES = 8  # random protected directions of a fingerprint
-_ROWS, _NUMBERS = 64, 2**18  # outputs that are compared; fewer for many groups
+_PROBES = 16  # random inputs of a fingerprint
+_ROWS, _NUMBERS = 256, 2**18  # outputs that are compared; fewer for many groups
 _SOFT = 0.2  # soft conceptors let weights move a little
 _HARD, _ROUNDING = 1e-3, 1e7  # hard tolerance: the smaller of 1e-3 and 1e7 eps
 
-_SAMPLED = 4096  # numbers of a buffer that are compared
-_EXCERPT = 64  # numbers of a layer's weights that are compared after loading
-_TOLERATED = 1e-2  # relative change of either, such as rounding to bfloat16
+_EXCERPT = 4096  # numbers of a buffer, or of a layer's weights after loading, that are compared
+_TOLERATED = 1e-2  # relative change of an excerpt, such as rounding to bfloat16
 
 
 class UnprotectedWarning(UserWarning):
@@ -50,91 +52,68 @@ class Health:
     """Compare what the shield and the guards report with what was accepted, and warn.
 
     Attributes:
+        has_accepted: whether weights were accepted since a state was loaded.
         resting: layers that tasks used while they were frozen, and that have not learned since.
     """
 
     def __init__(self, hard: bool, seed: int, exclude: list[str], follows_batchnorm: bool) -> None:
-        self.resting: set[str] = set()
+        self.has_accepted, self.resting = False, set[str]()
         self._hard, self._seed = hard, seed
         self._exclude, self._follows_batchnorm = exclude, follows_batchnorm
         self._lock = RLock()
         self._prints: dict[str, Fingerprint] = {}
-        self._buffers: dict[str, Tensor] = {}
+        self._buffers: dict[str, Tensor] = {}  # excerpts
         self._loaded: dict[str, Tensor] = {}  # excerpts of the weights beside a loaded state
         self._foreign: dict[str, float] = {}  # how far other code has moved weights between steps
         self._reported: defaultdict[str, set[str]] = defaultdict(set)  # names by kind of warning
         self._strangers: WeakSet[Optimizer] = WeakSet()  # seen without a guard
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Raise RuntimeError in a second thread while the first is at work."""
+    def check_thread(self) -> None:
+        """Raise RuntimeError if another thread is at work."""
         if not self._lock.acquire(blocking=False):
             raise RuntimeError(
                 "this shield is in use by another thread, and two threads would corrupt it; wait "
                 "for that thread, or use a lock"
             )
-        try:
-            yield
-        finally:
-            self._lock.release()
+        self._lock.release()
 
-    def check_thread(self) -> None:
-        """Raise RuntimeError if another thread is at work."""
-        with self.alone():
-            pass
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Work in one thread, and not in inference mode, whose tensors optimizers cannot change."""
+        self.check_thread()
+        with self._lock, torch.inference_mode(False), torch.no_grad():
+            yield
 
     # --- weights and buffers ------------------------------------------------------------------
 
     @exactly()
     def accept(
-        self,
-        sites: Mapping[str, WeightBlock],
-        claimed: Mapping[str, Conceptor],
-        model: nn.Module,
+        self, sites: Mapping[str, WeightBlock], claimed: Mapping[str, Conceptor], model: nn.Module
     ) -> None:
         """Accept the current weights and buffers as those that the remembered tasks need."""
-        self._compare_with_loaded(sites)
-        self._prints = {
-            name: Fingerprint.of(site, claimed[name], self._seed)
-            for name, site in sites.items()
-            if name in claimed and _has_rows(site)
-        }
-        buffers = self._watched_buffers(model) if claimed else {}
-        self._buffers = {name: _sample(buffer).clone() for name, buffer in buffers.items()}
-        self._foreign = {}
-        self._reported["weights"].clear()
-        self._strangers.clear()
-
-    @property
-    def has_accepted(self) -> bool:
-        """Whether there are accepted weights; false after a state was loaded."""
-        return bool(self._prints)
-
-    def loaded(self, resting: Collection[str], weights: Mapping[str, Tensor]) -> None:
-        """Begin again with a loaded state, whose model may be loaded until the next step.
-
-        Args:
-            resting: see the attribute.
-            weights: excerpts of the weights that the state belongs to.
-        """
-        self.resting, self._loaded = set(resting), dict(weights)
-        self._prints, self._buffers = {}, {}
-        self._strangers.clear()
-
-    def _compare_with_loaded(self, sites: Mapping[str, WeightBlock]) -> None:
-        """Warn if the weights are not those that a loaded state belongs to."""
-        names = []
-        for name, now in excerpts(sites).items():
-            before = self._loaded.get(name, now).flatten()
-            if not _is_same(now[: len(before)], before[: len(now)]):  # layers may have grown
-                names.append(name)
-        self._loaded = {}
+        now = {n: excerpt(s.parameters[0]) for n, s in sites.items() if is_readable(s)}
+        names = _changed(self._loaded, now)
         if names:
-            warn_unprotected(
+            _warn(
                 f"the shield was loaded, but the model has other weights than when the shield was "
                 f"saved: {_few(names)}. The shield protects these weights now, not those of the "
                 f"remembered tasks. Load the model and the shield from the same checkpoint"
             )
+        self._prints = {
+            name: Fingerprint.of(site, claimed[name], self._seed)
+            for name, site in sites.items()
+            if name in claimed and is_readable(site, rows=True)
+        }
+        self._buffers = self._watched_buffers(model) if claimed else {}
+        self.has_accepted, self._loaded, self._foreign = True, {}, {}
+        self._reported["weights"].clear()
+        self._strangers.clear()
+
+    def loaded(self, resting: Collection[str], weights: Mapping[str, Tensor]) -> None:
+        """Begin again with a loaded state; its model may be loaded until the next step."""
+        self.resting, self._loaded = set(resting), dict(weights)
+        self.has_accepted, self._prints, self._buffers = False, {}, {}
+        self._strangers.clear()
 
     @exactly()
     def look(
@@ -143,20 +122,12 @@ class Health:
         model: nn.Module,
         moved: Mapping[str, float],
         stepped: Collection[str],
-        *,
-        replaced: Collection[str] = (),
         before_step: bool = False,
     ) -> None:
         """Warn about weights that other code than guarded steps moved in protected directions.
 
-        With soft conceptors, guarded steps move weights there too. The changes of other code are
-        then measured since the last step, and added up from step to step.
-
-        Args:
-            moved: how far other code has moved each block since its last step.
-            stepped: the blocks that were stepped since the weights were accepted.
-            replaced: the blocks that have other parameters than before.
-            before_step: whether a step follows, from which on `moved` is measured.
+        With soft conceptors, guarded steps move blocks there too, those that were `stepped`. How
+        far other code has `moved` them since is then added up from step to step.
         """
         self.look_at_buffers(model)
         since = {name: self._foreign.get(name, 0.0) + drift for name, drift in moved.items()}
@@ -164,16 +135,18 @@ class Health:
             self._foreign |= since
         far = {}
         for name, site in sites.items():
-            if name in self._prints and _has_rows(site):
-                strict = self._hard or name in replaced or name not in stepped
-                drift = self._prints[name].drift(site)
-                drift = drift if strict else since.get(name, 0.0)
-                if drift > self._prints[name].tolerance(site, strict):
+            if name in self._prints and is_readable(site, rows=True):
+                before = self._prints[name]
+                coarsest = max(torch.finfo(x.dtype).eps for x in [*site.parameters, before.value])
+                drift, tolerance = since.get(name, 0.0), _SOFT
+                if self._hard or name not in stepped:
+                    drift, tolerance = before.drift(site), min(_HARD, _ROUNDING * coarsest)
+                if drift > max(tolerance, 8 * coarsest):
                     far[name] = drift
         names = self._new("weights", far)
         if names:
             listed = ", ".join(f"{name} ({_percent(far[name])})" for name in names)
-            warn_unprotected(
+            _warn(
                 f"weights have moved in protected directions, where guarded steps do not move "
                 f"them: {listed}. The model's outputs on remembered tasks have changed. Guard "
                 f"every optimizer of the model, create new optimizers after layers are replaced, "
@@ -183,12 +156,9 @@ class Health:
 
     def look_at_buffers(self, model: nn.Module) -> None:
         """Warn about buffers that have changed, such as BatchNorm's running statistics."""
-        buffers = self._watched_buffers(model)
-        common = [name for name in self._buffers if name in buffers]
-        changed = [n for n in common if not _is_same(_sample(buffers[n]), self._buffers[n])]
-        names = self._new("buffers", changed)
+        names = self._new("buffers", _changed(self._buffers, self._watched_buffers(model)))
         if names:
-            warn_unprotected(
+            _warn(
                 f"buffers have changed since a task was remembered: {_few(names)}. The model's "
                 f"outputs on remembered tasks change with them, because a shield protects only "
                 f"weights. Restore the buffers, collect statistics on a copy of the model, or "
@@ -196,14 +166,12 @@ class Health:
             )
 
     def _watched_buffers(self, model: nn.Module) -> dict[str, Tensor]:
-        followed = {
-            id(buffer)
-            for layer in model.modules()
-            if self._follows_batchnorm and isinstance(layer, _NormBase)
-            for buffer in layer.buffers(recurse=False)
-        }
+        """Return excerpts of the buffers that must not change."""
+        norms = [layer for layer in model.modules() if isinstance(layer, _NormBase)]
+        following = norms if self._follows_batchnorm else []
+        followed = {id(b) for layer in following for b in layer.buffers(recurse=False)}
         return {
-            name: buffer
+            name: excerpt(buffer)
             for name, buffer in model.named_buffers()
             if buffer.is_floating_point()
             and id(buffer) not in followed
@@ -219,28 +187,19 @@ class Health:
     # --- layers -------------------------------------------------------------------------------
 
     def remembered(
-        self,
-        sites: Mapping[str, WeightBlock],
-        reached: Collection[str],
-        trained: Collection[int],
-        resting: Collection[str],
+        self, sites: Mapping[str, WeightBlock], reached: Collection[str], trained: set[int]
     ) -> None:
         """Warn about layers that were trained, but not reached by the samples of a task.
 
-        Weights that are shared with a layer that was reached do not count.
-
-        Args:
-            reached: the layers that the samples reached.
-            trained: the ids of the parameters that had gradients.
-            resting: the frozen layers that the samples reached.
+        Weights that are shared with a layer that was reached do not count. `trained` are ids of
+        parameters that had gradients.
         """
-        self.resting |= set(resting)
         shared = {id(p) for name in reached if name in sites for p in sites[name].parameters}
-        alone = set(trained) - shared
-        used = {name: {id(p) for p in site.active()} & alone for name, site in sites.items()}
-        missed = self._new("missed", [name for name in used if used[name] and name not in reached])
+        alone = trained - shared
+        used = [n for n, site in sites.items() if any(id(p) in alone for p in site.active())]
+        missed = self._new("missed", [name for name in used if name not in reached])
         if missed:
-            warn_unprotected(
+            _warn(
                 f"layers were trained that no sample passed to remember has reached: "
                 f"{_few(missed)}. Nothing of this task is protected there. Pass remember batches, "
                 f"or a feed(model, batch), that use these layers. Exclude layers that do not "
@@ -252,7 +211,7 @@ class Health:
         woken = [name for name in learning if name in self.resting]
         self.resting.difference_update(woken)
         if woken:
-            warn_unprotected(
+            _warn(
                 f"layers learn now that were frozen when a task that uses them was remembered: "
                 f"{', '.join(woken)}. Nothing of that task is protected there. Keep them frozen "
                 f"(requires_grad=False), or unfreeze them before remember is called"
@@ -265,9 +224,10 @@ class Health:
         full_now = [f"{name} ({quotas[name]:.1%} protected)" for name in self._new("full", names)]
         if full_now:
             remedy = "aperture=Energy(0.9)" if self._hard else "a lower aperture for them"
-            _warn_full(
+            _warn(
                 f"few free directions are left in: {', '.join(full_now)}. These layers will hardly "
-                f"learn later tasks. Create the shield with {remedy}, and remember the tasks again"
+                f"learn later tasks. Create the shield with {remedy}, and remember the tasks again",
+                ShieldFullWarning,
             )
 
     def passing(
@@ -276,35 +236,31 @@ class Health:
         """Warn about `stuck` layers: after some steps of a task, or of a forecast."""
         stuck_now = [f"{name} ({shares[name]:.1%})" for name in stuck(shares, auto)]
         if stuck_now:
-            _warn_full(
+            _warn(
                 f"hardly any of this task's gradients {verb} applied in: {', '.join(stuck_now)}. "
                 f"Earlier tasks use the same directions, so these layers hardly learn. Lower their "
                 f"aperture (with hard=True, use Energy(0.9)), start with wider layers, forget a "
-                f"task, or replace the last layer by a Readout. shield.explain() shows all layers"
+                f"task, or replace the last layer by a Readout. shield.explain() shows all layers",
+                ShieldFullWarning,
             )
 
-    def check_stranger(
-        self,
-        optimizer: Optimizer,
-        protected: Iterable[tuple[str, nn.Parameter]],
-        in_step: Collection[int],
-    ) -> None:
+    def check_stranger(self, optimizer: Optimizer, guards: Guards) -> None:
         """Warn if an optimizer that is not guarded steps protected layers.
 
-        Args:
-            protected: the parameters of protected layers.
-            in_step: the ids of parameters that a guarded optimizer is stepping now, perhaps with
-                this one inside it.
+        It may be part of a guarded optimizer, which is stepping these parameters now.
         """
-        if optimizer in self._strangers:
+        if optimizer in self._strangers or guards.is_guarded(optimizer):
             return
         parameters = (p for group in optimizer.param_groups for p in group["params"])
-        stepped = {id(p) for p in parameters if p.grad is not None} - set(in_step)
-        names = list(dict.fromkeys(name for name, p in protected if id(p) in stepped))
-        if stepped:
-            self._strangers.add(optimizer)
+        stepped = {id(p) for p in parameters if p.grad is not None} - guards.in_step()
+        if not stepped:
+            return
+        self._strangers.add(optimizer)
+        sites, frozen = guards.protected.sites, guards.protected.frozen
+        protected = [(n, p) for n in guards.protected.claims for p in sites[n].active()]
+        names = list({n: None for n, p in [*protected, *frozen.items()] if id(p) in stepped})
         if names:
-            warn_unprotected(
+            _warn(
                 f"{type(optimizer).__name__} is not guarded, but steps weights of remembered "
                 f"tasks: {_few(names)}. The model will forget these tasks. Call "
                 f"shield.guard(optimizer) before its first step"
@@ -312,7 +268,7 @@ class Health:
 
 
 class Fingerprint(NamedTuple):
-    """The product W Z of rows of a block `[g, out, d]` and protected directions `[g, d, k]`."""
+    """The product W Z of rows of a block `[g, out, d]` and inputs `[g, d, k]` like old ones."""
 
     inputs: Tensor
     rows: Tensor
@@ -320,19 +276,16 @@ class Fingerprint(NamedTuple):
 
     @staticmethod
     def of(site: WeightBlock, claimed: Conceptor, seed: int) -> Fingerprint:
-        """Compute the fingerprint of the current weights."""
-        matrix = block_matrix(site)
-        groups, out, dim = matrix.shape
-        draw = torch.Generator().manual_seed(seed)
-        noise = torch.randn(groups, dim, min(_PROBES, dim), generator=draw).to(matrix)
-        inputs = _within(claimed, noise)
+        """Compute the fingerprint of the current weights, from some of their rows."""
+        matrix = full(site.matrix(site.parameters))
+        inputs, (groups, out, _) = _like_remembered(claimed, seed).to(matrix), matrix.shape
         most = max(4, min(_ROWS, _NUMBERS // groups))
-        rows = torch.linspace(0, out - 1, min(most, out)).long().to(matrix.device)
+        rows = torch.arange(0, out, math.ceil(out / most) or 1, device=matrix.device)
         return Fingerprint(inputs, rows, matrix[:, rows] @ inputs)
 
     def drift(self, site: WeightBlock) -> float:
         """Compute |ΔW Z| / |W Z|, also after rows or tokens were added; inf for other shapes."""
-        matrix = block_matrix(site)
+        matrix = full(site.matrix(site.parameters))
         if site.block.layout == "tokens":
             matrix = matrix[: len(self.inputs)]
         groups, out, dim = matrix.shape
@@ -344,87 +297,43 @@ class Fingerprint(NamedTuple):
         size = before.norm().maximum(0.1 * usual / dim**0.5)  # W Z is 0 for freed adapters
         return float((now - before).norm() / size.clamp_min(1e-30))
 
-    def tolerance(self, site: WeightBlock, strict: bool) -> float:
-        """Return how much drift may come from rounding or from guarded steps."""
-        coarsest = max(torch.finfo(x.dtype).eps for x in [*site.parameters, self.value])
-        return max(min(_HARD, _ROUNDING * coarsest) if strict else _SOFT, 8 * coarsest)
+
+def _like_remembered(claimed: Conceptor, seed: int) -> Tensor:
+    """Draw inputs `[g, d, k]` with the second moment of remembered rows, R ∝ U diag(odds) Uᵀ."""
+    form, count = claimed.form, min(_PROBES, claimed.dim)
+    draw = torch.Generator().manual_seed(seed)
+    noise = torch.randn(*claimed.batch_shape, claimed.dim, count, generator=draw).to(form.tensor)
+    vectors, odds, other_odds = form.spectrum()
+    total = torch.where(odds.isfinite(), odds, 0.0).sum().clamp_min(1e-30)
+    sizes = torch.where(odds.isfinite(), (odds / total).sqrt(), 1.0)
+    other = float(math.isinf(other_odds))  # the size of the directions beyond these vectors
+    return other * noise + vectors @ ((sizes - other).unsqueeze(-1) * (vectors.mT @ noise))
 
 
-def _within(claimed: Conceptor, noise: Tensor) -> Tensor:
-    """Draw random directions `[g, d, k]`, longer where more is protected."""
-    form = claimed.form
-    if isinstance(form, OddsForm):  # its spectrum may not be known yet
-        largest = form.matrix.diagonal(dim1=-2, dim2=-1).amax().clamp_min(1e-30)
-        directions: Tensor = form.matrix @ (noise.to(form.matrix) / largest)
-    else:
-        parts = claimed.to(noise.device).form.spectrum()
-        directions = spectra.project(parts, noise.mT.to(claimed.dtype)).mT
-    return directions.to(noise)
+def is_readable(site: WeightBlock, rows: bool = False) -> bool:
+    """Whether this process has a whole block, or with `rows` at least whole rows of it."""
+    may_split = rows and site.block.rows_first
+    return not any(p.is_meta or (is_sharded(p.data) and not may_split) for p in site.parameters)
 
 
-def block_matrix(site: WeightBlock) -> Tensor:
-    """Return [W | b ...] `[g, out, d]`, in float32 at least."""
-    return full(site.matrix(site.parameters))
+def excerpt(tensor: Tensor) -> Tensor:
+    """Copy the first numbers of a tensor, which added rows and tokens never precede."""
+    return tensor.detach().flatten()[:_EXCERPT].nan_to_num().to("cpu", copy=True)
 
 
-def is_readable(site: WeightBlock) -> bool:
-    """Whether this process has a whole block."""
-    return not any(is_sharded(p.data) or p.is_meta for p in site.parameters)
-
-
-def _has_rows(site: WeightBlock) -> bool:
-    """Whether this process can compare rows of a block."""
-    return is_readable(site) or (
-        site.block.rows_first and not any(p.is_meta for p in site.parameters)
-    )
-
-
-def excerpts(sites: Mapping[str, WeightBlock]) -> dict[str, Tensor]:
-    """Return the first numbers of each block's weights, which rows and tokens never precede."""
-    return {
-        name: site.parameters[0].detach().flatten()[:_EXCERPT].nan_to_num().cpu()
-        for name, site in sites.items()
-        if is_readable(site)
-    }
-
-
-def _sample(buffer: Tensor) -> Tensor:
-    """Return evenly spaced numbers of a buffer."""
-    values = buffer.detach().flatten()
-    return values[:: max(1, len(values) // _SAMPLED)]
-
-
-def _is_same(now: Tensor, before: Tensor) -> bool:
-    """Whether two vectors differ only by rounding."""
-    if now.shape != before.shape:
-        return False
-    now, before = now.double().cpu().nan_to_num(), before.double().cpu().nan_to_num()
-    return bool((now - before).norm() <= _TOLERATED * before.norm())
-
-
-@contextmanager
-def recording_uses(blocks: Mapping[str, WeightBlock]) -> Iterator[set[str]]:
-    """Record which of these blocks' layers are called, by name."""
-    used: set[str] = set()
-    with ExitStack() as hooks:
-        for name, block in blocks.items():
-            for source in block.sources:
-                record = partial(_add, used, name)
-                hooks.callback(source.layer.register_forward_pre_hook(record).remove)
-        yield used
-
-
-def _add(names: set[str], name: str, *_: Any) -> None:
-    names.add(name)
+def _changed(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of excerpts that differ by more than rounding; tensors may have grown."""
+    changed = []
+    for name in [name for name in before if name in now]:
+        size = min(before[name].numel(), now[name].numel())
+        old, new = (x[name].flatten()[:size].double().cpu() for x in (before, now))
+        if not bool((new - old).norm() <= _TOLERATED * old.norm()):
+            changed.append(name)
+    return changed
 
 
 def stuck(shares: Mapping[str, float], auto: Mapping[str, bool]) -> list[str]:
-    """Return the layers that hardly learn the current task.
-
-    Args:
-        shares: the share of the gradients that is applied, by layer.
-        auto: the layers with more than two directions, and whether their aperture is "auto".
-    """
+    """Return the layers that hardly learn, from the applied shares of their gradients."""
     least = {name: _STUCK_AUTO if soft else _STUCK for name, soft in auto.items()}
     return [name for name, share in shares.items() if name in least and share < least[name]]
 
@@ -433,7 +342,7 @@ def warn_of_dropped(shares: Mapping[str, float]) -> None:
     """Warn about layers whose sketch is too small for all directions, with `hard=True`."""
     names = [name for name, share in shares.items() if share > _DROPPED]
     if names:
-        warn_unprotected(
+        _warn(
             f"hard=True does not protect all directions of these wide layers: {_few(names)}. Their "
             f"inputs need more directions than their sketch stores. Create the shield with "
             f"rank=1.0 for exact matrices, or with a larger rank for a larger sketch"
@@ -443,19 +352,15 @@ def warn_of_dropped(shares: Mapping[str, float]) -> None:
 def warn_of_lost_tasks(before: int, now: int, remedy: str) -> None:
     """Warn if a shield has fewer tasks after it was loaded than before."""
     if now < before:
-        warn_unprotected(
+        _warn(
             f"the shield had remembered {before} tasks, but the resumed checkpoint contains only "
             f"{now} of them. The later tasks are not protected any more. {remedy}"
         )
 
 
-def warn_unprotected(message: str) -> None:
-    """Issue an `UnprotectedWarning` at the line of the user's code."""
-    warnings.warn(message, UnprotectedWarning, stacklevel=outside())
-
-
-def _warn_full(message: str) -> None:
-    warnings.warn(message, ShieldFullWarning, stacklevel=outside())
+def _warn(message: str, category: type[UserWarning] = UnprotectedWarning) -> None:
+    """Issue a warning at the line of the user's code."""
+    warnings.warn(message, category, stacklevel=outside())
 
 
 def _few(names: list[str]) -> str:
@@ -464,6 +369,95 @@ def _few(names: list[str]) -> str:
 
 
 def _percent(drift: float) -> str:
-    if drift == float("inf"):
-        return "of another shape"
-    return f"by {drift:.0%}" if drift >= 0.005 else f"by {drift:.0e}"
+    size = f"by {drift:.0%}" if drift >= 0.005 else f"by {drift:.0e}"
+    return size if math.isfinite(drift) else "of another shape"
+
+
+# --- one shield for each model ------------------------------------------------------------------
+
+_SHIELDS: WeakKeyDictionary[nn.Module, WeakMethod[Any]] = WeakKeyDictionary()
+_TASKS: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # remembered by its shield
+_HOOK: list[RemovableHandle] = []  # one for all shields
+
+
+def claim_model(model: nn.Module, before_any_step: Callable[[Optimizer], None]) -> None:
+    """Give a model its one shield, and call a method of the shield before each optimizer's step.
+
+    Warns if an earlier shield and its tasks are lost.
+    """
+    parts = set(model.modules())
+    for other, method in list(_SHIELDS.items()):
+        if method() is not None and (other in parts or model in set(other.modules())):
+            raise ValueError(
+                f"this {type(model).__name__}, a part of it, or a module that contains it already "
+                f"has a shield, and a model can have only one; use that shield, or call its "
+                f"detach() first"
+            )
+    lost = _TASKS.pop(model, 0)
+    if lost:
+        _warn(
+            f"a shield that had remembered {lost} task{'s'[: lost > 1]} of this "
+            f"{type(model).__name__} is gone, and the new shield does not protect them. Use one "
+            f"shield for all tasks, or load its saved state. Call detach() on a shield that is not "
+            f"needed any more"
+        )
+    _SHIELDS[model] = WeakMethod(before_any_step)
+    if not _HOOK:
+        _HOOK.append(register_optimizer_step_pre_hook(_before_any_step))
+
+
+def _before_any_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    for method in filter(None, [weak() for weak in _SHIELDS.values()]):
+        method(optimizer)
+
+
+def release_model(model: nn.Module) -> None:
+    """Record that a model has no shield, and let its statistics follow the data again."""
+    follow_tasks(model, 0, batchnorm=True)
+    _SHIELDS.pop(model, None)
+    _TASKS.pop(model, None)
+    if _HOOK and not _SHIELDS:
+        _HOOK.pop().remove()
+
+
+# --- statistics that layers update in training: BatchNorm and spectral norm ---------------------
+
+_FROZEN: WeakKeyDictionary[nn.Module, list[RemovableHandle]] = WeakKeyDictionary()
+_TRAINING: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()  # of frozen layers in a call
+
+
+def follow_tasks(model: nn.Module, n_tasks: int, batchnorm: bool) -> None:
+    """Freeze statistics, also of new layers, while a model's shield has remembered tasks.
+
+    Running statistics, those of BatchNorm only with `batchnorm`, would follow the new task, and
+    shielded weights preserve a layer's outputs only while its inputs stay the same.
+    """
+    _TASKS[model] = n_tasks
+    for layer in model.modules():
+        if not n_tasks:
+            for handle in _FROZEN.pop(layer, []):
+                handle.remove()
+        elif layer not in _FROZEN and _updates_itself(layer, batchnorm):
+            _FROZEN[layer] = [
+                layer.register_forward_pre_hook(_evaluate, prepend=True),
+                layer.register_forward_hook(_train_again, always_call=True),
+            ]
+
+
+def _evaluate(layer: nn.Module, _args: Any) -> None:
+    """Switch a layer to evaluation mode for a call; copies of a layer are not frozen."""
+    if layer in _FROZEN:
+        _TRAINING[layer] = layer.training
+        layer.__dict__["training"] = False  # nn.Module.__setattr__ is slow
+
+
+def _train_again(layer: nn.Module, _args: Any, _output: Any) -> None:
+    if layer in _TRAINING:  # else another hook failed before
+        layer.__dict__["training"] = _TRAINING.pop(layer)
+
+
+def _updates_itself(layer: nn.Module, batchnorm: bool) -> bool:
+    if isinstance(layer, _NormBase):
+        return batchnorm and layer.track_running_stats
+    older = any(isinstance(hook, SpectralNorm) for hook in layer._forward_pre_hooks.values())
+    return older or isinstance(layer, _SpectralNorm)

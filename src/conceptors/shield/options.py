@@ -1,4 +1,4 @@
-"""Check the options of a shield, and look them up by layer."""
+"""Check the model, the optimizers and the options of a shield; look up options by layer."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from conceptors._internal import checks
 from conceptors._internal.checks import nearest
@@ -73,9 +74,7 @@ class Protection:
 
     def sketch_rank(self, dim: int) -> int | None:
         """Return the size of a wide layer's sketch; None for layers that store d x d matrices."""
-        if dim <= _DENSE:
-            return None
-        return self.rank_of(dim) or max(1, dim // 8)
+        return None if dim <= _DENSE else self.rank_of(dim) or max(1, dim // 8)
 
 
 def check_apertures(value: Any) -> Aperture | dict[str, Aperture]:
@@ -88,24 +87,21 @@ def check_apertures(value: Any) -> Aperture | dict[str, Aperture]:
 
 
 def _check_aperture(value: Any) -> Aperture:
-    if isinstance(value, str):
-        if value != "auto":
-            raise ValueError(
-                f'aperture must be "auto", a number, Auto, Quota or Energy, got {value!r}'
-            )
-        return Auto()
     if isinstance(value, (Auto, Quota, Energy)):
         return value
+    if isinstance(value, str):
+        if value == "auto":
+            return Auto()
+        known = '"auto", a number, Auto, Quota or Energy'
+        raise ValueError(f"aperture must be {known}, got {value!r}")
     return float(checks.aperture(value, torch.Size(()), torch.zeros(1, dtype=torch.float64)))
 
 
 def check_rank(rank: Any) -> int | float | None:
     """Check a number of directions, or a share of them."""
-    if rank is None:
-        return None
     if isinstance(rank, float):
         return checks.number(rank, "rank (a share of d)", 0.0, 1.0, open_low=True)
-    return checks.whole(rank, "rank", 1)
+    return None if rank is None else checks.whole(rank, "rank", 1)
 
 
 def check_patterns(value: Any, name: str) -> list[str]:
@@ -119,11 +115,7 @@ def check_patterns(value: Any, name: str) -> list[str]:
 def check_names(
     model: nn.Module, sites: Iterable[str], patterns_by_option: Mapping[str, Iterable[str]]
 ) -> None:
-    """Check that each pattern matches a name, because a misspelt pattern has no effect.
-
-    Raises:
-        ValueError: a pattern matches nothing. Names the pattern and the nearest name.
-    """
+    """Check that each pattern matches a name, because a misspelt pattern has no effect."""
     modules = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
     tensors = [n for part in (model.named_parameters(), model.named_buffers()) for n, _ in part]
     names = [*modules, *tensors, *sites]
@@ -143,3 +135,54 @@ def one_of(value: Any, name: str, allowed: tuple[Choice, ...]) -> Choice:
         return allowed[allowed.index(value)]
     *most, last = map(repr, allowed)
     raise ValueError(f"{name} must be {', '.join(most)} or {last}, got {value!r}")
+
+
+# --- models and optimizers ----------------------------------------------------------------------
+
+
+def check_model(model: object) -> nn.Module:
+    """Return the model inside torch.compile and DistributedDataParallel wrappers."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"Shield needs an nn.Module, got {type(model).__name__}; pass the model")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ValueError(
+            f"{type(model).__name__} is compiled by torch.jit.script, which hides the inputs of "
+            f"its layers from a shield; shield the model before it is scripted"
+        )
+    is_wrapper = isinstance(model, nn.parallel.DistributedDataParallel)
+    inner = model.module if is_wrapper else getattr(model, "_orig_mod", None)
+    return check_model(inner) if isinstance(inner, nn.Module) else model
+
+
+def check_optimizer(given: Any, model: nn.Module) -> Optimizer:
+    """Return the torch optimizer inside wrappers, such as those of accelerate.
+
+    Raises ValueError if a shield cannot protect all weights that the optimizer steps.
+    """
+    optimizer = given
+    for _ in range(10):
+        inner = getattr(optimizer, "optimizer", None)
+        optimizer = inner if isinstance(inner, Optimizer) else optimizer
+    kind = type(optimizer).__name__
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            f"guard needs a torch.optim.Optimizer, got {kind}; pass the optimizer that steps the "
+            f"model"
+        )
+    in_model = {id(p) for p in model.parameters()}
+    stepped = [p for group in optimizer.param_groups for p in group["params"]]
+    foreign = [list(p.shape) for p in stepped if id(p) not in in_model]
+    if foreign:
+        raise ValueError(
+            f"the optimizer steps {len(foreign)} of {len(stepped)} parameters that are not part of "
+            f"the shielded model (shapes {foreign[:3]}{', ...' if len(foreign) > 3 else ''}), and "
+            f"the shield cannot protect them; use a separate optimizer for them, or create this "
+            f"one after moving the model"
+        )
+    if all(callable(getattr(optimizer, name, None)) for name in ("train", "eval")):
+        raise ValueError(
+            f"{kind} evaluates other weights than it trains (it has train() and eval()), and a "
+            f"shield protects only weights that the optimizer steps; use an optimizer without such "
+            f"a switch, and average weights in a copy of the model"
+        )
+    return optimizer

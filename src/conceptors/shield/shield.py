@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NoReturn
-from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 
 from conceptors._internal import checks
 from conceptors._internal.batches import Feed
-from conceptors.algebra.conceptor import Conceptor
-from conceptors.shield import attach, health, inspect, options
-from conceptors.shield.attach import outside_inference_mode
+from conceptors._internal.precision import exactly
+from conceptors.algebra.conceptor import Conceptor, similarity
+from conceptors.shield import health, inspect, options
 from conceptors.shield.blocks import Scan, is_sharded, survey
-from conceptors.shield.claims import Claims, Remembered, claims_of_task, decompose
+from conceptors.shield.claims import Claims, Remembered, claims_of_task, decompose, stride
 from conceptors.shield.collect import collect
 from conceptors.shield.guard import Callbacks, Guards, Protected, project_weights
+from conceptors.shield.health import Fingerprint, is_readable
 from conceptors.shield.inspect import Explanation
 from conceptors.shield.options import Aperture, Protection
 from conceptors.shield.state import LoadReport, explaining, pack, read, read_file, write_file
-from conceptors.shield.uses import StrayUse, refuse
+from conceptors.shield.uses import refuse
 
 
 class Shield:
@@ -40,18 +39,17 @@ class Shield:
         model: the model to protect. Nothing is set on its modules or parameters.
         aperture: how much is protected. `"auto"` chooses the aperture of each layer and task from
             the data (see `Auto`). A number is the paper's aperture α, and a larger number protects
-            more; with plain SGD this is Algorithm 2. `Quota(share)` and `Energy(share)` choose the
-            aperture by a share of the space or of the energy. A mapping from layer name patterns
-            to any of these sets the aperture by layer; the first matching pattern counts.
-            Default: `"auto"`.
+            more; with plain SGD this is Algorithm 2. `Quota(share)` and `Energy(share)` choose it
+            by a share of the space or of the energy. A mapping from layer name patterns to any of
+            these sets it by layer; the first matching pattern counts.
         hard: whether to use hard conceptors, which round singular values to 0 or 1. With
             `"auto"`, all directions that a task uses are protected: old outputs stay fixed to
-            numerical precision, and later tasks use only the others. Default: `False`.
+            numerical precision, and later tasks use only the others.
         increment_decay: λ of Algorithm 2. Decays weights towards their values after the last task,
-            W ← W - η 2 λ (W - W_before), independently of the projection. Default: `0`.
+            W ← W - η 2 λ (W - W_before), independently of the projection.
         unsupported: how to treat trainable parameters of unsupported layers. `"error"` lists
             them in a `ValueError`, `"freeze"` fixes them once a task is remembered, and
-            `"ignore"` trains them unprotected. Default: `"error"`.
+            `"ignore"` trains them unprotected.
         exclude: name patterns of layers or parameters to train unprotected, such as `"head.*"`.
         freeze: name patterns of layers or parameters to fix once a task is remembered.
         rank: the largest number of protected directions per layer, as an integer or as a share of
@@ -59,17 +57,10 @@ class Shield:
             Layers with more than 8192 inputs store a sketch of `rank` directions, by default an
             eighth of their inputs; with `rank=1.0` they store exact matrices.
         batchnorm: `"freeze"` fixes BatchNorm's running statistics, and normalises with them,
-            once a task is remembered. `"follow"` lets them follow the data, and outputs on old
-            tasks drift. Default: `"freeze"`.
+            once a task is remembered. `"follow"` lets them follow the data; old outputs drift.
         keep_tasks: whether to store each task's conceptors separately, for `forget`.
-            Default: `False`.
-        seed: the seed for the sampling of rows. A hard shield uses all rows of a task. Other
-            shields use an unbiased sample of at least 16384 rows, and 8 rows per input, of each
-            layer. Default: `0`.
-
-    Raises:
-        ValueError: the model has unsupported parameters, is scripted, or already has a shield; or
-            an option is invalid.
+        seed: the seed for the sampling of rows. A hard shield uses all rows of a task. Others use
+            an unbiased sample of at least 16384 rows, and 8 rows per input, of each layer.
 
     >>> import torch
     >>> from torch import nn
@@ -104,7 +95,7 @@ class Shield:
         keep_tasks: bool = False,
         seed: int = 0,
     ) -> None:
-        attach.check_model(model)
+        self.model = options.check_model(model)
         self.aperture = options.check_apertures(aperture)
         self.hard = options.one_of(hard, "hard", (True, False))
         self.increment_decay = checks.number(increment_decay, "increment_decay", 0.0, float("inf"))
@@ -115,12 +106,10 @@ class Shield:
         self.rank = options.check_rank(rank)
         self.keep_tasks = options.one_of(keep_tasks, "keep_tasks", (True, False))
         self.seed = checks.whole(seed, "seed", 0)
-        self.model = attach.unwrap(model)
         self._protection = Protection(self.aperture, self.hard, self.rank)
         self._remembered = Remembered()
         self._anchors: dict[str, Tensor] = {}  # weights after the last task, for pull and decay
         self._stray: set[str] = set()  # blocks that are frozen because their uses are not covered
-        self._statistics: attach.Handles = WeakKeyDictionary()  # of layers with frozen statistics
         follows = self.batchnorm == "follow"
         self._health = health.Health(self.hard, self.seed, self.exclude, follows)
         self._guards = Guards(
@@ -133,43 +122,32 @@ class Shield:
             ),
         )
         self._attached = True
-        attach.claim_model(self.model, self._check_stranger)
+        health.claim_model(self.model, self._check_stranger)
         try:
-            attach.reshard(self.model)
             self._scan = self._rescan()
-            patterns = {"exclude": self.exclude, "freeze": self.freeze}
-            if isinstance(self.aperture, Mapping):
-                patterns["aperture"] = list(self.aperture)
+            layers = self.aperture if isinstance(self.aperture, Mapping) else ()
+            patterns = {"exclude": self.exclude, "freeze": self.freeze, "aperture": layers}
             options.check_names(self.model, self._scan.sites, patterns)
-            self._anchor()
-            self._apply()
+            self._adopt(self._remembered, self._copied(pulls=False))
         except BaseException:
-            attach.release_model(self.model)
+            health.release_model(self.model)
             raise
 
     # --- use ------------------------------------------------------------------------------
 
-    @outside_inference_mode()
     def guard(self, optimizer: Optimizer) -> Optimizer:
         """Keep all steps of an optimizer in the free space, and return the optimizer.
 
-        Call this for every optimizer of the model, before its first step. The shield uses the
-        optimizer's step hooks, so schedulers, gradient scalers and checkpoints work as usual. Each
-        step projects `.grad` in place.
+        Call this for every optimizer of the model, before its first step. Each step projects
+        `.grad` in place. Schedulers, gradient scalers and checkpoints work as usual, and so do
+        wrappers with the optimizer as their attribute `optimizer`, such as that of accelerate.
 
-        Args:
-            optimizer: any torch optimizer, or a wrapper with the optimizer as its attribute
-                `optimizer`, such as that of accelerate.
-
-        Raises:
-            TypeError: not an optimizer.
-            ValueError: the optimizer steps parameters that are not part of the model, or evaluates
-                other weights than it trains; or the shield is detached.
+        Raises ValueError if the optimizer steps parameters that are not part of the model, or
+        evaluates other weights than it trains, or if the shield is detached.
         """
-        inner = attach.check_optimizer(optimizer, self.model)
+        inner = options.check_optimizer(optimizer, self.model)
         with self._health.alone():
             self.refresh()
-            self._decompose()
             self._guards.add(inner)
         return optimizer
 
@@ -178,13 +156,9 @@ class Shield:
 
         Call this before `clip_grad_norm_`, where you would call `scaler.unscale_(optimizer)`, or
         after that. Clipped first, most of the norm would belong to directions that are protected.
-
-        Raises:
-            ValueError: the optimizer is not guarded.
         """
-        self._guards.project(attach.check_optimizer(optimizer, self.model))
+        self._guards.project(options.check_optimizer(optimizer, self.model))
 
-    @outside_inference_mode()
     def remember(
         self,
         batches: Any,
@@ -197,8 +171,8 @@ class Shield:
         """Protect the model's outputs on this data from now on. Call it after each task.
 
         The model runs once over the data, in evaluation mode and without gradients. Training
-        flags, random state and BatchNorm statistics do not change. If an error occurs, the task is
-        not remembered, and earlier tasks stay protected.
+        flags, random state and BatchNorm statistics do not change. If an error occurs, nothing is
+        remembered, and earlier tasks stay protected.
 
         Args:
             batches: a DataLoader, an iterable of batches, or a tensor of samples.
@@ -206,7 +180,7 @@ class Shield:
                 the model with the batch, the first element of an (inputs, targets) batch, or a
                 mapping as keyword arguments.
             limit: the largest number of samples to use. Default: all.
-            progress: whether to show a progress bar. Default: `False`.
+            progress: whether to show a progress bar.
             known: the share of this task, from 0 to 1, that the model could do before it was
                 trained on it. Directions shared with earlier tasks are counted less by this share.
 
@@ -218,22 +192,18 @@ class Shield:
         known = checks.number(known, "known", 0.0, 1.0)
         with self._health.alone():
             self._guards.settle()
-            task, resting = self._claims_of(batches, feed, limit, progress)
+            how = {"feed": feed, "limit": limit, "progress": progress}
+            task, resting = self._claims_of("remember", batches, how)
             self._look()
-            attach.reshard(self.model)
-            with self._all_or_nothing():
-                self._remembered = self._remembered.with_task(
-                    task, self._scan.sites, self._protection, self.keep_tasks, known
-                )
-                self._anchor()
-                self._apply()
-            trained = self._guards.trained()
-            self._health.remembered(self._scan.sites, task.conceptors, trained, resting)
+            remembered = self._remembered.with_task(
+                task, self._scan.sites, self._protection, self.keep_tasks, known
+            )
+            self._adopt(remembered, self._copied(pulls=True))
+            self._health.resting |= resting
+            self._health.remembered(self._scan.sites, task.conceptors, self._guards.trained())
             self._accept()
-            self._health.fill({name: self.quota()[name] for name in self._large()})
         return self
 
-    @outside_inference_mode()
     def free_adapters(self) -> Shield:
         """Start the LoRA adapters B A of peft in the free space of their inputs: A ← A F^½.
 
@@ -249,28 +219,23 @@ class Shield:
             sites, claimed = self._scan.sites, self._remembered.claimed.conceptors
             downs = [name for name in sites if ".lora_A." in name and name in claimed]
             ups = [name for name in sites if ".lora_B." in name]
-            if not downs or any(bool(health.block_matrix(sites[name]).any()) for name in ups):
+            if not downs or any(
+                bool(sites[name].matrix(sites[name].parameters).any()) for name in ups
+            ):
                 raise ValueError(
                     "free_adapters needs new LoRA adapters, with B = 0, whose inputs are "
                     "remembered. Call get_peft_model, create the shield, then call "
                     "shield.remember(sample) and shield.free_adapters() before training"
                 )
             project_weights({name: sites[name] for name in downs}, self._protected())
-            self._remembered = self._remembered.without(ups)
-            self._anchor()
-            self._apply()
+            self._adopt(self._remembered.without(ups), self._copied(pulls=True))
             self._accept()
         return self
 
-    @outside_inference_mode()
     def forget(self, task: int) -> Shield:
-        """Free the directions that only one task uses. The weights do not change.
+        """Free the directions that only one task uses; 0 is the first remembered task.
 
-        Args:
-            task: the index of the task; 0 is the first remembered task.
-
-        Raises:
-            ValueError: the shield was created without `keep_tasks=True`, or has no such task.
+        The weights do not change. The shield must have been created with `keep_tasks=True`.
         """
         if not self.keep_tasks:
             raise ValueError(
@@ -284,36 +249,26 @@ class Shield:
             )
         with self._health.alone():
             self._look()
-            with self._all_or_nothing():
-                self._remembered = self._remembered.without_task(
-                    index, self._scan.sites, self._protection
-                )
-                self._apply()
+            remembered = self._remembered.without_task(index, self._scan.sites, self._protection)
+            self._adopt(remembered, self._anchors)
             self._accept()
-            self._health.fill({name: self.quota()[name] for name in self._large()})
         return self
 
-    @outside_inference_mode()
     def refresh(self) -> Shield:
-        """Scan the model again, after layers were added, replaced, frozen or unfrozen.
-
-        `guard` and `remember` call this themselves.
-        """
+        """Scan the model again, after its layers have changed, as `guard` and `remember` do."""
         if not self._attached:
             raise ValueError(
                 "this shield was detached and protects nothing; create a new one, Shield(model)"
             )
         with self._health.alone():
-            attach.reshard(self.model)
             before, scan = self._scan, self._rescan()
             self._health.wake(scan.sites)
-            is_same = scan.same(before)
+            is_same = scan.identity == before.identity
             if not is_same:
                 self._remembered = self._remembered.fitted(scan.sites)
-                self._scan = scan
-            self._anchor(new_only=True)
-            if self.n_tasks:
-                attach.freeze_statistics(self.model, self._statistics, self.batchnorm == "freeze")
+            self._scan = scan
+            self._anchors = self._copied(self.n_tasks > 0, self._anchors)
+            health.follow_tasks(self.model, self.n_tasks, self.batchnorm == "freeze")
             if not is_same:
                 self._look(replaced=scan.replaced(before))
                 self._guards.renew()
@@ -322,9 +277,8 @@ class Shield:
     def detach(self) -> None:
         """Remove all hooks from the model and the optimizers. The weights do not change."""
         self._guards.detach()
-        attach.release_statistics(self._statistics)
         self._attached = False
-        attach.release_model(self.model)
+        health.release_model(self.model)
 
     # --- what is protected ----------------------------------------------------------------
 
@@ -345,16 +299,13 @@ class Shield:
     def explain(self) -> Explanation:
         """Return one `LayerRow` per layer that says how it is protected; print it as a table.
 
-        `rank` and `quota` say how much of the layer is protected. `passing` is the share of recent
-        gradients that was applied; it is None before the first step of a later task. Scans the
-        model first, and warns about weights that something other than guarded steps has moved.
+        Scans the model first, and warns about weights that something other than guarded steps has
+        moved. `passing` is None before the first step of a later task.
         """
         if self._attached:
             self.refresh()
             self._look()
-        guards = self._guards
-        ways, passing, ranks = guards.ways(), guards.passing(), guards.ranks()
-        return inspect.explain(self._scan, ranks, self.quota(), ways, passing)
+        return inspect.explain(self._scan, self._guards, self.quota(), self._guards.passing())
 
     def forecast(
         self, batches: Any, *, feed: Feed | None = None, limit: int | None = None
@@ -365,11 +316,10 @@ class Shield:
         free directions. A `ShieldFullWarning` names the layers that will hardly learn the data.
         The arguments are those of `remember`.
         """
-        task, _ = self._claims_of(batches, feed, limit, False, who="forecast", soft=True)
-        passing = inspect.expected_passing(task.conceptors, self.conceptors())
+        how = {"feed": feed, "limit": limit, "progress": False}
+        passing = self._compare(inspect.expected_passing, "forecast", batches, how)
         self._health.passing(passing, self._large(), "will be")
-        ways, ranks = self._guards.ways(), self._guards.ranks()
-        return inspect.explain(self._scan, ranks, self.quota(), ways, passing)
+        return inspect.explain(self._scan, self._guards, self.quota(), passing)
 
     def similarity(
         self,
@@ -381,11 +331,11 @@ class Shield:
     ) -> dict[str, float]:
         """Return the similarity of new data with the remembered tasks: ρ from 0 to 1, by layer.
 
-        Call it before training on the data. The higher the similarity, the fewer free directions
-        the new task can use. The arguments are those of `remember`.
+        The higher it is, the fewer free directions the new task can use. Call it before training
+        on the data. The arguments are those of `remember`.
         """
-        task, _ = self._claims_of(batches, feed, limit, progress, who="similarity")
-        return inspect.similarity(task.conceptors, self.conceptors())
+        how = {"feed": feed, "limit": limit, "progress": progress}
+        return self._compare(lambda A, C: similarity(A, C).mean(), "similarity", batches, how)
 
     def strides(
         self,
@@ -398,29 +348,31 @@ class Shield:
     ) -> dict[str, float]:
         """Return factors of at least 1, by layer, for the learning rates of SGD on new data.
 
-        Call it before training on the data. The more of the data lies in protected directions, the
-        more the shield shortens steps, and the larger the factor. Larger steps pay only for a task
-        that the model can do in part already.
-
-        Args:
-            known: the share of the task, from 0 to 1, that the model can do now, such as its
-                accuracy on the new data above chance. At 0 all factors are 1.
+        The more of the data lies in protected directions, the more the shield shortens steps, and
+        the larger the factor. Larger steps pay only for a task that the model can do in part
+        already: `known` is the share of it, from 0 to 1, that the model can do before training,
+        such as its accuracy above chance. The other arguments are those of `remember`.
         """
         known = checks.number(known, "known", 0.0, 1.0)
-        task, _ = self._claims_of(batches, feed, limit, progress, who="strides", soft=True)
-        return inspect.strides(task.conceptors, self.conceptors(), known)
+        how = {"feed": feed, "limit": limit, "progress": progress}
+        return self._compare(lambda A, C: stride(A, C, known).amin(), "strides", batches, how)
 
-    def mark(self) -> dict[str, health.Fingerprint]:
+    @exactly()
+    def mark(self) -> dict[str, Fingerprint]:
         """Record the layers' outputs on inputs like the remembered ones, for `moved_since`."""
-        return inspect.mark(self._scan.sites, self.conceptors())
+        claimed = self.conceptors()
+        return {
+            name: Fingerprint.of(site, claimed[name], self.seed)
+            for name, site in self._scan.sites.items()
+            if name in claimed and is_readable(site)
+        }
 
-    def moved_since(self, mark: Mapping[str, health.Fingerprint]) -> dict[str, float]:
-        """Return the relative change of each layer's outputs since a mark, |ΔW z| / |W z|.
-
-        With soft conceptors, a new task changes old outputs slightly. This says how much, for
-        results that were computed from them (see `Readout.out_of_date`).
-        """
-        return inspect.moved_since(mark, self._scan.sites)
+    @exactly()
+    def moved_since(self, mark: Mapping[str, Fingerprint]) -> dict[str, float]:
+        """Return each layer's relative change of outputs since a mark, |ΔW z| / |W z|."""
+        sites = self._scan.sites
+        gone = {name: float("inf") for name in mark if name not in sites}
+        return gone | {n: mark[n].drift(sites[n]) for n in mark if n in sites}
 
     def spectra(self) -> dict[str, Tensor]:
         """Return the singular values of A by layer, descending: `[d]`, or `[groups, d]`."""
@@ -441,16 +393,12 @@ class Shield:
         title: str | None = None,
         accuracy: Sequence[Sequence[float]] = (),
     ) -> Path:
-        """Write an HTML page about this shield, and return its path.
+        """Write an HTML page about this shield, and return its path. Needs the extra `figures`.
 
         The page shows how each layer is protected, quotas, spectra, the share of the current
         task's gradients that is applied, the similarity of the tasks (with `keep_tasks=True`), and
-        what to do next. Needs the extra `figures`.
-
-        Args:
-            path: the file to write; missing folders are created.
-            title: the heading. Default: the class name of the model.
-            accuracy: accuracies to show, in percent: one row after each task, one column per task.
+        what to do next. `accuracy`, in percent, has one row after each task, and one column per
+        task. The default `title` is the class name of the model.
         """
         from conceptors.report import write_shield_page
 
@@ -469,9 +417,8 @@ class Shield:
     def state_dict(self) -> dict[str, Any]:
         """Return all remembered tasks as plain dictionaries, tensors and numbers.
 
-        Save the model's weights at the same time, because loading the state trusts the weights of
-        that moment. For a sharded model, all processes call this together. The state is complete
-        on each process, and any number of processes can load it.
+        Save the model's weights at the same time, because loading trusts the weights of that
+        moment. All processes of a sharded model call this together; any number can load the state.
         """
         self._guards.settle()
         if self._attached:
@@ -479,57 +426,37 @@ class Shield:
         self._guards.doubt()
         return pack(self._scan, self._remembered, self._anchors, self._health.resting)
 
-    @outside_inference_mode()
     def load_state_dict(
-        self,
-        state: Mapping[str, Any],
-        *,
-        strict: bool = True,
-        rename: Mapping[str, str] | None = None,
+        self, state: Mapping[str, Any], *, strict: bool = True, rename: dict[str, str] | None = None
     ) -> LoadReport:
         """Load the tasks of another shield, on any device and in any dtype.
 
-        Load the model's weights first. If the state is invalid, nothing changes. All processes of
-        a sharded model call this together.
+        Load the model's weights first. All processes of a sharded model call this together. Raises
+        ValueError, and changes nothing, if the state is damaged or does not fit.
 
         Args:
-            state: the result of `state_dict`.
             strict: whether all layers of the state and the model must match. If not, layers that
-                match are loaded.
+                match are loaded, at least one.
             rename: a mapping from layer names in the state to layer names in the model.
-
-        Returns:
-            A `LoadReport` with the layers that were loaded, missing, unexpected, or mismatched.
-
-        Raises:
-            ValueError: the state is damaged, fits no layer, or, with `strict`, does not fit all.
         """
         with self._health.alone():
             self._guards.abandon()
             self.refresh()
-            loaded = read(state, self._scan, self.model, strict=strict, rename=rename or {})
-            with self._all_or_nothing():
-                self._remembered = loaded.remembered
-                self._anchors |= loaded.anchors
-                self._apply()
-            self._health.loaded(loaded.resting, loaded.weights)
-        return loaded.report
+            remembered, anchors, weights, resting, report = read(
+                state, self._scan, self.model, strict, rename or {}
+            )
+            self._adopt(remembered, self._anchors | anchors)
+            self._health.loaded(resting, weights)
+        return report
 
     def save(self, path: str | Path) -> None:
-        """Save the state as a safetensors file, and create missing folders.
-
-        The file is replaced only when it is complete.
-        """
+        """Save the state as a safetensors file, in one step, and create missing folders."""
         write_file(self.state_dict(), path)
 
     def load(
-        self,
-        path: str | Path,
-        *,
-        strict: bool = True,
-        rename: Mapping[str, str] | None = None,
+        self, path: str | Path, *, strict: bool = True, rename: dict[str, str] | None = None
     ) -> LoadReport:
-        """Load a file from `save`; for arguments, result and errors see `load_state_dict`."""
+        """Load a file from `save`; see `load_state_dict`."""
         content = read_file(path)
         with explaining(f"{path}: "):
             return self.load_state_dict(content, strict=strict, rename=rename)
@@ -542,72 +469,77 @@ class Shield:
 
     # --- inside ---------------------------------------------------------------------------
 
-    def _claims_of(
-        self,
-        batches: Any,
-        feed: Feed | None,
-        limit: int | None,
-        progress: bool,
-        *,
-        who: str = "remember",
-        soft: bool = False,
-    ) -> tuple[Claims, set[str]]:
-        """Compute what one task's data would claim, if `soft` before it is hardened.
+    def _compare(
+        self, measure: Callable[[Conceptor, Conceptor], Tensor], who: str, *data: Any
+    ) -> dict[str, float]:
+        """Compare the conceptors of all tasks with those of new data, by layer."""
+        (task, _), claimed = self._claims_of(who, *data), self.conceptors()
+        return {
+            name: float(measure(claimed[name].to(conceptor.device), conceptor))
+            for name, conceptor in task.conceptors.items()
+            if name in claimed
+        }
+
+    def _claims_of(self, who: str, batches: Any, how: Mapping[str, Any]) -> tuple[Claims, set[str]]:
+        """Compute what a task would claim, for "strides" if it were soft; see `collect` for `how`.
 
         Returns the frozen layers that the data reached, too.
         """
-        with self._health.alone(), outside_inference_mode():
+        with self._health.alone():
             self.refresh()
-            with health.recording_uses(self._scan.resting) as resting:
+            called: set[nn.Module] = set()
+            with register_module_forward_pre_hook(lambda layer, _: called.add(layer)):
                 moments = collect(
                     self.model,
                     self._scan.sites,
                     batches,
-                    feed=feed,
-                    limit=limit,
                     all_rows=self.hard,
                     seed=self.seed + self.n_tasks,
                     sketch=self._protection.sketch_rank,
-                    progress=progress,
                     strays=self._handle_strays,
                     who=who,
+                    **how,
                 )
-            sites = self._scan.sites
+            _reshard(self.model)
+            sites, frozen = self._scan.sites, self._scan.resting
+            resting = {n for n in frozen if any(use.layer in called for use in frozen[n].sources)}
             moments = {name: sums for name, sums in moments.items() if name in sites}
             if self.hard and self.rank is None:
                 health.warn_of_dropped({name: sums.dropped for name, sums in moments.items()})
-            protection = replace(self._protection, hard=False) if soft else self._protection
+            protection = replace(
+                self._protection, hard=self.hard and who not in ("strides", "forecast")
+            )
             return claims_of_task(moments, sites, protection, self.conceptors()), resting
 
-    def _handle_strays(self, uses: Iterable[StrayUse]) -> None:
+    def _handle_strays(self, uses: Mapping[str, str]) -> None:
         """Refuse or freeze weights that are used outside of their rules."""
         if self.unsupported == "error":
             refuse(uses)
         if self.unsupported == "freeze" and uses:
-            self._stray |= {use.site for use in uses}
+            self._stray |= set(uses)
             self.refresh()
 
     def _rescan(self) -> Scan:
+        _reshard(self.model)
         scan = survey(self.model, self.exclude, [*self.freeze, *self._stray], self.unsupported)
         for name in scan.sites:
             self._protection.aperture(name)  # raises ValueError if no pattern matches
         return scan
 
-    def _anchor(self, *, new_only: bool = False) -> None:
-        """Copy the weights to which a pull or a decay leads, of all parameters or of new ones."""
+    def _copied(self, pulls: bool, copies: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """Copy the weights to which a decay, or with `pulls` a pull, leads; add to `copies`."""
         names = {id(p): name for name, p in self.model.named_parameters()}
+        copied = dict(copies or {})
         for layer, site in self._scan.sites.items():
-            if self.increment_decay or (self.n_tasks and self._protection.pull(layer)):
-                for parameter in site.parameters:
-                    name, value = names[id(parameter)], parameter.data
-                    anchor = self._anchors.get(name)
-                    if not new_only or anchor is None or anchor.shape != value.shape:
-                        copied = value.clone() if is_sharded(value) else value.to("cpu", copy=True)
-                        self._anchors[name] = copied
+            if self.increment_decay or (pulls and self._protection.pull(layer)):
+                for name, value in ((names[id(p)], p.data) for p in site.parameters):
+                    if name not in copied or copied[name].shape != value.shape:
+                        where = value.device if is_sharded(value) else "cpu"
+                        copied[name] = value.to(where, copy=True)
+        return copied
 
     def _protected(self) -> Protected:
-        if self._guards:
-            self._decompose()
+        decompose(self._remembered.claimed.conceptors, self._scan.sites, self._protection)
         named = {n: p for n, p in self.model.named_parameters() if n in self._anchors}
         anchors = {id(p): self._anchors[name] for name, p in named.items()}
         if self.increment_decay:  # every step needs them
@@ -621,47 +553,31 @@ class Shield:
             increment_decay=self.increment_decay,
         )
 
-    def _decompose(self) -> None:
-        decompose(self._remembered.claimed.conceptors, self._scan.sites, self._protection)
-
-    def _apply(self) -> None:
-        """Let guards, statistics and health follow the remembered tasks."""
-        self.quota()  # while matrices are still on the GPU
-        self._guards.renew()
-        attach.note_tasks(self.model, self.n_tasks)
-        # the guards have computed what they need, so large matrices may leave the GPU
-        self._remembered.claimed = self._remembered.claimed.stowed()
-        if self.n_tasks:
-            attach.freeze_statistics(self.model, self._statistics, self.batchnorm == "freeze")
-        else:
-            attach.release_statistics(self._statistics)
-
-    @contextmanager
-    def _all_or_nothing(self) -> Iterator[None]:
-        """Restore the remembered tasks and their protection if an error occurs inside."""
-        before = self._remembered, dict(self._anchors)
+    def _adopt(self, remembered: Remembered, anchors: dict[str, Tensor]) -> None:
+        """Protect these tasks from now on; if an error occurs, those from before."""
+        before = self._remembered, self._anchors
+        self._remembered, self._anchors = remembered, anchors
         try:
-            yield
+            self._guards.renew()
+            self.quota()  # while matrices are still on the GPU
+            # the guards have computed what they need, so large matrices may leave the GPU
+            remembered.claimed = remembered.claimed.stowed()
+            health.follow_tasks(self.model, self.n_tasks, self.batchnorm == "freeze")
         except BaseException:
             self._remembered, self._anchors = before
-            self._apply()
+            self._guards.renew()
             raise
 
     def _accept(self) -> None:
         """Accept the current weights and buffers as those that the remembered tasks need."""
         self._health.accept(self._scan.sites, self.conceptors(), self.model)
         self._guards.trust()
+        self._health.fill({name: self.quota()[name] for name in self._large()})
 
-    def _look(self, *, replaced: Collection[str] = (), before_step: bool = False) -> None:
+    def _look(self, replaced: Iterable[str] = (), before_step: bool = False) -> None:
         """Warn about weights and buffers that something else than guarded steps has changed."""
-        self._health.look(
-            self._scan.sites,
-            self.model,
-            self._guards.moved(),
-            self._guards.stepped(),
-            replaced=replaced,
-            before_step=before_step,
-        )
+        moved, stepped = self._guards.moved(), self._guards.stepped().difference(replaced)
+        self._health.look(self._scan.sites, self.model, moved, stepped, before_step)
 
     def _look_again(self, optimizer: Optimizer) -> None:
         """Scan the model again before some of the steps of an optimizer."""
@@ -673,17 +589,18 @@ class Shield:
 
     def _check_stranger(self, optimizer: Optimizer) -> None:
         """Look at an optimizer before a step, which may lack a guard."""
-        if self.n_tasks and not self._guards.is_guarded(optimizer):
-            sites, claimed = self._scan.sites, self._remembered.claimed.conceptors
-            active = ((name, p) for name in sites if name in claimed for p in sites[name].active())
-            protected = chain(active, self._scan.frozen.items())
-            self._health.check_stranger(optimizer, protected, self._guards.in_step())
+        if self.n_tasks:
+            self._health.check_stranger(optimizer, self._guards)
 
     def _large(self) -> dict[str, bool]:
-        """Return the layers with more than two directions, and whether their aperture is "auto".
-
-        A channel of a norm layer has two directions, and is full after one task.
-        """
+        """Return whether layers have automatic apertures; none of norms, which are soon full."""
         claimed = self._remembered.claimed.conceptors
         large = [name for name in self._scan.sites if name in claimed and claimed[name].dim > 2]
         return {name: self._protection.is_auto(name) for name in large}
+
+
+def _reshard(model: nn.Module) -> None:
+    """Reshard the parameters of FSDP2 modules, which stay gathered after a forward pass."""
+    for module in model.modules():
+        if hasattr(module, "reshard") and hasattr(module, "unshard"):
+            module.reshard()  # type: ignore[operator]

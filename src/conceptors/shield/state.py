@@ -21,13 +21,13 @@ from conceptors.algebra.spectrum import Spectrum, values_of
 from conceptors.shield.blocks import Scan
 from conceptors.shield.claims import Claims, Remembered
 from conceptors.shield.distributed import cut_like, gathered
-from conceptors.shield.health import excerpts
+from conceptors.shield.health import excerpt, is_readable
 
 FORMAT = "conceptors.Shield"
 VERSION = 1
-_MOST_TASKS = 100_000  # in a file: a damaged header must not fill the memory
+_DAMAGED = ("the state is damaged: ", "; nothing was loaded. Load another copy")
 
-Groups = dict[str, dict[str, dict[str, Tensor]]]  # tensors by kind, name and part
+Groups = dict[str, dict[str, dict[str, Tensor]]]  # tensors by kind, name and part, as in `pack`
 
 
 class LoadReport(NamedTuple):
@@ -60,32 +60,28 @@ class LoadReport(NamedTuple):
         return "\n".join(lines)
 
 
-class LoadedState(NamedTuple):
-    """A checked state, before the shield adopts it; see `pack`."""
-
-    remembered: Remembered
-    anchors: dict[str, Tensor]
-    weights: dict[str, Tensor]
-    resting: set[str]
-    report: LoadReport
-
-
 def pack(
     scan: Scan, remembered: Remembered, anchors: Mapping[str, Tensor], resting: set[str]
 ) -> dict[str, Any]:
     """Return the state of a shield: numbers, names, and tensors by "kind/name/part".
 
-    Args:
-        anchors: the weights after the last task, by parameter.
-        resting: the layers that tasks have used while they were frozen.
+    `anchors` are the weights after the last task; for `resting` see `Health`.
     """
     claimed = remembered.claimed.conceptors
     tensors = {f"anchors/{name}/value": gathered(anchor) for name, anchor in anchors.items()}
-    weights = excerpts({name: site for name, site in scan.sites.items() if name in claimed})
-    tensors |= {f"weights/{name}/value": excerpt for name, excerpt in weights.items()}
+    tensors |= {
+        f"weights/{name}/value": excerpt(site.parameters[0])
+        for name, site in scan.sites.items()
+        if name in claimed and is_readable(site)
+    }
     for kind, claims in zip(_kinds(len(remembered.tasks)), [remembered.claimed, *remembered.tasks]):
         for name, conceptor in claims.conceptors.items():
-            parts = _parts(conceptor.form)
+            if isinstance(conceptor.form, OddsForm):
+                parts = {"odds_matrix": conceptor.form.matrix}
+            else:
+                vectors, odds, rest = conceptor.form.spectrum()
+                is_rest = torch.tensor(float(math.isinf(rest)))
+                parts = {"vectors": vectors, "odds": odds, "rest": is_rest}
             if name in claims.stiffness:
                 parts["stiffness"] = claims.stiffness[name]
             tensors |= {f"{kind}/{name}/{part}": x.clone() for part, x in parts.items()}
@@ -106,26 +102,16 @@ def _kinds(kept_tasks: int) -> list[str]:
     return ["claimed", *(f"task{i}" for i in range(kept_tasks))]
 
 
-def _parts(form: OddsForm | SpectrumForm) -> dict[str, Tensor]:
-    """Return the exact odds matrix or the spectrum of a conceptor."""
-    if isinstance(form, OddsForm):
-        return {"odds_matrix": form.matrix}
-    vectors, odds, rest = form.spectrum()
-    return {"vectors": vectors, "odds": odds, "rest": torch.tensor(float(math.isinf(rest)))}
-
-
 def read(
-    state: Mapping[str, Any],
-    scan: Scan,
-    model: nn.Module,
-    *,
-    strict: bool,
-    rename: Mapping[str, str],
-) -> LoadedState:
-    """Check a state, and adapt it to a model; see `Shield.load_state_dict`."""
+    state: Mapping[str, Any], scan: Scan, model: nn.Module, strict: bool, rename: Mapping[str, str]
+) -> tuple[Remembered, dict[str, Tensor], dict[str, Tensor], set[str], LoadReport]:
+    """Check a state, and adapt it to a model; see `Shield.load_state_dict`.
+
+    Returns the tasks, anchors, excerpts of weights, and resting layers of `pack`, and a report.
+    """
     remembered, groups = check(state, rename)
     conceptors = remembered.claimed.conceptors
-    with explaining("the state is damaged: ", "; nothing was loaded. Load another copy"):
+    with explaining(*_DAMAGED):
         known, unclaimed, resting = (
             {rename.get(name, name) for name in list(state[label] or ())}
             for label in ("layers", "unclaimed", "resting")
@@ -133,17 +119,16 @@ def read(
         lacking = sorted(known - unclaimed - conceptors.keys())
         if lacking:
             raise ValueError(f"the conceptors of layers {', '.join(lacking[:5])} are missing")
-        weights = {rename.get(n, n): parts["value"] for n, parts in groups["weights"].items()}
-        anchors = {name: parts["value"] for name, parts in groups["anchors"].items()}
-        anchors = _fitting(anchors, dict(model.named_parameters()))
+        anchors = _fitting(groups["anchors"], model)
+        weights = {name: parts["value"] for name, parts in groups["weights"].items()}
     sites = scan.sites | {n: s for n, s in scan.resting.items() if n in conceptors}
-    common = {name: (sites[name], c) for name, c in conceptors.items() if name in sites}
-    grown = {n: site.size[0] for n, (site, c) in common.items() if site.has_more_tokens(c)}
+    common = [name for name in conceptors if name in sites]
+    sizes = {name: (_size(conceptors[name]), sites[name].size) for name in common}
     mismatched = {
-        name: f"the state has {c.batch_shape[0]} groups of {c.dim} inputs, the model "
-        f"{site.size[0]} of {site.size[1]} (biases count as inputs)"
-        for name, (site, c) in common.items()
-        if name not in grown and _size(c) != site.size
+        name: f"the state has {before[0]} groups of {before[1]} inputs, the model {now[0]} of "
+        f"{now[1]} (biases count as inputs)"
+        for name, (before, now) in sizes.items()
+        if before != now and not sites[name].has_more_tokens(conceptors[name])
     }
     report = LoadReport(
         loaded=[name for name in common if name not in mismatched],
@@ -161,20 +146,16 @@ def read(
         Claims(
             {n: c.to(where[n]) for n, c in claims.conceptors.items() if n in where},
             {n: stiffness for n, stiffness in claims.stiffness.items() if n in where},
-        ).with_tokens({n: count for n, count in grown.items() if n in claims.conceptors})
+        )
         for claims in (remembered.claimed, *remembered.tasks)
     )
-    weights = {name: excerpt for name, excerpt in weights.items() if name in where}
-    remembered = Remembered(claimed, tasks, remembered.n_tasks)
-    return LoadedState(remembered, anchors, weights, resting, report)
+    remembered = Remembered(claimed, tasks, remembered.n_tasks).fitted(sites)
+    weights = {name: weight for name, weight in weights.items() if name in where}
+    return remembered, anchors, weights, resting, report
 
 
 def check(state: Any, rename: Mapping[str, str]) -> tuple[Remembered, Groups]:
-    """Check the tasks of a state, and return them and all tensors by kind, name and part.
-
-    Raises:
-        ValueError: this is another object, of another version, or damaged.
-    """
+    """Check the tasks of a state, and return them and all tensors."""
     if not isinstance(state, Mapping) or state.get("format") != FORMAT:
         is_model = isinstance(state, Mapping) and any(isinstance(v, Tensor) for v in state.values())
         hint = "It looks like the state of a model, for model.load_state_dict. " * is_model
@@ -187,9 +168,9 @@ def check(state: Any, rename: Mapping[str, str]) -> tuple[Remembered, Groups]:
             f"the state has version {state.get('version')!r}, but this release reads version "
             f"{VERSION}; nothing was loaded. Upgrade with pip install -U conceptors"
         )
-    with explaining("the state is damaged: ", "; nothing was loaded. Load another copy"):
+    with explaining(*_DAMAGED):
         n_tasks = checks.whole(state["n_tasks"], "n_tasks", 0)
-        most = min(n_tasks, _MOST_TASKS)
+        most = min(n_tasks, len(state["tensors"]))  # a damaged number must not fill the memory
         kinds = _kinds(checks.whole(state["kept_tasks"], "kept_tasks", 0, most))
         groups: Groups = {kind: {} for kind in ("anchors", "weights", *kinds)}
         for key, tensor in state["tensors"].items():
@@ -198,8 +179,9 @@ def check(state: Any, rename: Mapping[str, str]) -> tuple[Remembered, Groups]:
             is_real = isinstance(tensor, Tensor) and tensor.is_floating_point()
             if kind not in groups or not is_real:
                 raise ValueError(f"{key!r:.80} is unknown, or not a tensor of floats")
+            name = name if kind == "anchors" else rename.get(name, name)
             groups[kind].setdefault(name, {})[part] = tensor
-        claimed, *tasks = (_claims(groups[kind], rename) for kind in kinds)
+        claimed, *tasks = (_claims(groups[kind]) for kind in kinds)
         if len(tasks) not in (0, n_tasks):
             raise ValueError(f"n_tasks is {n_tasks}, but {len(tasks)} tasks were stored separately")
         for name, conceptor in ((n, c) for task in tasks for n, c in task.conceptors.items()):
@@ -209,48 +191,41 @@ def check(state: Any, rename: Mapping[str, str]) -> tuple[Remembered, Groups]:
     return Remembered(claimed, tasks, n_tasks), groups
 
 
-def _claims(layers: Mapping[str, Mapping[str, Tensor]], rename: Mapping[str, str]) -> Claims:
+def _claims(layers: Mapping[str, Mapping[str, Tensor]]) -> Claims:
     """Check the conceptors and the stiffness of layers."""
     claims = Claims()
     for name, parts in layers.items():
         with explaining(f"layer {name!r}: "):
-            conceptor = claims.conceptors[rename.get(name, name)] = _conceptor(parts)
+            conceptor = claims.conceptors[name] = Conceptor.from_form(_form(parts))
+            if len(conceptor.batch_shape) != 1:
+                raise ValueError(f"its conceptor is {list(conceptor.batch_shape)}, not [groups]")
             if "stiffness" in parts:
-                stiffness = checks.finite(parts["stiffness"], "stiffness")
+                stiffness = claims.stiffness[name] = checks.finite(parts["stiffness"], "stiffness")
                 if stiffness.shape != conceptor.batch_shape or bool((stiffness < 0).any()):
                     raise ValueError("stiffness must be one number of at least 0 for each group")
-                claims.stiffness[rename.get(name, name)] = stiffness
     return claims
 
 
-def _conceptor(parts: Mapping[str, Tensor]) -> Conceptor:
+def _form(parts: Mapping[str, Tensor]) -> OddsForm | SpectrumForm:
     if "odds_matrix" in parts:
         matrix = checks.positive_semidefinite(parts["odds_matrix"].double(), "odds_matrix")
-        if matrix.ndim != 3:
-            raise ValueError(f"odds_matrix of shape {list(matrix.shape)} is not [groups, d, d]")
-        return Conceptor.from_form(OddsForm(matrix, torch.float64))
+        return OddsForm(matrix, torch.float64)
     vectors, odds = parts["vectors"].double(), parts["odds"].double()
     if bool((odds.isnan() | (odds < 0)).any()):
         raise ValueError("odds must be at least 0, or infinite")
     vectors, _, rest = check_spectrum(vectors, values_of(odds), parts["rest"])
-    if vectors.ndim != 3:
-        raise ValueError(f"vectors of shape {list(vectors.shape)} are not [groups, d, r]")
     spectrum = Spectrum(vectors.clone(), odds.clone(), math.inf if rest else 0.0)
-    return Conceptor.from_form(SpectrumForm(spectrum, torch.float64))
+    return SpectrumForm(spectrum, torch.float64)
 
 
-def _fitting(
-    anchors: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]
-) -> dict[str, Tensor]:
+def _fitting(anchors: Mapping[str, Mapping[str, Tensor]], model: nn.Module) -> dict[str, Tensor]:
     """Return the anchors of parameters that have not grown since, sharded like these."""
-    fitting = {}
+    fitting, parameters = dict[str, Tensor](), dict(model.named_parameters())
     for name in [name for name in anchors if name in parameters]:  # the same on all processes
-        anchor = checks.finite(anchors[name], f"the anchor of {name}")
-        before, now = anchor.shape, parameters[name].shape
+        anchor = checks.finite(anchors[name]["value"], f"the anchor of {name}")
+        before, now = list(anchor.shape), list(parameters[name].shape)
         if len(before) != len(now) or any(a > b for a, b in zip(before, now)):
-            raise ValueError(
-                f"the anchor of {name} has shape {list(before)}, the parameter {list(now)}"
-            )
+            raise ValueError(f"the anchor of {name} has shape {before}, the parameter {now}")
         if before == now:
             fitting[name] = cut_like(anchor, parameters[name].data)
     return fitting
@@ -290,12 +265,7 @@ def read_file(path: str | Path) -> dict[str, Any]:
 
 
 def read_claims(path: str | Path) -> tuple[int, dict[str, Conceptor]]:
-    """Read the number of tasks and the conceptors of all tasks from a file, without a model.
-
-    Raises:
-        FileNotFoundError: the file does not exist.
-        ValueError: the file is damaged, or not a shield file.
-    """
+    """Read the number of tasks and the conceptors of all tasks from a file, without a model."""
     state = read_file(path)
     with explaining(f"{path}: "):
         remembered, _ = check(state, {})

@@ -7,9 +7,9 @@ another way by a subclass that overrides forward. Bare parameters belong to no l
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,31 +26,19 @@ _FORMS = {f"new_{kind}" for kind in _KINDS} | {f"{kind}_like" for kind in _KINDS
 _READS = {"item", "tolist", "numpy", "__float__", "__int__", "__bool__"}
 
 
-class StrayUse(NamedTuple):
-    """A function that used a weight where no rule covers it."""
-
-    site: str
-    function: str
-    layer: str | None  # the class whose forward used it; None outside of layers
-
-    def __str__(self) -> str:
-        where = "without a call of its layer" if self.layer is None else f"in {self.layer}.forward"
-        return f"{self.site} (used by {self.function} {where})"
-
-
 class WeightUses(TorchFunctionMode):
     """Collect the inputs of layers that override forward, used bare parameters, and stray uses.
 
     Attributes:
         used: the names of the bare parameters that were used.
-        stray: the uses of weights that no rule covers.
+        stray: how weights are used that no rule covers, by block.
     """
 
     def __init__(self, sites: Mapping[str, WeightBlock], reads: WeightReads) -> None:
         super().__init__()
         self.is_read = reads
         self.used: set[str] = set()
-        self.stray: dict[StrayUse, None] = {}
+        self.stray: dict[str, str] = {}
         self._bare = {name: site for name, site in sites.items() if is_bare(site.block)}
         layered = {name: site for name, site in sites.items() if name not in self._bare}
         self._bare_names = {id(site.parameters[0]): name for name, site in self._bare.items()}
@@ -60,22 +48,15 @@ class WeightUses(TorchFunctionMode):
         self._open: list[nn.Module] = []
         self._calls: dict[nn.Module, list[Call]] = {}
 
-    @contextmanager
-    def observing(self) -> Iterator[None]:
+    def observe(self) -> Iterator[Any]:
         """Install the hooks of all layers, and of the modules with bare parameters."""
-        with ExitStack() as hooks:
-            for layer in self._layers:
-                for handle in (
-                    layer.register_forward_pre_hook(self._enter, prepend=True),
-                    layer.register_forward_hook(self._leave),
-                ):
-                    hooks.callback(handle.remove)
-            for name, site in self._bare.items():
-                if is_sharded(site.parameters[0].data):  # FSDP hides uses
-                    self.used.add(name)
-                handle = site.sources[0].layer.register_forward_hook(partial(self._note_use, name))
-                hooks.callback(handle.remove)
-            yield
+        for layer in self._layers:
+            yield layer.register_forward_pre_hook(self._enter, prepend=True)
+            yield layer.register_forward_hook(self._leave)
+        for name, site in self._bare.items():
+            if is_sharded(site.parameters[0].data):  # FSDP hides uses
+                self.used.add(name)
+            yield site.sources[0].layer.register_forward_hook(partial(self._note_use, name))
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -132,13 +113,14 @@ class WeightUses(TorchFunctionMode):
         for tensor in _tensors([*args, *kwargs.values()]):
             site = self._names.get(id(tensor))
             if site is not None:
-                kind = None if layer is None else type(layer).__name__
-                self.stray[StrayUse(site, _name(func), kind)] = None
+                where = f"in {type(layer).__name__}.forward"
+                where = "without a call of its layer" if layer is None else where
+                self.stray[site] = f"used by {_name(func)} {where}"
 
 
-def refuse(uses: Iterable[StrayUse]) -> None:
-    """Raise ValueError if there are stray uses."""
-    listed = "\n".join(f"  {use}" for use in uses)
+def refuse(uses: Mapping[str, str]) -> None:
+    """Raise ValueError if there are stray uses, given by block."""
+    listed = "\n".join(f"  {site} ({use})" for site, use in uses.items())
     if listed:
         raise ValueError(
             f"these weights are used where the shield cannot observe their inputs:\n{listed}\n"
