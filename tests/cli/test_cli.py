@@ -162,7 +162,7 @@ def test_explore(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatc
         ([*RUN, "--method", "sgd", "--import", "no.py"], "there is no file 'no.py'"),
         ([*RUN, "--method", "sgd", "--address", "a:1"], "--address needs --engine ray"),
         ([*TUNE, "--vary", "rate"], "--vary takes NAME=LOW:HIGH"),
-        ([*TUNE, "--vary", "rate=1:0.1"], "needs LOW < HIGH"),
+        ([*TUNE, "--vary", "rate=1:0.1"], "two numbers, LOW < HIGH"),
         ([*TUNE, "--vary", "rate=0:1:log"], "LOW > 0 with :log"),
         ([*TUNE, "--vary", "batch=1.5:3"], "batch is of type int"),
         ([*TUNE, "--vary", "rat=0.1:1"], "did you mean 'rate'"),

@@ -66,7 +66,7 @@ def check_resumed(folder: Path, seed: int, *options: str) -> None:
         assert found.keys() == expected.keys()
         apart = [name for name in found if not torch.equal(found[name], expected[name])]
         assert not apart  # weights, moments of the optimizer, and all that the shield holds
-    assert any(name.startswith("/shield/claimed/0") for name in expected)
+    assert any(name.startswith("/shield/tensors/claimed/0") for name in expected)
 
 
 def test_a_run_that_was_killed_resumes_bit_for_bit(tmp_path: Path) -> None:
