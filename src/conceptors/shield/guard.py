@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import is_
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -70,22 +70,6 @@ def project_weights(sites: Mapping[str, WeightBlock], protected: Protected) -> N
             block = GuardedBlock(site, site.active(), free, torch.ones(()))
             block.projection.apply_(block.weights())
             block.write_weights()
-
-
-class Callbacks(NamedTuple):
-    """Functions of the shield that guards call.
-
-    Attributes:
-        check_thread: raises RuntimeError if another thread is using the shield.
-        look_again: checks whether layers were added or replaced.
-        look_before_step: checks the weights, which other code than a guarded step has changed.
-        report_passing: receives the share of the gradients that is applied, by layer.
-    """
-
-    check_thread: Callable[[], None]
-    look_again: Callable[[Optimizer], None]
-    look_before_step: Callable[[], None]
-    report_passing: Callable[[Mapping[str, float]], None]
 
 
 @dataclass
@@ -273,12 +257,11 @@ class Guard:
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         self.settle()
-        callbacks = self._guards.callbacks
-        callbacks.check_thread()
+        self._guards.check_thread()
         self.steps += 1
         due = _is_due(self.steps)
         if due or self.plan.key != (self._guards.version, _key(optimizer)):
-            callbacks.look_again(optimizer)  # layers may have been added, removed, or frozen
+            self._guards.look_again()  # layers may have been added, removed, or frozen
         plan = self.prepare()
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if plan:
@@ -302,7 +285,7 @@ class Guard:
     def _look(self, plan: Plan) -> None:
         """Look at weights that other code may have changed, and measure their drifts."""
         if self.versions != _versions(plan):
-            self._guards.callbacks.look_before_step()
+            self._guards.look_before_step()
             for unit in plan.units:
                 unit.measure_drift()
             self.versions = _versions(plan)
@@ -360,7 +343,7 @@ class Guard:
             if now is not None:
                 self.passing[block.name] = now if mean is None else now.lerp(mean, _DECAY)
         if self.steps == _RELIABLE:
-            self._guards.callbacks.report_passing(self.shares())
+            self._guards.report_passing(self.shares())
 
     def shares(self) -> dict[str, float]:
         """Return the applied share of each layer's gradients; none where gradients were NaN."""
@@ -399,11 +382,24 @@ class Guards(list[Guard]):
     Attributes:
         protected: what they protect, computed anew by `make` when anything in it changes.
         version: the number of these changes.
+        check_thread: raises RuntimeError if another thread is using the shield.
+        look_again: checks whether layers were added or replaced.
+        look_before_step: checks the weights, which other code than a guarded step has changed.
+        report_passing: receives the share of the gradients that is applied, by layer.
     """
 
-    def __init__(self, make: Callable[[], Protected], callbacks: Callbacks) -> None:
+    def __init__(
+        self,
+        make: Callable[[], Protected],
+        *,
+        check_thread: Callable[[], None],
+        look_again: Callable[[], None],
+        look_before_step: Callable[[], None],
+        report_passing: Callable[[Mapping[str, float]], None],
+    ) -> None:
         super().__init__()
-        self._make, self.callbacks = make, callbacks
+        self._make, self.check_thread, self.look_again = make, check_thread, look_again
+        self.look_before_step, self.report_passing = look_before_step, report_passing
         self.protected, self.version = Protected(), 0
         self._past_stepped: set[str] = set()  # blocks that removed guards have stepped
         self._past_trained: set[int] = set()  # parameters that they have trained

@@ -20,7 +20,7 @@ from conceptors.shield import health, inspect, options
 from conceptors.shield.blocks import Scan, is_sharded, survey
 from conceptors.shield.claims import Claims, Remembered, claims_of_task, decompose, stride
 from conceptors.shield.collect import collect
-from conceptors.shield.guard import Callbacks, Guards, Protected, project_weights
+from conceptors.shield.guard import Guards, Protected, project_weights
 from conceptors.shield.health import Fingerprint, is_readable
 from conceptors.shield.inspect import Explanation
 from conceptors.shield.options import Aperture, Protection
@@ -114,12 +114,10 @@ class Shield:
         self._health = health.Health(self.hard, self.seed, self.exclude, follows)
         self._guards = Guards(
             self._protected,
-            Callbacks(
-                check_thread=self._health.check_thread,
-                look_again=self._look_again,
-                look_before_step=partial(self._look, before_step=True),
-                report_passing=lambda shares: self._health.passing(shares, self._large()),
-            ),
+            check_thread=self._health.check_thread,
+            look_again=self._look_again,
+            look_before_step=partial(self._look, before_step=True),
+            report_passing=lambda shares: self._health.passing(shares, self._large()),
         )
         self._attached = True
         health.claim_model(self.model, self._check_stranger)
@@ -579,7 +577,7 @@ class Shield:
         moved, stepped = self._guards.moved(), self._guards.stepped().difference(replaced)
         self._health.look(self._scan.sites, self.model, moved, stepped, before_step)
 
-    def _look_again(self, optimizer: Optimizer) -> None:
+    def _look_again(self) -> None:
         """Scan the model again before some of the steps of an optimizer."""
         if self.n_tasks:
             self.refresh()
