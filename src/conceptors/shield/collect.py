@@ -288,7 +288,7 @@ class Moments:
 
 
 @dataclass
-class LayerInputs:
+class RowRecorder:
     """Adds the rows of one layer's calls to the moments of its blocks.
 
     Attributes:
@@ -365,12 +365,12 @@ class LayerInputs:
 
 def _layers(
     sites: Mapping[str, WeightBlock], moments: Mapping[str, Moments], run: Pass, uses: WeightUses
-) -> list[LayerInputs]:
+) -> list[RowRecorder]:
     """Create the recorder of every layer that has a block with rows."""
-    layers: dict[nn.Module, LayerInputs] = {}
+    layers: dict[nn.Module, RowRecorder] = {}
     for name, site in sites.items():
         for source in () if is_bare(site.block) else site.sources:
-            inputs = LayerInputs(source.layer, source.rule, run, uses)
+            inputs = RowRecorder(source.layer, source.rule, run, uses)
             takers = layers.setdefault(source.layer, inputs).takers.setdefault(
                 source.block.name, []
             )
