@@ -10,6 +10,7 @@ from inspect import signature
 from threading import Lock
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
@@ -58,6 +59,10 @@ def _warn_of_unused_parts(model: nn.Module, batch: Any) -> None:
 
 
 def _how_to_feed(batch: Any) -> str:
+    parts = list(batch.values()) if isinstance(batch, Mapping) else batch
+    first = parts[0] if isinstance(parts, (list, tuple)) and parts else parts
+    if isinstance(first, (str, list, np.ndarray)):
+        return "pass tensors: torch.as_tensor(array), or tokenizer(texts, return_tensors='pt')"
     if not isinstance(batch, Mapping):
         return _FEED
     return _FEED.replace("batch[0], batch[1]", f"batch[{next(iter(batch), 'inputs')!r}]")
@@ -68,7 +73,7 @@ def check_batches(batches: Any, who: str) -> None:
     if isinstance(batches, Mapping):
         raise TypeError(
             f"{who} takes batches but got one mapping of {list(batches)}; pass a DataLoader "
-            f"or [batch]; {_how_to_feed(batches)}"
+            f"or [batch]"
         )
     if not isinstance(batches, tuple) or not all(isinstance(x, Tensor) for x in batches):
         return
@@ -77,7 +82,7 @@ def check_batches(batches: Any, who: str) -> None:
         raise TypeError(
             f"{who} takes batches but got one tuple of tensors of shapes "
             f"{[list(x.shape) for x in batches]}; pass the inputs alone, a DataLoader, or "
-            f"[(inputs, targets)]; {_FEED}"
+            f"[(inputs, targets)]"
         )
 
 
