@@ -108,7 +108,7 @@ def test_foreign_files_are_refused_and_never_executed(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="damaged or not a safetensors file"):
         Conceptor.load(path)
     save_file({"weight": torch.eye(3), "bias": torch.ones(3)}, path, {"format": "pt"})
-    with pytest.raises(ValueError, match=r"contains no conceptor.*'pt'.*'bias', 'weight'"):
+    with pytest.raises(ValueError, match=r"contains no conceptor.*'bias', 'weight'.*`save`"):
         Conceptor.load(path)
     with pytest.raises(FileNotFoundError, match=r"nothing\.safetensors"):
         Conceptor.load(tmp_path / "nothing.safetensors")

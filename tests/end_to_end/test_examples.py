@@ -35,6 +35,7 @@ def run(name: str, *launcher: str) -> str:
         check=False,
     )
     assert process.returncode == 0, process.stdout + process.stderr
+    assert "Exception ignored" not in process.stderr
     return process.stdout
 
 

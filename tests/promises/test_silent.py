@@ -114,7 +114,9 @@ def test_a_state_that_lacks_a_conceptor_or_has_other_shapes_is_refused(part: str
             del state["tensors"][name]
         else:
             state["tensors"][name] = torch.zeros(7, 7, 7)
-    with pytest.raises(ValueError, match=r"the state is damaged: .*nothing was loaded"):
+    with pytest.raises(
+        ValueError, match=r"the state (is damaged|does not fit).*nothing was loaded"
+    ):
         fresh.load_state_dict(state)
     assert fresh.n_tasks == 0
 

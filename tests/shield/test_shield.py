@@ -82,19 +82,24 @@ def test_a_failing_pass_loses_nothing() -> None:
     bad[3, 2] = torch.nan
     cases: list[tuple[Any, dict[str, Any], Any, str]] = [
         (batches(), {}, RuntimeError, "the disk is gone"),
-        ([x, bad], {}, ValueError, r"enter '0'.*in batch 1; nothing was remembered"),
+        ([x, bad], {}, ValueError, r"enter layer '0'.*in batch 1; nothing was remembered"),
         ([], {}, ValueError, "no batches"),
         (iter([]), {}, ValueError, "no batches"),
         (x[:0], {}, ValueError, "no batches"),
         ([x], {"feed": lambda m, b: None}, ValueError, "no rows reached"),
         (3, {}, TypeError, "DataLoader"),
+        (["a text"], {}, TypeError, "pass tensors: .*tokenizer"),
+        ([x.numpy()], {}, TypeError, "pass tensors: torch.as_tensor"),
+        ([x, x[:, 1:]], {}, RuntimeError, "shapes cannot be multiplied"),
         (x, {"limit": 0}, ValueError, "limit"),
         (x, {"known": -0.1}, ValueError, "known"),
         (x, {"known": float("nan")}, ValueError, "known"),
     ]
     for given, options, error, message in cases:
-        with pytest.raises(error, match=message):
+        with pytest.raises(error, match=message) as caught:
             shield.remember(given, **options)
+        if message.startswith("shapes"):
+            assert "remember stopped at batch 1" in caught.value.__notes__[0]
     assert shield.n_tasks == 1
     assert not any(m._forward_hooks for m in model.modules())
     for name, matrix in matrices(shield).items():

@@ -58,6 +58,10 @@ def _warn_of_unused_parts(model: nn.Module, batch: Any) -> None:
 
 
 def _how_to_feed(batch: Any) -> str:
+    parts = list(batch.values()) if isinstance(batch, Mapping) else batch
+    first = parts[0] if isinstance(parts, (list, tuple)) and parts else parts
+    if isinstance(first, (str, list)) or type(first).__module__ == "numpy":
+        return "pass tensors: torch.as_tensor(array), or tokenizer(texts, return_tensors='pt')"
     if not isinstance(batch, Mapping):
         return _FEED
     return _FEED.replace("batch[0], batch[1]", f"batch[{next(iter(batch), 'inputs')!r}]")
@@ -66,18 +70,14 @@ def _how_to_feed(batch: Any) -> str:
 def check_batches(batches: Any, who: str) -> None:
     """Refuse a single batch where batches are expected: its parts would pass for batches."""
     if isinstance(batches, Mapping):
-        raise TypeError(
-            f"{who} takes batches but got one mapping of {list(batches)}; pass a DataLoader "
-            f"or [batch]; {_how_to_feed(batches)}"
-        )
+        raise TypeError(f"{who} takes batches but got one mapping of {list(batches)}; pass [batch]")
     if not isinstance(batches, tuple) or not all(isinstance(x, Tensor) for x in batches):
         return
     kinds = {(x.dtype, x.shape[1:]) for x in batches}
     if len(kinds) > 1 and len({len(x) for x in batches if x.ndim}) == 1:
         raise TypeError(
             f"{who} takes batches but got one tuple of tensors of shapes "
-            f"{[list(x.shape) for x in batches]}; pass the inputs alone, a DataLoader, or "
-            f"[(inputs, targets)]; {_FEED}"
+            f"{[list(x.shape) for x in batches]}; pass the inputs alone or [(inputs, targets)]"
         )
 
 

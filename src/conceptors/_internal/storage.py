@@ -43,8 +43,7 @@ def read(path: str | Path, what: str) -> tuple[dict[str, Tensor], dict[str, str]
         ) from error
     if "sha256" not in header:
         raise ValueError(
-            f"{path} is a safetensors file but contains no {what} (format "
-            f"{header.get('format')!r:.60}, tensors {sorted(tensors)[:5]})"
+            f"{path} contains no {what} but tensors {sorted(tensors)[:5]}; pass a file of `save`"
         )
     if header.pop("sha256") != digest(tensors, header):
         raise ValueError(f"{path} is damaged: its content does not match its checksum; {remedy}")

@@ -97,7 +97,13 @@ def collect(
                 run.batches = expected(batches, limit, batch)
             run.begin(count)
             with uses.watching():
-                feed(model, batch)
+                try:
+                    feed(model, batch)
+                except Exception as error:
+                    error.add_note(
+                        f"{who} stopped at batch {count}: compare it with a training batch"
+                    )
+                    raise
             count += 1
         run.check_finite()
         for layer in layers:
@@ -164,8 +170,8 @@ class Pass:
         for (site, batch, _), is_finite in zip(noted, finite):
             if not is_finite:
                 raise ValueError(
-                    f"NaN or infinite activations enter {site!r} in batch {batch}; nothing was "
-                    f"remembered. Check that batch, or whether training diverged"
+                    f"NaN or infinite activations enter layer {site!r} in batch {batch}; nothing "
+                    f"was remembered. Check that batch, and the model's weights"
                 )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from threading import RLock
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary, WeakMethod, WeakSet
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 from torch import Tensor, nn
@@ -375,19 +375,21 @@ def _percent(drift: float) -> str:
 
 # --- one shield for each model ------------------------------------------------------------------
 
-_SHIELDS: WeakKeyDictionary[nn.Module, WeakMethod[Any]] = WeakKeyDictionary()
+_Check = Callable[[Any, Optimizer], None]  # of a shield, before an optimizer's step
+
+_SHIELDS: WeakKeyDictionary[nn.Module, tuple[ref[Any], _Check]] = WeakKeyDictionary()
 _TASKS: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # remembered by its shield
 _HOOK: list[RemovableHandle] = []  # one for all shields
 
 
-def claim_model(model: nn.Module, before_any_step: Callable[[Optimizer], None]) -> None:
-    """Give a model its one shield, and call a method of the shield before each optimizer's step.
+def claim_model(model: nn.Module, shield: object, before_any_step: _Check) -> None:
+    """Give a model its one shield, and call a method of its class before each optimizer's step.
 
     Warns if an earlier shield and its tasks are lost.
     """
     parts = set(model.modules())
-    for other, method in list(_SHIELDS.items()):
-        if method() is not None and (other in parts or model in set(other.modules())):
+    for other, (owner, _) in list(_SHIELDS.items()):
+        if owner() is not None and (other in parts or model in set(other.modules())):
             raise ValueError(
                 f"this {type(model).__name__}, a part of it, or a module that contains it already "
                 f"has a shield, and a model can have only one; use that shield, or call its "
@@ -401,14 +403,15 @@ def claim_model(model: nn.Module, before_any_step: Callable[[Optimizer], None]) 
             f"shield for all tasks, or load its saved state. Call detach() on a shield that is not "
             f"needed any more"
         )
-    _SHIELDS[model] = WeakMethod(before_any_step)
+    _SHIELDS[model] = ref(shield), before_any_step  # a WeakMethod fails when Python 3.11 exits
     if not _HOOK:
         _HOOK.append(register_optimizer_step_pre_hook(_before_any_step))
 
 
 def _before_any_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-    for method in filter(None, [weak() for weak in _SHIELDS.values()]):
-        method(optimizer)
+    for shield, check in [(owner(), check) for owner, check in _SHIELDS.values()]:
+        if shield is not None:
+            check(shield, optimizer)
 
 
 def release_model(model: nn.Module) -> None:

@@ -120,7 +120,7 @@ class Shield:
             report_passing=lambda shares: self._health.passing(shares, self._large()),
         )
         self._attached = True
-        health.claim_model(self.model, self._check_stranger)
+        health.claim_model(self.model, self, Shield._check_stranger)
         try:
             self._scan = self._rescan()
             layers = self.aperture if isinstance(self.aperture, Mapping) else ()

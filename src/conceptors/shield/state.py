@@ -119,7 +119,10 @@ def read(
         lacking = sorted(known - unclaimed - conceptors.keys())
         if lacking:
             raise ValueError(f"the conceptors of layers {', '.join(lacking[:5])} are missing")
-        anchors = _fitting(groups["anchors"], model)
+        anchors = {
+            name: checks.finite(parts["value"], f"the anchor of {name}")
+            for name, parts in groups["anchors"].items()
+        }
         weights = {name: parts["value"] for name, parts in groups["weights"].items()}
     sites = scan.sites | {n: s for n, s in scan.resting.items() if n in conceptors}
     common = [name for name in conceptors if name in sites]
@@ -151,7 +154,7 @@ def read(
     )
     remembered = Remembered(claimed, tasks, remembered.n_tasks).fitted(sites)
     weights = {name: weight for name, weight in weights.items() if name in where}
-    return remembered, anchors, weights, resting, report
+    return remembered, _fitting(anchors, model), weights, resting, report
 
 
 def check(state: Any, rename: Mapping[str, str]) -> tuple[Remembered, Groups]:
@@ -218,14 +221,17 @@ def _form(parts: Mapping[str, Tensor]) -> OddsForm | SpectrumForm:
     return SpectrumForm(spectrum, torch.float64)
 
 
-def _fitting(anchors: Mapping[str, Mapping[str, Tensor]], model: nn.Module) -> dict[str, Tensor]:
+def _fitting(anchors: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """Return the anchors of parameters that have not grown since, sharded like these."""
     fitting, parameters = dict[str, Tensor](), dict(model.named_parameters())
     for name in [name for name in anchors if name in parameters]:  # the same on all processes
-        anchor = checks.finite(anchors[name]["value"], f"the anchor of {name}")
+        anchor = anchors[name]
         before, now = list(anchor.shape), list(parameters[name].shape)
         if len(before) != len(now) or any(a > b for a, b in zip(before, now)):
-            raise ValueError(f"the anchor of {name} has shape {before}, the parameter {now}")
+            raise ValueError(
+                f"the state does not fit this model: {name} had shape {before} when it was saved, "
+                f"and has {now} now; nothing was loaded. Create the model as it was then"
+            )
         if before == now:
             fitting[name] = cut_like(anchor, parameters[name].data)
     return fitting
