@@ -27,6 +27,7 @@ class GuardedBlock:
         rough: whether the factors of products may be rounded, because a soft conceptor lets more
             through, or a pull corrects the drift.
         crossed: whether another block shares some of its memory in another layout.
+        hard: whether a second projection changes nothing.
         scale: the factor `[]` of a gradient scaler, which the pull needs too.
         origin: W_previous in the coordinates of the projection; None without a pull.
         drift: W - W_previous in coordinates, which follows the steps.
@@ -48,6 +49,7 @@ class GuardedBlock:
     ) -> None:
         self.name, self.site, self.parameters = site.name, site, parameters
         self.once, self.corrects, self.crossed, self.scale = once, corrects, crossed, scale
+        self.hard = free.hard
         self.device, dtype = parameters[0].device, parameters[0].dtype
         self.is_sharded = any(is_sharded(p.data) for p in parameters)
         is_soft = float(free.values.max()) < _SOFT.get(self.device.type, 0.0)
@@ -82,6 +84,12 @@ class GuardedBlock:
                 previous.copy_(now)
             else:  # keep what was rounded in the last step
                 torch.where(previous.to(now.dtype) == now, previous, now, out=previous)
+
+    def round(self) -> None:
+        """Forget what was rounded in the last step."""
+        for previous, now in zip(self.previous or (), self.weights()):
+            if previous.dtype != now.dtype:
+                previous.copy_(now)
 
     def project_gradient(self) -> None:
         """G ← G F^½ in place, plus the pull."""
