@@ -159,6 +159,39 @@ def test_an_optimizer_without_a_guard_cannot_project() -> None:
         shield.project_(SGD(layer.parameters(), lr=0.1))
 
 
+def test_gradients_may_have_other_strides_than_their_parameters() -> None:
+    model = nn.LayerNorm((4, 5)).double()
+    x = normal(0, 6, 4, 5)
+    shield = Shield(model, hard=True).remember([x])
+    optimizer = shield.guard(SGD(model.parameters(), lr=0.1))
+    before = model(x).detach()
+    for p in model.parameters():
+        p.grad = normal(1, 5, 4).mT
+    optimizer.step()
+    assert drift(model(x), before) < 1e-9
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_early_projection_in_a_closure(name: str) -> None:
+    """Where it is called in the middle of a step, as lightning does."""
+    (layer, shield), (other, reference) = linear(), linear()
+    optimizer: Any = shield.guard(OPTIMIZERS[name][0](layer.parameters()))
+    alone: Any = reference.guard(OPTIMIZERS[name][0](other.parameters()))
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        norm = float(push(layer).norm())
+        shield.project_(optimizer)
+        return norm
+
+    for _ in range(3):
+        optimizer.step(closure)
+        alone.zero_grad()
+        push(other)
+        alone.step()
+    assert torch.equal(blocks(layer)["Linear"], blocks(other)["Linear"])
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_all_ways_to_step_are_the_same(name: str) -> None:
     """With a closure by position or by name, or without."""

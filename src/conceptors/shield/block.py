@@ -164,10 +164,12 @@ class GuardedBlock:
             return torch.zeros_like(self.site.read(parameter))
         if gradient.layout == torch.sparse_coo:
             return gradient.to_dense()  # type: ignore[no-any-return]
+        if not self.is_sharded and gradient.stride() != parameter.stride():
+            return torch.empty_like(parameter.data).copy_(gradient)  # whose views share memory
         return self.site.plain(gradient)
 
     def write_gradients(self, gradients: dict[int, Tensor]) -> None:
-        """Write gradients back that were read as copies: sparse ones, and gathered ones."""
+        """Write gradients back that were read as copies: sparse, gathered, or of other strides."""
         for parameter in self.parameters:
             gradient: Any = parameter.grad
             if gradient is None:
@@ -178,6 +180,8 @@ class GuardedBlock:
                 parameter.grad = torch.sparse_coo_tensor(
                     places, value[places[0]], value.shape, check_invariants=False
                 )
+            elif not self.is_sharded and value is not gradient:
+                gradient.copy_(value)
             elif self.is_sharded and not self.site.block.rows_first:
                 gradient.copy_(shard_like(value, gradient))
 

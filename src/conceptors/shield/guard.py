@@ -333,7 +333,6 @@ class Guard:
 
     def project(self, optimizer: Optimizer) -> None:
         """Project the gradients now; the next step does not project soft ones again."""
-        self.settle()
         present = [p.grad for p in self.parameters()]
         if self._projected is not None and self._counts != _counts(present):
             self._projected = None  # gradients of another pass, in the same memory
