@@ -332,3 +332,19 @@ def test_a_plain_step_that_was_interrupted_is_reported(monkeypatch: pytest.Monke
             optimizer.step()
     with pytest.warns(UnprotectedWarning, match="moved in protected directions"):
         train(model, optimizer, normal(2, 9, 10), steps=1)
+
+
+def test_the_pull_stays_stable_where_a_rate_in_a_tensor_grows() -> None:
+    """As where it is a number: a warm-up may begin with a tiny rate."""
+    finals = []
+    for rate in (1e-4, torch.tensor(1e-4, dtype=torch.float64)):
+        model = mlp()
+        shield = Shield(model).remember(samples())
+        optimizer = shield.guard(SGD(model.parameters(), lr=rate))
+        for step in range(40):
+            now = min(1e-4 * 2**step, 0.2)
+            (group,) = optimizer.param_groups
+            group["lr"] = rate.fill_(now) if isinstance(rate, Tensor) else now
+            train(model, optimizer, normal(1, 60, 10), steps=1)
+        finals.append(model[0].weight.detach())
+    torch.testing.assert_close(*finals)

@@ -558,7 +558,7 @@ def _key(optimizer: Optimizer) -> object:
             id(group),
             bool(group.get("weight_decay", 0)),
             bool(group.get("momentum", 0)),
-            _rate(group) if is_sgd and not isinstance(group["lr"], Tensor) else 0,
+            _rate(group) if is_sgd and not getattr(group["lr"], "is_cuda", False) else 0,
             [_local(p).data_ptr() for p in group["params"]],
             [p.requires_grad for p in group["params"]],
         )
