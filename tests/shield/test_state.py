@@ -113,6 +113,42 @@ def test_a_changed_rate_and_half_precision_resume_bit_equal(case: str) -> None:
         assert torch.equal(before, now)
 
 
+@pytest.mark.parametrize("order", ["guard model optimizer shield", "model optimizer shield guard"])
+def test_the_history_of_lbfgs_is_resumed(order: str) -> None:
+    """It is cleared where a task ends, but not where it was loaded with the tasks."""
+
+    def go_on(model: nn.Module, optimizer: Any) -> None:
+        def closure() -> float:
+            optimizer.zero_grad()
+            loss = (model(data(2)) - 1).square().mean()
+            loss.backward()
+            return float(loss.detach())
+
+        for _ in range(3):
+            optimizer.step(closure)
+
+    def begin() -> dict[str, Any]:
+        model = network().eval()
+        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2)
+        return {"model": model, "optimizer": optimizer, "shield": Shield(model)}
+
+    parts, resumed = begin(), begin()
+    parts["shield"].remember(data(1)).guard(parts["optimizer"])
+    go_on(parts["model"], parts["optimizer"])
+    saved = copy.deepcopy({name: part.state_dict() for name, part in parts.items()})
+    go_on(parts["model"], parts["optimizer"])
+    for name in order.split():
+        if name == "guard":
+            resumed["shield"].guard(resumed["optimizer"])
+        else:
+            resumed[name].load_state_dict(saved[name])
+    go_on(resumed["model"], resumed["optimizer"])
+    for before, now in zip(parts["model"].parameters(), resumed["model"].parameters()):
+        assert torch.equal(before, now)
+    parts["shield"].remember(data(2))
+    assert not parts["optimizer"].state
+
+
 def test_renamed_and_grown_models() -> None:
     state = Shield(network()).remember(data(1)).state_dict()
     layers: dict[str, nn.Module] = {"first": nn.Linear(8, 20), "norm": nn.BatchNorm1d(20)}

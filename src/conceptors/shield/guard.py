@@ -256,9 +256,9 @@ class Guard:
             with exactly():
                 self.plan = make_plan(optimizer, self._guards.protected, key, copies)
             if not is_same:
-                self.steps, self.passing = 0, {}
-                if isinstance(optimizer, LBFGS):
+                if isinstance(optimizer, LBFGS) and self.steps:  # else loaded with the claims
                     optimizer.state.clear()
+                self.steps, self.passing = 0, {}
         return self.plan
 
     def settle(self) -> None:
