@@ -83,6 +83,72 @@ def test_a_checkpoint_taken_mid_task_resumes_bit_equal(
         assert len(stiff) == (6 if kind == "auto" else 0)
 
 
+@pytest.mark.parametrize("case", ["rate", "bfloat16"])
+def test_a_changed_rate_and_half_precision_resume_bit_equal(case: str) -> None:
+    """The pull of SGD depends on the rate, and rounding of half-precision weights is kept."""
+    dtype = torch.bfloat16 if case == "bfloat16" else torch.float64
+
+    def begin() -> tuple[Any, Shield, Any]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 20), nn.Tanh(), nn.Linear(20, 3)).to(dtype)
+        shield = Shield(model)
+        optimizer = shield.guard(SGD(model.parameters(), lr=0.1))
+        return model, shield, optimizer
+
+    def go_on(model: nn.Module, optimizer: Any) -> None:
+        for step in range(10):
+            optimizer.param_groups[0]["lr"] *= 0.99 if case == "rate" else 1.0
+            train(model, optimizer, data(2 + step).to(dtype), 1)
+
+    model, shield, optimizer = begin()
+    shield.remember(data(1).to(dtype))
+    go_on(model, optimizer)
+    saved = copy.deepcopy([part.state_dict() for part in (model, optimizer, shield)])
+    go_on(model, optimizer)
+    resumed = begin()
+    for part, state in zip((resumed[0], resumed[2], resumed[1]), saved):
+        part.load_state_dict(state)
+    go_on(resumed[0], resumed[2])
+    for before, now in zip(model.parameters(), resumed[0].parameters()):
+        assert torch.equal(before, now)
+
+
+@pytest.mark.parametrize("order", ["guard model optimizer shield", "model optimizer shield guard"])
+def test_the_history_of_lbfgs_is_resumed(order: str) -> None:
+    """It is cleared where a task ends, but not where it was loaded with the tasks."""
+
+    def go_on(model: nn.Module, optimizer: Any) -> None:
+        def closure() -> float:
+            optimizer.zero_grad()
+            loss = (model(data(2)) - 1).square().mean()
+            loss.backward()
+            return float(loss.detach())
+
+        for _ in range(3):
+            optimizer.step(closure)
+
+    def begin() -> dict[str, Any]:
+        model = network().eval()
+        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2)
+        return {"model": model, "optimizer": optimizer, "shield": Shield(model)}
+
+    parts, resumed = begin(), begin()
+    parts["shield"].remember(data(1)).guard(parts["optimizer"])
+    go_on(parts["model"], parts["optimizer"])
+    saved = copy.deepcopy({name: part.state_dict() for name, part in parts.items()})
+    go_on(parts["model"], parts["optimizer"])
+    for name in order.split():
+        if name == "guard":
+            resumed["shield"].guard(resumed["optimizer"])
+        else:
+            resumed[name].load_state_dict(saved[name])
+    go_on(resumed["model"], resumed["optimizer"])
+    for before, now in zip(parts["model"].parameters(), resumed["model"].parameters()):
+        assert torch.equal(before, now)
+    parts["shield"].remember(data(2))
+    assert not parts["optimizer"].state
+
+
 def test_renamed_and_grown_models() -> None:
     state = Shield(network()).remember(data(1)).state_dict()
     layers: dict[str, nn.Module] = {"first": nn.Linear(8, 20), "norm": nn.BatchNorm1d(20)}

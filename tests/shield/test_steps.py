@@ -111,10 +111,85 @@ def test_only_gradients_that_were_projected_early_are_left_alone() -> None:
     assert torch.equal(blocks(layer)["Linear"], blocks(other)["Linear"])
 
 
+@pytest.mark.parametrize("hard", [False, True])
+def test_gradients_of_another_pass_in_the_same_memory_are_projected(hard: bool) -> None:
+    """After a step that was skipped, with `zero_grad(set_to_none=False)`."""
+    (layer, shield), (other, reference) = linear(hard=hard), linear(hard=hard)
+    optimizer = shield.guard(SGD(layer.parameters(), lr=0.1))
+    alone = reference.guard(SGD(other.parameters(), lr=0.1))
+    push(layer, 2)
+    shield.project_(optimizer)
+    optimizer.zero_grad(set_to_none=False)
+    push(layer, 3)
+    shield.project_(optimizer)
+    push(other, 3)
+    reference.project_(alone)
+    assert torch.equal(gradients(layer)["Linear"], gradients(other)["Linear"])
+    shield.project_(optimizer)  # again
+    torch.testing.assert_close(gradients(layer)["Linear"], gradients(other)["Linear"])
+
+
+@pytest.mark.parametrize("then", ["another pass", "clip by value", "remember"])
+def test_hard_gradients_that_change_after_an_early_projection_stay_in_the_free_space(
+    then: str,
+) -> None:
+    layer = nn.Linear(6, 4).double()
+    x = normal(0, 20, 3) @ normal(1, 3, 6)
+    shield = Shield(layer, hard=True)
+    optimizer = shield.guard(SGD(layer.parameters(), lr=0.1))
+    if then != "remember":
+        shield.remember(x)
+    push(layer, 2)
+    shield.project_(optimizer)
+    if then == "another pass":
+        push(layer, 3)
+    elif then == "clip by value":
+        nn.utils.clip_grad_value_(layer.parameters(), 1e-2)
+    else:
+        shield.remember(x)
+    before, start = layer(x).detach(), blocks(layer)["Linear"]
+    optimizer.step()
+    assert drift(layer(x), before) < 1e-9
+    assert drift(blocks(layer)["Linear"], start) > 1e-4
+
+
 def test_an_optimizer_without_a_guard_cannot_project() -> None:
     layer, shield = linear()
     with pytest.raises(ValueError, match="this SGD is not guarded; call"):
         shield.project_(SGD(layer.parameters(), lr=0.1))
+
+
+def test_gradients_may_have_other_strides_than_their_parameters() -> None:
+    model = nn.LayerNorm((4, 5)).double()
+    x = normal(0, 6, 4, 5)
+    shield = Shield(model, hard=True).remember([x])
+    optimizer = shield.guard(SGD(model.parameters(), lr=0.1))
+    before = model(x).detach()
+    for p in model.parameters():
+        p.grad = normal(1, 5, 4).mT
+    optimizer.step()
+    assert drift(model(x), before) < 1e-9
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_early_projection_in_a_closure(name: str) -> None:
+    """Where it is called in the middle of a step, as lightning does."""
+    (layer, shield), (other, reference) = linear(), linear()
+    optimizer: Any = shield.guard(OPTIMIZERS[name][0](layer.parameters()))
+    alone: Any = reference.guard(OPTIMIZERS[name][0](other.parameters()))
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        norm = float(push(layer).norm())
+        shield.project_(optimizer)
+        return norm
+
+    for _ in range(3):
+        optimizer.step(closure)
+        alone.zero_grad()
+        push(other)
+        alone.step()
+    assert torch.equal(blocks(layer)["Linear"], blocks(other)["Linear"])
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -185,3 +260,91 @@ def test_the_increment_decays_towards_the_last_task(make: Any) -> None:
     with pytest.warns(UnprotectedWarning, match="moved in protected directions"):  # by this test
         optimizer.step()  # no gradient: only the decay acts, by 1 - η 2 λ = 0.6
     torch.testing.assert_close(blocks(layer)["Linear"] - anchor, 0.6 * (start - anchor))
+
+
+@pytest.mark.parametrize("make", [SGD, AdamW])
+@pytest.mark.parametrize("how", ["another optimizer", "a frozen bias"])
+def test_the_decay_of_a_part_of_a_layer_stays_in_the_free_space(make: Any, how: str) -> None:
+    """Weight and bias have moved together, so only together they may go back."""
+    layer = nn.Linear(6, 4).double()
+    factors = normal(0, 20, 3)
+    factors[:, 0] = 1  # so the inputs do not tell the bias from a weight
+    x = factors @ normal(1, 3, 6)
+    shield = Shield(layer, hard=True, increment_decay=0.5).remember(x)
+    optimizer = shield.guard(make(layer.parameters(), lr=0.1))
+    before, bias = layer(x).detach(), layer.bias.detach().clone()
+    train(layer, optimizer, normal(2, 9, 6), steps=5)
+    assert drift(layer.bias, bias) > 1e-3
+    if how == "a frozen bias":
+        layer.bias.requires_grad_(False)
+    else:
+        optimizer = shield.guard(make([layer.weight], lr=0.1))
+    train(layer, optimizer, normal(2, 9, 6), steps=5)
+    assert drift(layer(x), before) < 1e-9
+
+
+def pushed(shield: Shield, model: nn.Module, weight: Tensor, optimizer: Any) -> float:
+    """Add 1 to a weight, step without a gradient, and return by how much it decays."""
+    start = weight.detach().clone()
+    with torch.no_grad():
+        weight.add_(1.0)
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    with pytest.warns(UnprotectedWarning, match="moved in protected directions"):  # by this test
+        optimizer.step()
+    return 1 - float((weight.detach() - start).mean())
+
+
+def test_the_increment_decay_follows_the_rate_after_an_optimizer_was_loaded() -> None:
+    layer, shield = linear(increment_decay=0.5)
+    optimizer = shield.guard(SGD(layer.parameters(), lr=0.1))
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.param_groups[0]["lr"] = 0.11
+    assert pushed(shield, layer, layer.weight, optimizer) == pytest.approx(0.11)
+
+
+def test_tied_weights_decay_once() -> None:
+    words, scores = nn.Embedding(7, 5), nn.Linear(5, 7, bias=False)
+    scores.weight = words.weight
+    model = nn.Sequential(words, scores).double()
+    shield = Shield(model, 3.0, increment_decay=0.5).remember([torch.arange(4)])
+    optimizer = shield.guard(SGD(model.parameters(), lr=0.1))
+    assert pushed(shield, model, words.weight, optimizer) == pytest.approx(0.1)
+
+
+def test_a_plain_step_that_was_interrupted_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first parameters have moved, and the others have not."""
+    model = mlp()
+    x = samples()
+    x[:, 0] = 1
+    shield = Shield(model, hard=True).remember(x)
+    optimizer = shield.guard(SGD(model.parameters(), lr=0.1, foreach=False))
+    add_ = Tensor.add_
+
+    def interrupted(self: Tensor, *args: Any, **kwargs: Any) -> None:
+        add_(self, *args, **kwargs)
+        raise KeyboardInterrupt
+
+    (model(normal(2, 9, 10)) - 1).square().mean().backward()
+    with monkeypatch.context() as patch:
+        patch.setattr(Tensor, "add_", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.step()
+    with pytest.warns(UnprotectedWarning, match="moved in protected directions"):
+        train(model, optimizer, normal(2, 9, 10), steps=1)
+
+
+def test_the_pull_stays_stable_where_a_rate_in_a_tensor_grows() -> None:
+    """As where it is a number: a warm-up may begin with a tiny rate."""
+    finals = []
+    for rate in (1e-4, torch.tensor(1e-4, dtype=torch.float64)):
+        model = mlp()
+        shield = Shield(model).remember(samples())
+        optimizer = shield.guard(SGD(model.parameters(), lr=rate))
+        for step in range(40):
+            now = min(1e-4 * 2**step, 0.2)
+            (group,) = optimizer.param_groups
+            group["lr"] = rate.fill_(now) if isinstance(rate, Tensor) else now
+            train(model, optimizer, normal(1, 60, 10), steps=1)
+        finals.append(model[0].weight.detach())
+    torch.testing.assert_close(*finals)

@@ -146,3 +146,17 @@ def test_gradients_of_nan_are_not_taken_for_a_full_layer() -> None:
         parameter.grad = torch.full_like(parameter, float("nan"))
     optimizer.step()
     assert [row.passing for row in shield.explain()] == [None, None]
+
+
+def test_optimizers_that_take_turns_are_no_foreign_code() -> None:
+    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+    shield = Shield(model).remember(X)
+    makers = (AdamW(model.parameters(), 1e-2), SGD(model.parameters(), 0.1, momentum=0.9))
+    optimizers = [shield.guard(optimizer) for optimizer in makers]
+    with in_silence():
+        for step in range(200):
+            train(model, optimizers[step % 2], 2 * X[:9], steps=1)
+    with torch.no_grad():
+        next(model.parameters()).mul_(2)
+    with pytest.warns(UnprotectedWarning, match=r"moved in protected directions.*0 \("):
+        train(model, optimizers[0], X, steps=1)

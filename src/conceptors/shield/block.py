@@ -27,6 +27,7 @@ class GuardedBlock:
         rough: whether the factors of products may be rounded, because a soft conceptor lets more
             through, or a pull corrects the drift.
         crossed: whether another block shares some of its memory in another layout.
+        hard: whether a second projection changes nothing.
         scale: the factor `[]` of a gradient scaler, which the pull needs too.
         origin: W_previous in the coordinates of the projection; None without a pull.
         drift: W - W_previous in coordinates, which follows the steps.
@@ -48,6 +49,7 @@ class GuardedBlock:
     ) -> None:
         self.name, self.site, self.parameters = site.name, site, parameters
         self.once, self.corrects, self.crossed, self.scale = once, corrects, crossed, scale
+        self.hard = free.hard
         self.device, dtype = parameters[0].device, parameters[0].dtype
         self.is_sharded = any(is_sharded(p.data) for p in parameters)
         is_soft = float(free.values.max()) < _SOFT.get(self.device.type, 0.0)
@@ -82,6 +84,12 @@ class GuardedBlock:
                 previous.copy_(now)
             else:  # keep what was rounded in the last step
                 torch.where(previous.to(now.dtype) == now, previous, now, out=previous)
+
+    def round(self) -> None:
+        """Forget what was rounded in the last step."""
+        for previous, now in zip(self.previous or (), self.weights()):
+            if previous.dtype != now.dtype:
+                previous.copy_(now)
 
     def project_gradient(self) -> None:
         """G ← G F^½ in place, plus the pull."""
@@ -156,10 +164,12 @@ class GuardedBlock:
             return torch.zeros_like(self.site.read(parameter))
         if gradient.layout == torch.sparse_coo:
             return gradient.to_dense()  # type: ignore[no-any-return]
+        if not self.is_sharded and gradient.stride() != parameter.stride():
+            return torch.empty_like(parameter.data).copy_(gradient)  # whose views share memory
         return self.site.plain(gradient)
 
     def write_gradients(self, gradients: dict[int, Tensor]) -> None:
-        """Write gradients back that were read as copies: sparse ones, and gathered ones."""
+        """Write gradients back that were read as copies: sparse, gathered, or of other strides."""
         for parameter in self.parameters:
             gradient: Any = parameter.grad
             if gradient is None:
@@ -170,6 +180,8 @@ class GuardedBlock:
                 parameter.grad = torch.sparse_coo_tensor(
                     places, value[places[0]], value.shape, check_invariants=False
                 )
+            elif not self.is_sharded and value is not gradient:
+                gradient.copy_(value)
             elif self.is_sharded and not self.site.block.rows_first:
                 gradient.copy_(shard_like(value, gradient))
 

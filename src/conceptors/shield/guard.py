@@ -99,9 +99,13 @@ class Plan:
         return any(map(bool, (self.blocks, self.still, self.magnitudes, self.decaying)))
 
     @exactly()
-    def moved(self) -> dict[str, float]:
-        """Compute how far blocks have moved since the last step, relative to their claimed part."""
-        sizes = {block.name: block.moved() for block in self.blocks}
+    def moved(self, later: set[int]) -> dict[str, float]:
+        """Compute how far blocks have moved since the last step, relative to their claimed part.
+
+        `later` are ids of parameters that other guards have stepped since.
+        """
+        blocks = [b for b in self.blocks if later.isdisjoint(map(id, b.parameters))]
+        sizes = {block.name: block.moved() for block in blocks}
         numbers = {name: size.tolist() for name, size in sizes.items() if size is not None}
         return {n: math.sqrt(max(0.0, d) / max(w, 1e-30)) for n, (d, w) in numbers.items()}
 
@@ -117,7 +121,7 @@ def make_plan(
         stepped = [p for p in site.active() if id(p) in groups]
         crossed = any(site.crosses(other) for other in protected.sites.values())
         for p in stepped if protected.increment_decay else ():
-            if id(p) in protected.anchors:
+            if id(p) in protected.anchors and all(p is not other for other, *_ in plan.decaying):
                 plan.decaying.append((p, protected.anchors[id(p)], groups[id(stepped[0])]))
         # only projections of single parameters commute with those of the other block
         for parameters in [[p] for p in stepped] if crossed else [stepped] if stepped else []:
@@ -157,6 +161,8 @@ def _guarded(
         free = free._replace(stiffness=free.stiffness.clamp(max=stiffest))
     # G F of parameters with separate rates is no step in the free space
     whole = all(group is groups[0] for group in groups)
+    if protected.increment_decay:  # nor is the decay of some of its parameters
+        whole &= len(parameters) == sum(id(p) not in site.passive for p in site.parameters)
     plain = type(optimizer) is SGD and not groups[0]["weight_decay"] and not groups[0]["momentum"]
     exact = all(p.dtype in (torch.float32, torch.float64) for p in parameters)
     searches = type(optimizer) is LBFGS
@@ -177,8 +183,13 @@ def _guarded(
 
 
 def _rate(group: dict[str, Any]) -> float:
-    """Return the largest learning rate of a schedule, which may start with a small one."""
-    return max(float(group.get(name) or 0.0) for name in ("lr", "initial_lr", "max_lr"))
+    """Return the power of two above the largest learning rate of a schedule.
+
+    A schedule may start with a small rate. A plan must be the same where a run is resumed from a
+    checkpoint, so it does not depend on the exact rate.
+    """
+    largest = max(float(group.get(name) or 0.0) for name in ("lr", "initial_lr", "max_lr"))
+    return math.ldexp(1.0, math.frexp(largest)[1])
 
 
 class Guard:
@@ -191,6 +202,7 @@ class Guard:
         stepped: names of the blocks that were stepped since the last `remember`.
         trained: ids of parameters that had gradients since then.
         versions: of the weights after the last step, by version counters; empty if unknown.
+        turn: the order of the last steps of all guards.
     """
 
     def __init__(
@@ -210,7 +222,9 @@ class Guard:
         self._still: list[tuple[nn.Parameter, Tensor]] = []
         self._ratios: dict[str, Tensor] = {}
         self._projected: list[Tensor | None] | None = None  # gradients that `project` projected
+        self._counts: list[int] = []  # their version counters
         self.versions: list[int] = []
+        self.turn = 0
         self._handles = [
             optimizer.register_step_pre_hook(self._before),
             optimizer.register_step_post_hook(self._after),
@@ -242,9 +256,9 @@ class Guard:
             with exactly():
                 self.plan = make_plan(optimizer, self._guards.protected, key, copies)
             if not is_same:
-                self.steps, self.passing = 0, {}
-                if isinstance(optimizer, LBFGS):
+                if isinstance(optimizer, LBFGS) and self.steps:  # else loaded with the claims
                     optimizer.state.clear()
+                self.steps, self.passing = 0, {}
         return self.plan
 
     def settle(self) -> None:
@@ -252,6 +266,7 @@ class Guard:
         if self.in_step:
             self.prepare()
             self._finish()
+            self.versions = []  # look, because a part of a plain step may have been taken
 
     # --- around a step --------------------------------------------------------------------
 
@@ -296,6 +311,9 @@ class Guard:
     def _begin(self, optimizer: Optimizer, plan: Plan) -> None:
         """Copy what `_finish` needs to know about the weights before the step."""
         self._ratios = {name: m.ratio() for name, m in plan.magnitudes.items()}
+        is_hard = all(block.hard for block in plan.blocks)
+        for unit in plan.units if is_hard else ():  # whose decay is projected
+            unit.copy_weights()
         if plan.decaying and not _skips(optimizer):
             for parameter, anchor, group in plan.decaying:  # W ← W - η 2 λ (W - W_previous)
                 share = 2 * self._guards.protected.increment_decay * group.get("lr", 1.0)
@@ -303,7 +321,7 @@ class Guard:
                 parameter.data.lerp_(anchor, share)
             for unit in plan.units:
                 unit.measure_drift()
-        for unit in plan.units:
+        for unit in plan.units if not is_hard else ():
             unit.copy_weights()
         moves_all = isinstance(optimizer, LBFGS)  # along its history
         self._still = [
@@ -314,24 +332,28 @@ class Guard:
         self.in_step = True
 
     def project(self, optimizer: Optimizer) -> None:
-        """Project the gradients now; the next step does not project them again."""
+        """Project the gradients now; the next step does not project soft ones again."""
+        present = [p.grad for p in self.parameters()]
+        if self._projected is not None and self._counts != _counts(present):
+            self._projected = None  # gradients of another pass, in the same memory
         self._look(self.prepare())
         self._project(optimizer, _is_due(self.steps + 1))
         self._projected = [p.grad for p in self.parameters()]
+        self._counts = _counts(self._projected)
 
     @exactly()
     def _project(self, optimizer: Optimizer, due: bool) -> None:
         if due:
             self.trained |= _with_gradients(self.parameters(), self.trained)
         early, self._projected = self._projected, None
-        if early is not None and _same(early, [p.grad for p in self.parameters()]):
-            return
+        is_early = early is not None and _same(early, [p.grad for p in self.parameters()])
         plan, scale = self.plan, getattr(optimizer, "grad_scale", None)
-        if not plan:
+        # other code may have changed them since, and hard ones may be projected any number of times
+        if not plan or (is_early and not all(block.hard for block in plan.blocks)):
             return
         for factor in plan.scales:
             factor.fill_(1.0) if scale is None else factor.copy_(scale)
-        if due:
+        if due and not is_early:
             self._measure(plan)
         for unit in plan.units:
             unit.project_gradient()
@@ -374,6 +396,7 @@ class Guard:
             if name in self._ratios:
                 magnitude.follow(self._ratios[name])
         self.versions, self.in_step = _versions(self.plan), False
+        self.turn = 1 + max(guard.turn for guard in [self, *self._guards])
 
 
 class Guards(list[Guard]):
@@ -435,9 +458,11 @@ class Guards(list[Guard]):
             guard.settle()
 
     def doubt(self) -> None:
-        """Measure drifts again at the next step, as a resumed run does."""
+        """Measure drifts again at the next step, and round weights, as a resumed run does."""
         for guard in list(self):
             guard.versions = []
+            for block in guard.plan.blocks:
+                block.round()
 
     def abandon(self) -> None:
         """Abandon interrupted steps, and leave the weights as they are."""
@@ -480,8 +505,11 @@ class Guards(list[Guard]):
     def moved(self) -> dict[str, float]:
         """Compute how far other code has moved blocks since their last step."""
         drifts: dict[str, float] = {}
-        for guard in list(self):
-            drifts |= guard.plan.moved()
+        later: set[int] = set()
+        for guard in sorted(self, key=lambda guard: -guard.turn):
+            for name, drift in guard.plan.moved(later).items():
+                drifts[name] = max(drift, drifts.get(name, 0.0))
+            later |= {id(p) for p in guard.parameters()} if guard.turn else set()
         return drifts
 
     def stepped(self) -> set[str]:
@@ -514,14 +542,23 @@ def _same(some: list[Tensor | None], others: list[Tensor | None]) -> bool:
     return len(some) == len(others) and all(map(is_, some, others))
 
 
+def _counts(gradients: list[Tensor | None]) -> list[int]:
+    """Return the version counters of gradients."""
+    return [-1 if gradient is None else _local(gradient)._version for gradient in gradients]
+
+
 def _key(optimizer: Optimizer) -> object:
-    """Return what a plan depends on besides the claims: parameters' memory, and their groups."""
+    """Return what a plan depends on besides the claims: parameters' memory, and their groups.
+
+    Loading the state of an optimizer replaces its groups.
+    """
     is_sgd = isinstance(optimizer, SGD)
     return [
         (
+            id(group),
             bool(group.get("weight_decay", 0)),
             bool(group.get("momentum", 0)),
-            math.frexp(_rate(group))[1] if is_sgd and not isinstance(group["lr"], Tensor) else 0,
+            _rate(group) if is_sgd and not getattr(group["lr"], "is_cuda", False) else 0,
             [_local(p).data_ptr() for p in group["params"]],
             [p.requires_grad for p in group["params"]],
         )
