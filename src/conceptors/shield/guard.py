@@ -33,7 +33,7 @@ from conceptors.layers.magnitude import Magnitude
 from conceptors.shield.block import GuardedBlock
 from conceptors.shield.blocks import WeightBlock
 from conceptors.shield.gpu import Recorded, units_of
-from conceptors.shield.projection import Claim, FreeSpace, free_space
+from conceptors.shield.projection import Claim, FreeSpace, count_protected, free_space
 
 _STEADY = 0.5  # the share of the distance that a plain step may pull weights back
 _INTERVAL = 1024  # the most steps between measurements, which double until then
@@ -183,13 +183,13 @@ def _guarded(
 
 
 def _rate(group: dict[str, Any]) -> float:
-    """Return the power of two above the largest learning rate of a schedule.
+    """Return the largest learning rate of a schedule, roughly: three quarters of a power of two.
 
     A schedule may start with a small rate. A plan must be the same where a run is resumed from a
     checkpoint, so it does not depend on the exact rate.
     """
     largest = max(float(group.get(name) or 0.0) for name in ("lr", "initial_lr", "max_lr"))
-    return math.ldexp(1.0, math.frexp(largest)[1])
+    return math.ldexp(0.75, math.frexp(largest)[1])
 
 
 class Guard:
@@ -490,9 +490,13 @@ class Guards(list[Guard]):
 
     def ranks(self) -> dict[str, int]:
         """Return the number of protected directions of each block."""
-        active = {name: site.active() for name, site in self.protected.sites.items()}
-        free = {name: self.protected.free(name, p) for name, p in active.items() if p}
-        return {name: 0 if space is None else space.rank for name, space in free.items()}
+        sites, claims = self.protected.sites, self.protected.claims
+        active = {name: site.active() for name, site in sites.items() if name in claims}
+        return {
+            name: count_protected(claims[name], sites[name].columns(parameters), parameters[0])
+            for name, parameters in active.items()
+            if parameters
+        }
 
     def is_guarded(self, optimizer: Optimizer) -> bool:
         """Whether an optimizer is guarded."""

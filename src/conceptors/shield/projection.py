@@ -128,6 +128,16 @@ def free_space(claim: Claim, columns: Tensor | None, like: Tensor) -> FreeSpace:
     return FreeSpace(claimed.dim, vectors, values, stiffness)
 
 
+def count_protected(claim: Claim, columns: Tensor | None, like: Tensor) -> int:
+    """Count the protected directions of these columns, without computing them where possible."""
+    values, rest = claim.conceptor.spectrum[1:]
+    if columns is not None or rest or not values.numel():
+        return free_space(claim, columns, like).rank
+    dtype = torch.float32 if like.dtype in (torch.float16, torch.bfloat16) else like.dtype
+    count = int((values > max(claim.least, torch.finfo(dtype).eps)).sum(-1).max())
+    return count if claim.rank is None else min(count, claim.rank)
+
+
 def restrict(claimed: Conceptor, columns: Tensor) -> Conceptor:
     """Return the conceptor for changes of these columns, with the other columns fixed.
 
