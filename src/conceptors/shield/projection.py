@@ -4,13 +4,18 @@ A step runs in the coordinates V of W = W_before + V F^½: the optimizer receive
 is multiplied by F^½. Whatever an optimizer does with its gradients, a soft conceptor is applied
 once in total, and plain SGD computes W - η G F, which is Algorithm 2.
 
+Three forms of a projection represent X in coordinates in which it is cheap. All have `coordinates`,
+`pulls` (whether there is a pull), and `apply_`, which subtracts from X, in place, what the
+projection removes from X, or `of` another matrix, such as a step ΔW where X is W. With a `drift`, which
+is W - W_previous in coordinates, it adds its pull. To `follow`, it adds the coordinates of what
+remains.
+
 With A = U diag(s) Uᵀ, X F^½ = X - X U diag(1 - √(1 - s)) Uᵀ. A matrix X `[g, out, d]` is given in
 parts, one view `[g, out, ...]` per parameter, and changed in place.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -162,40 +167,7 @@ def restrict(claimed: Conceptor, columns: Tensor) -> Conceptor:
     return Conceptor.from_form(SpectrumForm(joined, claimed.dtype))
 
 
-class Projection(ABC):
-    """The projection of one block: X ← X F^½ (with `once`, X F), plus a pull where there is one.
-
-    Each form represents X in coordinates in which the projection is cheap.
-
-    Attributes:
-        pulls: whether there is a pull.
-    """
-
-    pulls: bool
-
-    @abstractmethod
-    def coordinates(self, parts: Parts) -> Tensor:
-        """Compute the coordinates of X, in float32 at least."""
-
-    @abstractmethod
-    def apply_(
-        self,
-        parts: Parts,
-        *,
-        of: Parts | None = None,
-        drift: Tensor | None = None,
-        follow: Tensor | None = None,
-    ) -> None:
-        """Subtract from X, in place, what the projection removes from X, or from another matrix.
-
-        Args:
-            of: the other matrix, such as a step ΔW, where X is W.
-            drift: W - W_previous in coordinates, whose pull is added.
-            follow: coordinates, to which those of what remains are added.
-        """
-
-
-class Factored(Projection):
+class Factored:
     """Thin products with U: the coordinates of X are X U `[g, out, r]`."""
 
     def __init__(self, vectors: Tensor, gain: Tensor, pull: Tensor | None) -> None:
@@ -239,7 +211,7 @@ class Factored(Projection):
                 part.sub_(_product(removed, rows).view(part.shape))
 
 
-class ElementWise(Projection):
+class ElementWise:
     """Embeddings and norm layers, with one or two columns per group: a few sums of columns."""
 
     def __init__(self, matrix: Tensor, pull: Tensor | None) -> None:
@@ -267,7 +239,7 @@ class ElementWise(Projection):
             part.sub_(amount)
 
 
-class Dense(Projection):
+class Dense:
     """One product with F itself, for gradients where most directions are protected.
 
     X F is more accurate than X - X A: with a large aperture, only a millionth of X remains. The
@@ -298,6 +270,9 @@ class Dense(Projection):
             projected = _product(x - pull, self.free).add_(pull)
         for part, values in zip(parts, split_like(projected, parts)):
             part.copy_(values)
+
+
+Projection = Factored | ElementWise | Dense
 
 
 def make_projection(free: FreeSpace, once: bool, dense: bool, dtype: torch.dtype) -> Projection:
