@@ -6,9 +6,8 @@ once in total, and plain SGD computes W - η G F, which is Algorithm 2.
 
 Three forms of a projection represent X in coordinates in which it is cheap. All have `coordinates`,
 `pulls` (whether there is a pull), and `apply_`, which subtracts from X, in place, what the
-projection removes from X, or `of` another matrix, such as a step ΔW where X is W. With a `drift`, which
-is W - W_previous in coordinates, it adds its pull. To `follow`, it adds the coordinates of what
-remains.
+projection removes from X, or `of` another matrix, such as a step ΔW where X is W. It adds the pull
+of a `drift`, W - W_previous in coordinates. It adds the coordinates of what remains to `follow`.
 
 With A = U diag(s) Uᵀ, X F^½ = X - X U diag(1 - √(1 - s)) Uᵀ. A matrix X `[g, out, d]` is given in
 parts, one view `[g, out, ...]` per parameter, and changed in place.
