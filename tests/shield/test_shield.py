@@ -191,6 +191,8 @@ def test_a_forecast_says_how_much_of_the_gradients_will_pass() -> None:
     full = Shield(mlp(), hard=True).remember(samples())
     with pytest.warns(ShieldFullWarning, match=r"gradients will be applied in: 0 \(0.0%\)"):
         print(full.forecast(samples()))
+    with pytest.raises(ValueError, match=r"nothing is; call shield\.remember\(sample\) first"):
+        Shield(mlp()).forecast(samples())
 
 
 def test_similarity_without_data_names_itself() -> None:

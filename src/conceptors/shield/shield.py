@@ -314,6 +314,11 @@ class Shield:
         free directions. A `ShieldFullWarning` names the layers that will hardly learn the data.
         The arguments are those of `remember`.
         """
+        if not self.n_tasks:
+            raise ValueError(
+                "forecast compares new data with what is remembered, and nothing is; call "
+                "shield.remember(sample) first"
+            )
         how = {"feed": feed, "limit": limit, "progress": False}
         passing = self._compare(inspect.expected_passing, "forecast", batches, how)
         self._health.passing(passing, self._large(), "will be")
