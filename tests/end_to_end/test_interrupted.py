@@ -54,9 +54,10 @@ def check_resumed(folder: Path, seed: int, *options: str) -> None:
         assert float(seconds) < PROMPT
         assert re.search(rf"rank +: {rank} .*\n.*SIGKILL", before), before  # torchrun's report
         other = 1 - int(rank)
-        assert f"rank {other} stops in task" in before
-        assert "Run the same command again to resume" in before
-        assert ("remember on rank" in before) <= (kind == "remember")
+        if kind != "saving":  # by one process, while the other may be done
+            assert f"rank {other} stops in task" in before
+            assert "Run the same command again to resume" in before
+            assert ("remember on rank" in before) <= (kind == "remember")
         saved = re.findall(r"saved: task (\d), step (\d+)", before)
         assert re.findall(r"resumed: task (\d), step (\d+)", after) == saved[-1:]
         if kind == "remember":
