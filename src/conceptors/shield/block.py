@@ -151,12 +151,18 @@ class GuardedBlock:
         Missing ones are zeros. Where gradients alone are projected, the optimizer receives the
         zeros, because a step that is not projected is in the free space only as a whole.
         """
+        if not self.has_gradients():
+            return None
+        return {id(p): self._gradient(p) for p in self.parameters}
+
+    def has_gradients(self) -> bool:
+        """Whether there are any gradients; see `gradients` for the missing ones."""
         missing = [p for p in self.parameters if p.grad is None]
         if len(missing) == len(self.parameters):
-            return None
+            return False
         for parameter in missing if self.once else ():
             parameter.grad = torch.zeros_like(parameter)
-        return {id(p): self._gradient(p) for p in self.parameters}
+        return True
 
     def _gradient(self, parameter: nn.Parameter) -> Tensor:
         gradient: Any = parameter.grad

@@ -91,7 +91,9 @@ class Recorded:
                 act(unit)
 
         crossed = [unit for unit in self._units if unit.crossed]
-        groups = [[unit] for unit in self._units if not unit.crossed] + [crossed][: len(crossed)]
+        groups = [[unit] for unit in self._units if not unit.crossed]
+        if crossed:
+            groups.append(crossed)
         return CudaGraph(*(partial(on_all, units) for units in groups), device=device)
 
     def _project_slots(self, unit: GuardedBlock) -> None:
@@ -109,7 +111,7 @@ class Recorded:
             self._copy()
 
     def project_gradient(self) -> None:
-        present = [block for block in self._blocks if block.gradients() is not None]
+        present = [block for block in self._blocks if block.has_gradients()]
         dense: list[tuple[Tensor, Tensor]] = []
         sparse: list[tuple[Tensor, Tensor]] = []
         for parameter, slot in self._slots.values():
@@ -165,7 +167,7 @@ def _kind(block: GuardedBlock) -> object:
     """Return what blocks in a stack have in common; None for a block that stands alone."""
     projection, weights = block.projection, block.weights()
     is_large = sum(w.numel() for w in weights) > _SMALL
-    if block.crossed or is_large or not isinstance(projection, (ElementWise, Factored)):
+    if block.crossed or is_large or not isinstance(projection, Factored):
         return None
     shapes = tuple((w.shape[1:], w.dtype) for w in weights)
     return type(projection), shapes, block.once, block.corrects, block.rough, block.origin is None
@@ -176,7 +178,7 @@ def _joined(projections: Sequence[Projection]) -> Projection:
     elementwise = [p for p in projections if isinstance(p, ElementWise)]
     if elementwise:
         pulls = [p.pull for p in elementwise if p.pull is not None]
-        matrix = torch.cat([p.matrix for p in elementwise])
+        matrix = torch.cat([p.gain for p in elementwise])
         return ElementWise(matrix, torch.cat(pulls) if pulls else None)
     thin = [p for p in projections if isinstance(p, Factored)]
     pulls = [p.pull for p in thin if p.pull is not None]

@@ -205,11 +205,7 @@ class Guard:
         turn: the order of the last steps of all guards.
     """
 
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        guards: Guards,
-    ) -> None:
+    def __init__(self, optimizer: Optimizer, guards: Guards) -> None:
         this = weakref.ref(self)
         self._optimizer = weakref.ref(optimizer, lambda _: guards.drop(this()))
         self._guards = guards
@@ -274,10 +270,10 @@ class Guard:
         self.settle()
         self._guards.check_thread()
         self.steps += 1
-        due = _is_due(self.steps)
-        if due or self.plan.key != (self._guards.version, _key(optimizer)):
+        due, plan = _is_due(self.steps), self.plan
+        if due or plan.key != (self._guards.version, _key(optimizer)):
             self._guards.look_again()  # layers may have been added, removed, or frozen
-        plan = self.prepare()
+            plan = self.prepare()
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if plan:
             self._look(plan)
@@ -403,7 +399,7 @@ class Guards(list[Guard]):
     """The guards of all optimizers of one model.
 
     Attributes:
-        protected: what they protect, computed anew by `make` when anything in it changes.
+        protected: what they protect. `make` recomputes it when anything in it changes.
         version: the number of these changes.
         check_thread: raises RuntimeError if another thread is using the shield.
         look_again: checks whether layers were added or replaced.
@@ -446,7 +442,7 @@ class Guards(list[Guard]):
         guard.project(optimizer)
 
     def renew(self) -> None:
-        """Compute anew what is protected, and prepare all guards before the next step."""
+        """Recompute what is protected, and prepare all guards before the next step."""
         self.settle()
         self.protected, self.version = self._make(), self.version + 1
         for guard in list(self):

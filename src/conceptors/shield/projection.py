@@ -192,11 +192,17 @@ class Factored:
         follow: Tensor | None = None,
     ) -> None:
         x = self.coordinates(of or parts)
-        removed = x * self.gain
+        removed = self._times(x, self.gain)
         if drift is not None and self.pull is not None:
-            removed.addcmul_(drift, self.pull, value=-1)
+            removed -= self._times(drift, self.pull)
         if follow is not None:
             follow += x - removed
+        self._subtract_(parts, removed)
+
+    def _times(self, x: Tensor, factor: Tensor) -> Tensor:
+        return x * factor
+
+    def _subtract_(self, parts: Parts, removed: Tensor) -> None:
         start = 0
         for part in parts:
             size = part.shape[2:].numel()
@@ -210,30 +216,22 @@ class Factored:
                 part.sub_(_product(removed, rows).view(part.shape))
 
 
-class ElementWise:
+class ElementWise(Factored):
     """Embeddings and norm layers, with one or two columns per group: a few sums of columns."""
 
-    def __init__(self, matrix: Tensor, pull: Tensor | None) -> None:
-        self.matrix, self.pull = matrix, pull  # [g, d, d]
+    def __init__(self, gain: Tensor, pull: Tensor | None) -> None:
+        self.gain, self.pull = gain, pull  # [g, d, d]
         self.pulls = pull is not None
 
     def coordinates(self, parts: Parts) -> Tensor:
         return side_by_side(parts)
 
-    def apply_(
-        self,
-        parts: Parts,
-        *,
-        of: Parts | None = None,
-        drift: Tensor | None = None,
-        follow: Tensor | None = None,
-    ) -> None:
-        x = self.coordinates(of or parts)
-        removed = _small_product(x, self.matrix)
-        if drift is not None and self.pull is not None:
-            removed -= _small_product(drift, self.pull)
-        if follow is not None:
-            follow += x - removed
+    def _times(self, x: Tensor, factor: Tensor) -> Tensor:
+        """Compute x `[g, out, d]` @ factor `[g, d, d]` for a small d, where sums are faster."""
+        columns = [x[..., i, None] * factor[:, None, i] for i in range(x.shape[-1])]
+        return columns[0] if len(columns) == 1 else torch.stack(columns).sum(0)
+
+    def _subtract_(self, parts: Parts, removed: Tensor) -> None:
         for part, amount in zip(parts, split_like(removed, parts)):
             part.sub_(amount)
 
@@ -271,7 +269,7 @@ class Dense:
             part.copy_(values)
 
 
-Projection = Factored | ElementWise | Dense
+Projection = Factored | Dense
 
 
 def make_projection(free: FreeSpace, once: bool, dense: bool, dtype: torch.dtype) -> Projection:
@@ -312,9 +310,3 @@ def _add_product_(added: Tensor, left: Tensor, right: Tensor, alpha: float = 1.0
     else:
         added.baddbmm_(left, right, alpha=alpha)
     return added
-
-
-def _small_product(left: Tensor, right: Tensor) -> Tensor:
-    """Compute left `[g, out, d]` @ right `[g, d, d]` for a small d, where sums are faster."""
-    columns = [left[..., i, None] * right[:, None, i] for i in range(left.shape[-1])]
-    return columns[0] if len(columns) == 1 else torch.stack(columns).sum(0)

@@ -101,7 +101,7 @@ def _end_with_command() -> None:
 
 
 def perform(job: Job, threads: int, imports: Sequence[str]) -> tuple[Any, list[Event]]:
-    """Do a job in a process of its own; return its value and the events of its tasks."""
+    """Do a job in a separate process; return its value and the events of its tasks."""
     for file in imports:
         import_methods(file)
     torch.set_num_threads(threads)
