@@ -79,7 +79,7 @@ def attended(
         is_causal=bool(call.argument(7, "is_causal", False)),
         **separate,
     )
-    return result
+    return result if batch_second else result.transpose(0, 1)
 
 
 def _third(i: int, size: int) -> Callable[[Tensor], Tensor]:

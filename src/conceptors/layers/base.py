@@ -66,7 +66,7 @@ class Draws:
     """Draw the random rows of one pass over the data, reproducibly for each seed.
 
     Within a batch, layers with the same number of rows share their random indices, and layers
-    that receive the same tensor (queries, keys and values) share the rows.
+    that receive the same tensor (queries, keys and values) share the rows. Padding is never drawn.
     """
 
     def __init__(self, seed: int) -> None:
@@ -74,11 +74,24 @@ class Draws:
         self._generators: dict[torch.device, torch.Generator] = {}
         self._chosen: dict[object, Tensor] = {}
         self._last: tuple[weakref.ref[Tensor], object, Rows] | None = None
+        self._mask: Tensor | None = None
+        self._real: dict[torch.device, Tensor] = {}
 
-    def renew(self) -> None:
-        """Draw new indices, for a new batch."""
+    def renew(self, mask: Tensor | None = None) -> None:
+        """Draw new indices, for a new batch with a mask `[n, t]` that is 0 for padding."""
         self._chosen.clear()
         self._last = None
+        self._mask, self._real = mask, {}
+
+    def unpadded(self, x: Tensor) -> Tensor:
+        """Return x `[n, t, ..., d]` or `[n · t, ..., d]` without padding; others as they are."""
+        mask, places = self._mask, x.shape[:-1]
+        if mask is None or (places[:2] != mask.shape and places[:1] != (mask.numel(),)):
+            return x
+        if x.device not in self._real:
+            self._real[x.device] = mask.flatten().nonzero().flatten().to(x.device)
+        positions = x.flatten(0, 1) if places[:2] == mask.shape else x
+        return positions.index_select(0, self._real[x.device])
 
     def indices(self, count: int, size: int, device: torch.device) -> Tensor:
         """Draw `size` of `count` indices, ascending: one from each of `size` equal parts."""
@@ -108,6 +121,7 @@ class Sample:
     def __init__(self, cap: Callable[[int, int], int | None], draws: Draws) -> None:
         self._cap = cap
         self._draws = draws
+        self.unpadded = draws.unpadded  # for tensors that are no rows, such as tokens
 
     def size(self, count: int, dim: int) -> int | None:
         """Return how many of `count` rows of `dim` numbers are used; None for all."""
@@ -125,17 +139,19 @@ class Sample:
         """Return rows of x `[..., d]` as a matrix product uses them: rounded under autocast."""
         size = self.size(math.prod(x.shape[:-1]), x.shape[-1])
         dtype = multiplied_dtype(x)
-        return self._draws.shared(x, (size, dtype), lambda: self._take(x, size, dtype))
+        return self._draws.shared(x, (size, dtype), lambda: self._take(x, dtype))
 
     def unrounded(self, x: Tensor) -> Rows:
         """Return rows of x `[..., d]` in the dtype of x."""
-        return self._take(x, self.size(math.prod(x.shape[:-1]), x.shape[-1]), x.dtype)
+        return self._take(x, x.dtype)
 
-    def _take(self, x: Tensor, size: int | None, dtype: torch.dtype) -> Rows:
+    def _take(self, x: Tensor, dtype: torch.dtype) -> Rows:
+        x = self.unpadded(x)
+        count = math.prod(x.shape[:-1])
+        size = self.size(count, x.shape[-1])
         if size is None:
             rows = x[None].flatten(0, -2)[None]  # also where d is 0
             return Rows(rows.to(dtype))
-        count = math.prod(x.shape[:-1])
         chosen = self._draws.indices(count, size, x.device)
         if x.is_contiguous():
             rows = x.view(count, -1).index_select(0, chosen)

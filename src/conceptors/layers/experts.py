@@ -69,13 +69,13 @@ class ExpertsRule:
         return [_block(layer, name, i) for i in range(count) for name in (_up(layer), "down_proj")]
 
     def rows(self, layer: Any, call: Call, sample: Sample) -> RowsByBlock:
-        for i, x in enumerate((_sorted if are_sorted(layer) else _chosen)(layer, call)):
+        for i, x in enumerate((_sorted if are_sorted(layer) else _chosen)(layer, call, sample)):
             rows = sample(x)
             yield f"{_up(layer)}.{i}", rows
             yield f"down_proj.{i}", Rows(_hidden(layer, i, rows.values), rows.weight)
 
 
-def _chosen(layer: Any, call: Call) -> Iterator[Tensor]:
+def _chosen(layer: Any, call: Call, sample: Sample) -> Iterator[Tensor]:
     """Return the rows of each expert."""
     x, chosen, shares = inspect.signature(layer.forward).bind(*call.args, **call.kwargs).args
     x = x.reshape(-1, x.shape[-1])  # [n, d]
@@ -86,16 +86,17 @@ def _chosen(layer: Any, call: Call) -> Iterator[Tensor]:
             if i < len(layer.down_proj):  # others are on other machines
                 outputs[n] += (share * _output(layer, i, row)).to(outputs.dtype)
     _check(layer, outputs, call.output.reshape(x.shape)[:_CHECKED])
+    x, chosen = sample.unpadded(x), sample.unpadded(chosen)
     return (x[(chosen == i).any(-1)] for i in range(len(layer.down_proj)))
 
 
-def _sorted(layer: Any, call: Call) -> Iterator[Tensor]:
+def _sorted(layer: Any, call: Call, sample: Sample) -> Iterator[Tensor]:
     """Return the rows of each expert, without zero rows, whose output is always zero."""
     (x,) = (*call.args, *call.kwargs.values())
     by_expert = x.reshape(len(layer.down_proj), -1, x.shape[-1])
     for i, (rows, outputs) in enumerate(zip(by_expert, call.output.reshape(by_expert.shape))):
         _check(layer, _output(layer, i, rows[:_CHECKED]), outputs[:_CHECKED])
-    return (rows[rows.any(-1)] for rows in by_expert)
+    return (rows[rows.any(-1)] for rows in map(sample.unpadded, by_expert))
 
 
 def _check(layer: nn.Module, computed: Tensor, output: Tensor) -> None:

@@ -30,11 +30,12 @@ class EmbeddingRule:
         return [Block(bias=None, view=view, layout=layout, rows_first=False)]
 
     def rows(self, layer: Any, call: Call, sample: Sample) -> RowsByBlock:
-        tokens = call.argument(0, "input").reshape(-1)
+        tokens = call.argument(0, "input")
         is_bag = isinstance(layer, nn.EmbeddingBag)
         weights = call.argument(2, "per_sample_weights") if is_bag else None
         ones = torch.ones(tokens.shape, dtype=torch.float64, device=tokens.device)
-        squares = ones if weights is None else weights.reshape(-1).to(ones).square()
+        squares = ones if weights is None else weights.to(ones).square()
+        tokens, squares = (sample.unpadded(x[..., None]).flatten() for x in (tokens, squares))
         counts = torch.zeros(layer.num_embeddings, dtype=torch.float64, device=tokens.device)
         counts.index_add_(0, tokens, squares)
         yield "", SecondMoment(counts[:, None, None], float(len(tokens)))

@@ -71,8 +71,9 @@ class ScaleRule:
             constant, factor = _parts(layer, name, weight, x)
         else:  # a gate is a factor too; a single number multiplies all channels
             both = _parts(layer, name, weight, *call.args, **call.kwargs)
-            (constant, times), (factor, _) = (sample.unrounded(t.reshape(-1, dim)) for t in both)
-        output, _ = sample.unrounded(call.output if dim > 1 else call.output.reshape(-1, 1))
+            rows = (sample.unrounded(t if dim > 1 else t.unsqueeze(-1)) for t in both)
+            (constant, times), (factor, _) = rows
+        output, _ = sample.unrounded(call.output if dim > 1 else call.output.unsqueeze(-1))
         eps = max(torch.finfo(t.dtype).eps for t in (output, weight, factor))
         if not agree(output, constant + weight * factor, _ROUNDING * eps):
             raise ValueError(

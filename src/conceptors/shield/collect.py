@@ -3,7 +3,9 @@
 Every batch runs through the model. With `all_rows`, each layer uses all of its rows. Otherwise it
 uses a random sample of each batch, about `enough(d)` rows in all, or all rows if there are fewer.
 Each row is weighted by the inverse of its probability, so sums are unbiased for any order of the
-data. Embeddings count all tokens. A bare parameter has no rows; it is used by a task, or it is not.
+data. Embeddings count all tokens. Padding does not count: where a batch has an `attention_mask`
+`[n, t]` with zeros, inputs `[n, t, ...]` and `[n · t, ...]` are read at its ones. A bare parameter
+has no rows; it is used by a task, or it is not.
 """
 
 from __future__ import annotations
@@ -95,7 +97,7 @@ def collect(
         for batch in with_progress(iterate(batches, limit, who), progress, who):
             if not count:
                 run.batches = expected(batches, limit, batch)
-            run.begin(count)
+            run.begin(count, mask_of(model, batch))
             with uses.watching():
                 try:
                     feed(model, batch)
@@ -148,10 +150,10 @@ class Pass:
         self.batches: int | None = None  # if known; may be a guess
         self._noted: list[tuple[str, int, Tensor]] = []
 
-    def begin(self, batch: int) -> None:
-        """Begin the next batch."""
+    def begin(self, batch: int, mask: Tensor | None) -> None:
+        """Begin the next batch, whose mask is 0 for padding."""
         self.batch = batch
-        self.draws.renew()
+        self.draws.renew(mask)
         if batch and batch % _CHECK == 0:
             self.check_finite()
 
@@ -173,6 +175,21 @@ class Pass:
                     f"NaN or infinite activations enter layer {site!r} in batch {batch}; nothing "
                     f"was remembered. Check that batch, and the model's weights"
                 )
+
+
+def mask_of(model: nn.Module, batch: Any) -> Tensor | None:
+    """Return the `attention_mask` `[n, t]` of a batch, if it is 0 for padding and 1 elsewhere.
+
+    Masks of encoder-decoders are not returned: they do not apply to the decoder.
+    """
+    mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+    if not isinstance(mask, Tensor) or mask.ndim != 2:
+        return None
+    configs = (getattr(module, "config", None) for module in model.modules())
+    if any(getattr(config, "is_encoder_decoder", False) for config in configs):
+        return None
+    is_padding = mask == 0
+    return mask if is_padding.any() and (is_padding | (mask == 1)).all() else None
 
 
 @exactly()
