@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from conceptors._internal.precision import full, tensor_cores
 from conceptors.shield.blocks import WeightBlock, is_sharded, shard_like
-from conceptors.shield.projection import FreeSpace, Parts, make_projection
+from conceptors.shield.projection import Factored, FreeSpace, Parts, make_projection
 
 # rounding in TF32 (11 bits) or on a CPU in bfloat16 (8 bits) is small beside √(1 - s)
 _SOFT = {"cuda": 1 - 2**-14, "cpu": 1 - 2**-10}
@@ -206,14 +206,21 @@ class GuardedBlock:
         if not self.corrects or self.previous is None or self.crossed:
             return None
         added = [now - before for now, before in zip(self.weights(), self.previous)]
+        if not any(map(torch.any, added)):  # nearly always, and costs no product
+            return torch.zeros(2)
         return torch.stack([self._energies(added)[0], self._energies(self.previous)[0]])
 
     def _energies(self, parts: Parts) -> tuple[Tensor, Tensor]:
         """Compute <X, X A> and <X, X>."""
         before = [full(part) for part in parts]
+        total = _sum(x.square() for x in before)
+        if type(self.projection) is Factored:
+            gain = self.projection.gain  # s, or 1 - √(1 - s)
+            with self.precision():
+                x = self.projection.coordinates(before)
+            return (x.square_() * (gain if self.once else gain * (2 - gain))).sum(), total
         after = [part.clone() for part in before]
         self.projection.apply_(after)
-        total = _sum(x.square() for x in before)
         kept = (x * y if self.once else y.square() for x, y in zip(before, after))
         return total - _sum(kept), total
 

@@ -26,7 +26,7 @@ from conceptors.algebra import logic
 from conceptors.algebra import spectrum as spectra
 from conceptors.algebra.aperture import slack
 from conceptors.algebra.conceptor import Conceptor
-from conceptors.algebra.forms import SpectrumForm
+from conceptors.algebra.forms import OddsForm, SpectrumForm
 
 Parts = Sequence[Tensor]
 
@@ -134,8 +134,10 @@ def free_space(claim: Claim, columns: Tensor | None, like: Tensor) -> FreeSpace:
 
 def count_protected(claim: Claim, columns: Tensor | None, like: Tensor) -> int:
     """Count the protected directions of these columns, without computing them where possible."""
-    values, rest = claim.conceptor.spectrum[1:]
-    if columns is not None or rest or not values.numel():
+    form = claim.conceptor.form
+    parts = form.exact_spectrum() if isinstance(form, OddsForm) else form.spectrum()
+    values = spectra.values_of(parts.odds)
+    if columns is not None or parts.rest or not values.numel():
         return free_space(claim, columns, like).rank
     dtype = torch.float32 if like.dtype in (torch.float16, torch.bfloat16) else like.dtype
     count = int((values > max(claim.least, torch.finfo(dtype).eps)).sum(-1).max())
