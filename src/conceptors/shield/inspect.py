@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from statistics import fmean
 from typing import NamedTuple
 
 import torch
@@ -13,6 +15,9 @@ from conceptors.algebra.forms import OddsForm
 from conceptors.layers.bare import is_bare
 from conceptors.shield.blocks import Scan
 from conceptors.shield.guard import Guards
+
+_LONG = 40  # the most rows that are printed one by one
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # of a block, in a layer's name
 
 
 class LayerRow(NamedTuple):
@@ -36,19 +41,35 @@ class LayerRow(NamedTuple):
 
 
 class Explanation(tuple[LayerRow, ...]):
-    """The rows of `Shield.explain`; `str` and `print` format them as a table."""
+    """The rows of `Shield.explain`; `str` and `print` format them as a table.
+
+    In the table of more than 40 rows, equal layers of all blocks of a model share one line, with
+    means and, in brackets, the smallest and the largest value. The tuple contains every row.
+    """
 
     def __str__(self) -> str:
-        head = ("layer", "done", "rank", "quota", "passing")
-        cells = [head]
+        groups: dict[tuple[str, str, int], list[LayerRow]] = {}
         for row in self:
-            rank = f"{row.rank}/{row.dim}" if row.dim else ""
-            quota = f"{row.quota:.1%}" if row.dim else ""
-            passing = "" if row.passing is None else f"{row.passing:.1%}"
-            cells.append((row.layer, row.done, rank, quota, passing))
-        widths = [max(len(line[i]) for line in cells) for i in range(len(head))]
+            name = _NUMBER.sub("*", row.layer) if len(self) > _LONG else row.layer
+            groups.setdefault((name, row.done, row.dim), []).append(row)
+        cells = [("layer", "done", "rank", "quota", "passing")]
+        for (name, done, dim), rows in groups.items():
+            layer = rows[0].layer if len(rows) == 1 else f"{name} ({len(rows)})"
+            rank = f"{round(fmean(row.rank for row in rows))}/{dim}" if dim else ""
+            quota = _percent([row.quota for row in rows if dim])
+            passing = _percent([row.passing for row in rows if row.passing is not None])
+            cells.append((layer, done, rank, quota, passing))
+        widths = [max(map(len, column)) for column in zip(*cells)]
         layout = "  ".join(f"{{:{'<' if i < 2 else '>'}{width}}}" for i, width in enumerate(widths))
         return "\n".join(layout.format(*line).rstrip() for line in cells)
+
+
+def _percent(shares: list[float]) -> str:
+    """Format the mean of shares, and their range if there are several; empty without any."""
+    if not shares:
+        return ""
+    mean, low, high = (f"{share:.1%}" for share in (fmean(shares), min(shares), max(shares)))
+    return mean if low == high else f"{mean} ({low}..{high})"
 
 
 def explain(

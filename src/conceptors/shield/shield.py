@@ -297,6 +297,8 @@ class Shield:
     def explain(self) -> Explanation:
         """Return one `LayerRow` per layer that says how it is protected; print it as a table.
 
+        The printed table has one line per kind of layer if there are more than 40 layers.
+
         Scans the model first, and warns about weights that something other than guarded steps has
         moved. `passing` is None before the first step of a later task.
         """
