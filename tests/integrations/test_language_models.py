@@ -81,6 +81,8 @@ def test_models_and_tokenizers_that_cannot_begin_a_text() -> None:
 
     with pytest.raises(TypeError, match=r"causal language model.*got Linear"):
         generate_sample(torch.nn.Linear(2, 2), tokenizer(eos_token="<end>"), 1)
+    with pytest.raises(TypeError, match=r"needs the model's tokenizer.*got NoneType\. Pass Auto"):
+        generate_sample(network(), None, 4)
     nothing = SimpleNamespace(bos_token_id=None, eos_token_id=None)
     with pytest.raises(ValueError, match=r"Set tokenizer\.bos_token"):
         generate_sample(network(), nothing, 1)

@@ -128,3 +128,5 @@ def test_adapters_in_the_free_space_merge_without_changing_remembered_outputs(ki
     merged = model.merge_and_unload()
     assert drift(merged(data(0)).detach(), base(data(0)).detach()) < 1e-5
     assert drift(merged(data(1)).detach(), base(data(1)).detach()) > 0.1
+    with pytest.raises(ValueError, match=r"adapters were merged.*detach\(\) this shield"):
+        shield.explain()

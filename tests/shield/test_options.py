@@ -87,7 +87,7 @@ def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
 def test_models_without_anything_to_shield_are_refused() -> None:
     with pytest.raises(ValueError, match="no trainable parameters"):
         Shield(nn.Sequential(nn.ReLU()))
-    with pytest.raises(ValueError, match="is everything frozen"):
+    with pytest.raises(ValueError, match="everything is frozen or excluded"):
         Shield(mlp().requires_grad_(False))
 
 

@@ -224,8 +224,9 @@ def survey(
         result.frozen.update((name, parameters[name]) for name in result.unsupported)
     if not result.sites:
         raise ValueError(
-            f"{type(model).__name__} has no trainable parameters that can be shielded (is "
-            f"everything frozen or excluded?); unfreeze the layers that will be trained first"
+            f"{type(model).__name__} has no trainable parameters that can be shielded: everything "
+            f"is frozen or excluded, or its adapters were merged. Unfreeze the layers that will be "
+            f"trained, or detach() this shield and create one for the merged model"
         )
     result.identify()
     return result

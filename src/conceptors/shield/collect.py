@@ -84,7 +84,8 @@ def collect(
     check_batches(batches, who)
     feed = feed or feed_first
     limit = None if limit is None else checks.whole(limit, "limit", 1)
-    run, uses, count = Pass(all_rows, seed), WeightUses(sites, WeightReads(model)), 0
+    run = Pass(all_rows, seed, "; nothing was remembered" if who == "remember" else "")
+    uses, count = WeightUses(sites, WeightReads(model)), 0
     moments = {name: Moments(site, sketch) for name, site in sites.items()}
     layers = _layers(sites, moments, run, uses)
     device = next(model.parameters()).device
@@ -115,11 +116,10 @@ def collect(
             moments[name].add(SecondMoment(torch.ones(1, 1, 1), 1.0), None)
         for sums in moments.values():
             sums.flush()
-    effect = "; nothing was remembered" if who == "remember" else ""
     if not count and not is_distributed():
         raise ValueError(
             f"{who} got no batches: the loader is empty, or an iterator that was used before"
-            f"{effect}. Pass a DataLoader or a list of batches"
+            f"{run.effect}. Pass a DataLoader or a list of batches"
         )
     with naming_lost_process():
         for sums in moments.values():
@@ -129,23 +129,26 @@ def collect(
         listed = ", ".join(list(sites)[:5]) + (", ..." if len(sites) > 5 else "")
         raise ValueError(
             f"no rows reached any of {len(sites)} shielded layers ({listed}) in {count} batches"
-            f"{effect}. Check that feed(model, batch) calls the model on samples, "
+            f"{run.effect}. Check that feed(model, batch) calls the model on samples, "
             f"and that some of the layers it uses are neither frozen nor excluded"
         )
     large = [name for name, sums in reached.items() if not bool(sums.energy().isfinite().all())]
     if large:
         raise ValueError(
-            f"the inputs of layer {large[0]!r} are too large: their squares overflow; nothing was "
-            f"remembered. Scale the inputs, for example to unit variance"
+            f"the inputs of layer {large[0]!r} are too large: their squares overflow{run.effect}. "
+            f"Scale the inputs, for example to unit variance"
         )
     return reached
 
 
 class Pass:
-    """The state of one pass: which batch runs, which rows are drawn, whether they are finite."""
+    """The state of one pass: which batch runs, which rows are drawn, whether they are finite.
 
-    def __init__(self, all_rows: bool, seed: int) -> None:
-        self.all_rows, self.draws = all_rows, Draws(seed)
+    `effect` ends the first sentence of errors: what did not happen because of them.
+    """
+
+    def __init__(self, all_rows: bool, seed: int, effect: str) -> None:
+        self.all_rows, self.draws, self.effect = all_rows, Draws(seed), effect
         self.batch = 0
         self.batches: int | None = None  # if known; may be a guess
         self._noted: list[tuple[str, int, Tensor]] = []
@@ -172,8 +175,8 @@ class Pass:
         for (site, batch, _), is_finite in zip(noted, finite):
             if not is_finite:
                 raise ValueError(
-                    f"NaN or infinite activations enter layer {site!r} in batch {batch}; nothing "
-                    f"was remembered. Check that batch, and the model's weights"
+                    f"NaN or infinite activations enter layer {site!r} in batch {batch}"
+                    f"{self.effect}. Check that batch, and the model's weights"
                 )
 
 
@@ -335,8 +338,8 @@ class RowRecorder:
         if any(is_functorch_wrapped_tensor(x) for x in args if isinstance(x, Tensor)):
             raise ValueError(
                 f"{self._description()} is called under torch.func.vmap or another transform, "
-                f"where its inputs cannot be read; nothing was remembered. Pass remember a "
-                f"feed(model, batch) that calls the model on whole batches"
+                f"where its inputs cannot be read{self.run.effect}. Pass a feed(model, batch) that "
+                f"calls the model on whole batches"
             )
         self.first = self.run.batch if self.first is None else self.first
         try:
@@ -347,8 +350,8 @@ class RowRecorder:
         except Exception as error:
             self.run.check_finite()  # names the batch
             raise ValueError(
-                f"{self._description()} failed with {type(error).__name__}: {error}; nothing was "
-                f"remembered"
+                f"{self._description()} failed with {type(error).__name__}: {error}"
+                f"{self.run.effect}"
             ) from error
 
     def _add(self, call: Call) -> None:
@@ -377,7 +380,7 @@ class RowRecorder:
         if self.first is not None and missing:
             raise ValueError(
                 f"{self._description()} gave no rows of its block {missing[0]!r}, which would not "
-                f"be protected; nothing was remembered. Yield them in the rule's `rows`"
+                f"be protected{self.run.effect}. Yield them in the rule's `rows`"
             )
 
     def _description(self) -> str:
