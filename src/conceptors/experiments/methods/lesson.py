@@ -19,22 +19,15 @@ class Lesson:
 
     def __init__(self, learner: Learner, number: int) -> None:
         s, seed, device = learner.settings, learner.scenario.seed, learner.device
-        split, parameters = learner.training_split(number), learner.trained()
-        rate = s.later_rate if number and s.later_rate else s.rate
-        optimizer = torch.optim.SGD(parameters, lr=rate)
+        split, self._parameters = learner.training_split(number), learner.trained()
+        optimizer = learner.new_optimizer((number and s.later_rate) or s.rate)
         order = sample_order(len(split), s.batch * learner.steps(number), number, seed)
-        self._order = order.view(-1, s.batch).to(device)
+        self._order, self._done = order.view(-1, s.batch).to(device), 0
         self._places = places = self._order[0].long()
-        self._mean = RunningMean(parameters, s.average) if s.average else None
-        self._parameters, self._done = parameters, 0
+        self._mean = RunningMean(self._parameters, s.average) if s.average else None
         self.loss = loss = torch.zeros((), device=device)
 
-        # functions, not methods: a reference cycle would keep the optimizer after its task
-        def finish() -> None:
-            if s.gradient == "unit":
-                to_unit_length(learner.model)
-
-        def step() -> None:
+        def step() -> None:  # a method would keep the optimizer after its task: a reference cycle
             x, y = split.take(places)
             if s.mirror or s.shift:
                 x = varied(x, s.mirror, s.shift)
@@ -42,10 +35,11 @@ class Lesson:
             optimizer.zero_grad(set_to_none=True)
             (losses.mean() if s.gradient == "mean" else losses.sum()).backward()
             learner.gradients(number)
+            if s.gradient == "unit":
+                to_unit_length(learner.model)
             optimizer.step()
             loss.copy_(losses.detach().mean())
 
-        learner.guarded(optimizer, finish)
         is_fixed = isinstance(learner.model, (MLP, AlexNet))  # every step is the same work
         can_replay = learner.replay and device.type == "cuda" and is_fixed
         # recorded in the precision of the passes around it
@@ -66,9 +60,10 @@ class Lesson:
 
     @torch.no_grad()
     def diverged(self) -> bool:
-        """Whether weights are NaN, or so large that their squares are not finite."""
+        """Whether the loss or the squares of the weights are no usable numbers."""
         squares = [parameter.square().sum() for parameter in self._parameters]
-        return not bool(torch.stack(squares).sum().isfinite())
+        is_finite = bool(torch.stack(squares).sum().isfinite())
+        return not (is_finite and abs(float(self.loss)) < 1e19)
 
 
 class RunningMean:
