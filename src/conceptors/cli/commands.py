@@ -19,7 +19,7 @@ from conceptors.experiments.presets import presets, presets_of
 from conceptors.experiments.results import Results
 from conceptors.experiments.runner import UnfinishedError, run
 from conceptors.experiments.scenarios import SCENARIOS
-from conceptors.experiments.scenarios.data import (
+from conceptors.experiments.scenarios.data.files import (
     CATALOGUE,
     DataUnavailableError,
     cache_folder,

@@ -7,7 +7,6 @@ Other processes and machines only compute; this process alone writes.
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -154,12 +153,8 @@ class Piece:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Create a folder and lock it for one run; the lock of a killed run is gone with it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise ExperimentError(f"cannot write into {folder}: {error.strerror}") from error
-    try:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("a") as handle:
         if sys.platform != "win32":
             import fcntl
 
@@ -170,24 +165,21 @@ def _locked(folder: Path) -> Iterator[None]:
                     f"another run is writing to {folder}; wait for it, or choose another --out"
                 ) from None
         yield
-    finally:
-        os.close(handle)
 
 
 def _resume(experiment: Experiment, path: Path) -> Results:
     """Earlier results of the same settings, or new ones."""
     wanted = json.loads(json.dumps(experiment.identity()))
-    chosen = experiment.chosen(experiment.methods[0])
-    fresh = Results(
-        scenario=experiment.scenario,
-        preset=experiment.preset,
-        command=experiment.command,
-        identity=wanted,
-        deviations=chosen.deviations,
-        reference=chosen.reference,
-    )
     if not path.exists():
-        return fresh
+        chosen = experiment.chosen(experiment.methods[0])
+        return Results(
+            scenario=experiment.scenario,
+            preset=experiment.preset,
+            command=experiment.command,
+            identity=wanted,
+            deviations=chosen.deviations,
+            reference=chosen.reference,
+        )
     try:
         earlier = Results.read(path)
         methods = {entry["method"] for entry in [*earlier.runs, *earlier.failed]}

@@ -60,16 +60,14 @@ def tune(
         return statistics.mean(float(outcome.value) for outcome in outcomes)
 
     def report(study: Any, trial: Any) -> None:
-        if trial.value is not None:
-            number = trial.number + 1
-            settings = ", ".join(f"{name}={value}" for name, value in trial.params.items())
-            text = f"trial {number} of {trials}: {trial.value:.2f} % on validation data, {settings}"
-            progress(Event("trial", text, share=min(1.0, number / trials)))
+        number, params = trial.number + 1, trial.params
+        settings = ", ".join(f"{name}={value}" for name, value in params.items())
+        text = f"trial {number} of {trials}: {trial.value:.2f} % on validation data, {settings}"
+        progress(Event("trial", text, share=min(1.0, number / trials)))
 
     study = _open(experiment, folder)
     ended = sum(trial.state.is_finished() for trial in study.trials)
-    if ended < trials:
-        study.optimize(score, n_trials=trials - ended, callbacks=[report])
+    study.optimize(score, n_trials=max(0, trials - ended), callbacks=[report])
     return {"value": study.best_value, "params": study.best_params}
 
 
