@@ -11,10 +11,6 @@ from conceptors.experiments.presets import Preset, preset
 from conceptors.experiments.scenarios import SCENARIOS
 
 
-class ExperimentError(ValueError):
-    """A request that must be changed; the message says what."""
-
-
 @dataclass(frozen=True)
 class Experiment:
     """Methods and seeds on a scenario."""
@@ -59,22 +55,19 @@ class Experiment:
         return {**request, "configs": configs}
 
     def check(self) -> None:
-        """Raise an ExperimentError for an impossible request."""
+        """Raise a ValueError for an impossible request."""
         if self.scenario not in SCENARIOS:
             close = nearest(self.scenario, SCENARIOS)
-            raise ExperimentError(f"unknown scenario {self.scenario!r}{close}")
+            raise ValueError(f"unknown scenario {self.scenario!r}{close}")
         if not self.methods:
-            raise ExperimentError(f"no method given{nearest('', METHODS)}")
+            raise ValueError(f"no method given{nearest('', METHODS)}")
         for method in sorted({*self.methods, *self.settings.keys() - {"*"}} - {*METHODS}):
-            raise ExperimentError(f"unknown method {method!r}{nearest(method, METHODS)}")
+            raise ValueError(f"unknown method {method!r}{nearest(method, METHODS)}")
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
-            raise ExperimentError(f"seeds must be different numbers, got {self.seeds}")
+            raise ValueError(f"seeds must be different numbers, got {self.seeds}")
         kinds = [METHODS[method].settings_type for method in self.methods]
         names = {entry.name for kind in kinds for entry in fields(kind)}
         for name in sorted({*self.settings.get("*", {})} - names):
             close = nearest(name, names)
-            raise ExperimentError(f"none of these methods has a setting {name!r}{close}")
-        try:
-            self.identity()
-        except ValueError as error:
-            raise ExperimentError(str(error)) from error
+            raise ValueError(f"none of these methods has a setting {name!r}{close}")
+        self.identity()

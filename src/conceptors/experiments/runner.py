@@ -19,13 +19,13 @@ import torch
 
 from conceptors.experiments.engines import Engine, Local
 from conceptors.experiments.events import Event, Progress, quiet
-from conceptors.experiments.experiment import Experiment, ExperimentError
+from conceptors.experiments.experiment import Experiment
 from conceptors.experiments.machine import environment, find_device
 from conceptors.experiments.methods import METHODS, Learner, parse_settings
 from conceptors.experiments.results import Results, measures
 from conceptors.experiments.scenarios import build
 
-__all__ = ["Experiment", "ExperimentError", "UnfinishedError", "run"]
+__all__ = ["Experiment", "UnfinishedError", "run"]
 
 _TESTED_AHEAD = 20  # tasks up to which future tasks are tested too: it is half of the testing
 
@@ -55,7 +55,7 @@ def run(
     Seeds that diverged count as done: they would diverge again.
 
     Raises:
-        ExperimentError: the request is impossible, or the folder has another run, other settings
+        ValueError: the request is impossible, or the folder has another run, other settings
             or a damaged results file. Nothing is overwritten.
         UnfinishedError: seeds failed on another machine, or diverged, now or earlier. Everything
             else is written.
@@ -97,10 +97,7 @@ def counted(progress: Progress, seeds: int) -> Progress:
 def placed(experiment: Experiment, engine: Engine) -> Experiment:
     """Check an experiment and set the device that the engine chooses for it."""
     experiment.check()
-    try:
-        return replace(experiment, device=engine.device(experiment.device))
-    except ValueError as error:
-        raise ExperimentError(str(error)) from error
+    return replace(experiment, device=engine.device(experiment.device))
 
 
 @dataclass(frozen=True)
@@ -161,7 +158,7 @@ def _locked(folder: Path) -> Iterator[None]:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise ExperimentError(
+                raise ValueError(
                     f"another run is writing to {folder}; wait for it, or choose another --out"
                 ) from None
         yield
@@ -186,10 +183,10 @@ def _resume(experiment: Experiment, path: Path) -> Results:
         if methods - set(earlier.identity.get("configs", ())):
             raise ValueError(f"{path} does not say with which settings it was made")
     except (ValueError, OSError) as error:
-        raise ExperimentError(f"{error}; move it away, or choose another --out") from error
+        raise ValueError(f"{error}; move it away, or choose another --out") from error
     if changes := _changes(earlier, wanted, methods):
         lines = "\n".join(f"  {line}" for line in changes)
-        raise ExperimentError(
+        raise ValueError(
             f"{path.parent} has results of other settings:\n{lines}\nResults of different settings "
             f"cannot be compared. Choose another --out, or use the settings of the folder."
         )

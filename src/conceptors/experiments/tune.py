@@ -17,7 +17,7 @@ from typing import Any, get_type_hints
 from conceptors._internal.checks import nearest
 from conceptors.experiments.engines import Engine, Local
 from conceptors.experiments.events import Event, Progress, quiet
-from conceptors.experiments.experiment import Experiment, ExperimentError
+from conceptors.experiments.experiment import Experiment
 from conceptors.experiments.methods import METHODS
 from conceptors.experiments.runner import Piece, placed
 
@@ -37,12 +37,12 @@ def tune(
     over seeds; diverged seeds count as 0. The engine does the seeds of one trial.
 
     Raises:
-        ExperimentError: the request is impossible, or the folder has a search with other settings.
+        ValueError: the request is impossible, or the folder has a search with other settings.
     """
     if find_spec("optuna") is None:
         raise ImportError("tuning needs optuna: pip install 'conceptors[tune]'")
     if len(experiment.methods) != 1:
-        raise ExperimentError(f"tune takes one method at a time, got {experiment.methods}")
+        raise ValueError(f"tune takes one method at a time, got {experiment.methods}")
     (method,), engine = experiment.methods, engine or Local()
     experiment = placed(experiment, engine)
     types = get_type_hints(METHODS[method].settings_type)
@@ -81,7 +81,7 @@ def _score_seed(piece: Piece, progress: Progress) -> float:
 
 
 def _open(experiment: Experiment, folder: Path) -> Any:
-    """The study in a folder; ExperimentError if it is damaged, or of another experiment."""
+    """The study in a folder; ValueError if it is damaged, or of another experiment."""
     import optuna
     from optuna.storages.journal import JournalFileBackend
 
@@ -101,12 +101,12 @@ def _open(experiment: Experiment, folder: Path) -> Any:
         raise
     except Exception as error:  # optuna replays the journal, and trusts it
         reason = " ".join(f"{type(error).__name__}: {error!s:.200}".split())
-        raise ExperimentError(
+        raise ValueError(
             f"{journal} is damaged ({reason}); move it away, or choose another --out"
         ) from error
     request = json.dumps({**experiment.identity(), "seeds": experiment.seeds}, sort_keys=True)
     if study.user_attrs.get("request", request) != request:
-        raise ExperimentError(f"{folder} has a search with other settings; choose another --out")
+        raise ValueError(f"{folder} has a search with other settings; choose another --out")
     study.set_user_attr("request", request)
     return study
 
@@ -130,9 +130,9 @@ def parse_range(text: str, types: Mapping[str, type]) -> tuple[str, Any]:
 
     name, _, values = text.partition("=")
     if not name or not values:
-        raise ExperimentError(f"--vary takes NAME=LOW:HIGH[:log] or NAME=a,b,c, got {text!r}")
+        raise ValueError(f"--vary takes NAME=LOW:HIGH[:log] or NAME=a,b,c, got {text!r}")
     if name not in types:
-        raise ExperimentError(f"--vary {text}: no setting {name!r}{nearest(name, types)}")
+        raise ValueError(f"--vary {text}: no setting {name!r}{nearest(name, types)}")
     if ":" not in values:
         return name, distributions.CategoricalDistribution(values.split(","))
     low, high, *scale = values.split(":")
@@ -143,7 +143,7 @@ def parse_range(text: str, types: Mapping[str, type]) -> tuple[str, Any]:
             raise ValueError
         return name, distribution(kind(low), kind(high), log=scale == ["log"])
     except (KeyError, ValueError):
-        raise ExperimentError(
+        raise ValueError(
             f"--vary {text}: {name} is of type {kind.__name__}; a range needs two numbers, "
             f"LOW < HIGH, and LOW > 0 with :log; choices are {name}=a,b,c"
         ) from None
