@@ -105,11 +105,7 @@ class AlexNet(nn.Module):
 
 
 def build_network(scenario: Scenario, settings: Any) -> nn.Module:
-    """Build the network that settings ask for: fully connected, or AlexNet for colour images.
-
-    Raises:
-        ValueError: a setting that does not apply to this scenario's inputs.
-    """
+    """Build the network that settings ask for: fully connected, or AlexNet for colour images."""
     s, image = settings, scenario.image
     if len(scenario.inputs) == 3:
         return AlexNet(scenario.classes, scenario.seed, s.dropout)

@@ -34,10 +34,8 @@ def tune(
     """Search the settings of one method; return the best as `{"value": accuracy, "params": {...}}`.
 
     The score is the accuracy on the validation samples of all tasks after the last one, averaged
-    over seeds; diverged seeds count as 0. The engine does the seeds of one trial.
-
-    Raises:
-        ValueError: the request is impossible, or the folder has a search with other settings.
+    over seeds; diverged seeds count as 0. The engine does the seeds of one trial. ValueError: the
+    request is impossible, or the folder has a search with other settings.
     """
     if find_spec("optuna") is None:
         raise ImportError("tuning needs optuna: pip install 'conceptors[tune]'")
