@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from conceptors._internal.cuda_graph import CudaGraph
 from conceptors.experiments.networks import MLP, AlexNet
@@ -101,17 +102,13 @@ def sample_order(size: int, count: int, task: int, seed: int) -> Tensor:
 
 def varied(x: Tensor, mirror: bool, shift: int) -> Tensor:
     """Mirror and shift images `[batch, c, h, w]` at random; pixels from outside are zero."""
-    count, channels, height, width = x.shape
-    offsets = torch.randint(-shift, shift + 1, (2, count, 1), device=x.device)
-    rows = torch.arange(height, device=x.device) + offsets[0]  # [batch, h]: where each comes from
-    columns = torch.arange(width, device=x.device) + offsets[1]
+    count, _, height, width = x.shape
+    rows, columns = torch.randint(2 * shift + 1, (2, count), device=x.device)
     if mirror:
-        is_mirrored = torch.rand(count, 1, device=x.device) < 0.5
-        columns = torch.where(is_mirrored, width - 1 - columns, columns)
-    rows_inside, columns_inside = (rows >= 0) & (rows < height), (columns >= 0) & (columns < width)
-    places = rows.clamp(0, height - 1)[:, :, None] * width + columns.clamp(0, width - 1)[:, None]
-    pixels = x.flatten(2).gather(2, places.flatten(1)[:, None].expand(-1, channels, -1))
-    return pixels.view_as(x) * (rows_inside[:, None, :, None] & columns_inside[:, None, None])
+        is_mirrored = torch.rand(count, 1, 1, 1, device=x.device) < 0.5
+        x = torch.where(is_mirrored, x.flip(-1), x)
+    windows = functional.pad(x, [shift] * 4).unfold(2, height, 1).unfold(3, width, 1)
+    return windows[torch.arange(count, device=x.device), :, rows, columns]
 
 
 def to_unit_length(model: nn.Module) -> None:
