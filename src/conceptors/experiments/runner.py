@@ -75,8 +75,8 @@ def run(
             entry, results.task_names, results.environment = outcome.value
             results.add(entry, list(results.identity["configs"]))
             results.write(folder / "results.json")
-    failed = {(entry["method"], entry["seed"]): entry["reason"] for entry in results.failed}
-    diverged = [f"{pair[0]} seed {pair[1]} {failed[pair]}" for pair in pairs if pair in failed]
+    failed = [entry for entry in results.failed if (entry["method"], entry["seed"]) in pairs]
+    diverged = ["{method} seed {seed} {reason}".format(**entry) for entry in failed]
     if failures or diverged:
         raise UnfinishedError(failures, results, diverged)
     return results
