@@ -67,7 +67,7 @@ class Ray:
                 yield Outcome(number, value)
         except (ray.exceptions.RayError, ConnectionError) as error:
             raise ConnectionError(
-                f"lost the Ray at {self._address} ({error!s:.200}); finished seeds are kept, and "
+                f"lost the Ray at {self._address} ({_line(error)}); finished seeds are kept, and "
                 f"the same command resumes"
             ) from error
         finally:  # nobody waits for them
@@ -89,7 +89,7 @@ class Ray:
             nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         except (OSError, OverflowError, ValueError, RuntimeError) as error:
             raise ConnectionError(
-                f"cannot reach a Ray at {self._address!r} ({error!s:.200}); start one with `ray "
+                f"cannot reach a Ray at {self._address!r} ({_line(error)}); start one with `ray "
                 f"start --head`, or leave --address out to use this machine"
             ) from error
         for node in nodes:
@@ -99,6 +99,10 @@ class Ray:
             f"a run asks for {self._cpus} CPUs and {self._gpus:g} GPUs, and no machine of this "
             f"Ray has them; lower --cpus-per-run or --gpus-per-run"
         )
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def _perform(

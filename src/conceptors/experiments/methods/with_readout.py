@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ class ShieldReadout(cab.Shielded):
 
     name = "shield-readout"
     about = "Shield(model) for all layers but the last, and a Readout of images and layers"
-    settings_type = ShieldReadoutSettings
+    settings_type: ClassVar[type[cab.ShieldedSettings]] = ShieldReadoutSettings
     replaces_head = True
 
     def __init__(self, *args: Any) -> None:
