@@ -10,7 +10,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
@@ -115,11 +115,11 @@ class Task:
     train: Part
     validation: Part
     test: Part
-    head: Tensor = ALL_OUTPUTS
+    head: Tensor = field(default=ALL_OUTPUTS, kw_only=True)
 
     def to(self, device: torch.device) -> Task:
         parts = (self.train, self.validation, self.test)
-        return Task(*((x.to(device), y.to(device)) for x, y in parts), self.head.to(device))
+        return Task(*((x.to(device), y.to(device)) for x, y in parts), head=self.head.to(device))
 
     def samples(self, part: Part) -> tuple[Tensor, Tensor, Tensor]:
         """Inputs, targets, and which outputs belong to each sample."""
