@@ -275,13 +275,14 @@ def robot_arm(task: int, count: int, draw: Generator) -> Part:
 
 
 def region(task: int, count: int, draw: Generator) -> Part:
-    """Three classes of ten features; the rule stays, the region of the features moves."""
+    """Three classes of ten features, compared with those at the centre of a region that moves."""
     fixed = Generator().manual_seed(1)
     inner, outer = torch.randn(10, 30, generator=fixed), torch.randn(30, 3, generator=fixed)
     turn = torch.tensor([math.cos(0.6 * task), math.sin(0.6 * task)])
-    x = turn @ torch.randn(2, 10, generator=fixed) + torch.randn(count, 10, generator=draw)
-    scores = torch.tanh(x @ inner / 3) @ outer
-    return x, (scores - scores.mean(0)).argmax(1)
+    centre = 1.5 * turn @ torch.randn(2, 10, generator=fixed)
+    x = centre + torch.randn(count, 10, generator=draw)
+    scores = torch.sin(torch.stack([x, centre.expand_as(x)]) @ inner / 4) @ outer
+    return x, (scores[0] - scores[1]).argmax(1)
 
 
 def series(task: int, count: int, draw: Generator) -> Part:
