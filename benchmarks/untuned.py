@@ -248,7 +248,7 @@ def best_of_grid(table: Table, name: str, optimizer: str) -> list[float]:
 def steps90(curve: Curve, of_plain: Curve) -> float:
     """Steps to 90 % of plain training's best validation score."""
     target = 0.9 * max(value for _, value in of_plain)
-    return next((step for step, value in curve if value >= target), math.inf)
+    return next((step for step, value in curve if value >= target > 0), math.inf)
 
 
 def speed(table: Table, name: str, optimizer: str, method: str) -> str:
@@ -264,6 +264,7 @@ def speed(table: Table, name: str, optimizer: str, method: str) -> str:
         for (label, seed), of_tasks in curves.items()
         if label == method and (plain, seed) in curves
         for curve, of_plain in list(zip(of_tasks, curves[plain, seed]))[1:]
+        if steps90(of_plain, of_plain) < math.inf  # plain training learned it at all
     ]
     return f", {median(ratios):.1f}".replace("inf", "never") if ratios else ""
 
