@@ -36,7 +36,7 @@ from benchmarks.common import (
     say,
     words,
 )
-from benchmarks.untuned import digits, mlp
+from benchmarks.sequences import digits, mlp
 from conceptors import Readout, Shield
 from conceptors.scenarios import Split, build
 
