@@ -12,7 +12,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -65,22 +65,20 @@ class Call(NamedTuple):
 class Draws:
     """Draw the random rows of one pass over the data, reproducibly for each seed.
 
-    Within a batch, layers with the same number of rows share their random indices, and layers
-    that receive the same tensor (queries, keys and values) share the rows. Padding is never drawn.
+    Within a batch, layers with the same number of rows share their random indices. Padding is
+    never drawn.
     """
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._generators: dict[torch.device, torch.Generator] = {}
         self._chosen: dict[object, Tensor] = {}
-        self._last: tuple[weakref.ref[Tensor], object, Rows] | None = None
         self._mask: Tensor | None = None
         self._real: dict[torch.device, Tensor] = {}
 
     def renew(self, mask: Tensor | None = None) -> None:
         """Draw new indices, for a new batch with a mask `[n, t]` that is 0 for padding."""
         self._chosen.clear()
-        self._last = None
         self._mask, self._real = mask, {}
 
     def unpadded(self, x: Tensor) -> Tensor:
@@ -105,15 +103,6 @@ class Draws:
             self._chosen[key] = (spots * (count / size)).long().clamp_(max=count - 1)
         return self._chosen[key]
 
-    def shared(self, x: Tensor, key: object, take: Callable[[], Rows]) -> Rows:
-        """Return `take()`, or its last result if that was computed from the same unchanged x."""
-        if x.is_inference():  # inference tensors have no version counter
-            return take()
-        key = (key, x._version)
-        if self._last is None or self._last[0]() is not x or self._last[1] != key:
-            self._last = (weakref.ref(x), key, take())
-        return self._last[2]
-
 
 class Sample:
     """Select the rows of a call that are used: `cap(count, d)` of `count` rows, or all."""
@@ -137,9 +126,7 @@ class Sample:
 
     def __call__(self, x: Tensor) -> Rows:
         """Return rows of x `[..., d]` as a matrix product uses them: rounded under autocast."""
-        size = self.size(math.prod(x.shape[:-1]), x.shape[-1])
-        dtype = multiplied_dtype(x)
-        return self._draws.shared(x, (size, dtype), lambda: self._take(x, dtype))
+        return self._take(x, multiplied_dtype(x))
 
     def unrounded(self, x: Tensor) -> Rows:
         """Return rows of x `[..., d]` in the dtype of x."""
@@ -178,8 +165,6 @@ class Rule(Protocol):
         """Yield (block name, rows) of one call; a block may occur several times."""
 
 
-Wrapping = TypeVar("Wrapping", bound=Callable[[Rule], Rule])
-
 _RULES: dict[type[nn.Module], Rule] = {}
 _BY_BEHAVIOUR: list[tuple[Callable[[nn.Module], bool], Rule]] = []
 _AROUND: list[tuple[Callable[[nn.Module], bool], Callable[[Rule], Rule]]] = []
@@ -211,10 +196,10 @@ def recognise(fits: Callable[[nn.Module], bool]) -> Callable[[type[Rule]], type[
     return decorate
 
 
-def around(fits: Callable[[nn.Module], bool]) -> Callable[[Wrapping], Wrapping]:
+def around(fits: Callable[[nn.Module], bool]) -> Callable[[type[Any]], type[Any]]:
     """Wrap the rule of a layer's class in the decorated rule class where `fits` accepts it."""
 
-    def decorate(rule: Wrapping) -> Wrapping:
+    def decorate(rule: type[Any]) -> type[Any]:
         _AROUND.append((fits, rule))
         return rule
 
@@ -233,8 +218,7 @@ def find_rule(layer: nn.Module) -> Rule | None:
     owner = owner_of(layer)
     if owner is None:
         return _by_behaviour(layer)
-    wrapping = next((wrap for fits, wrap in _AROUND if fits(layer)), None)
-    return _RULES[owner] if wrapping is None else wrapping(_RULES[owner])
+    return next((wrap(_RULES[owner]) for fits, wrap in _AROUND if fits(layer)), _RULES[owner])
 
 
 def _by_behaviour(layer: nn.Module) -> Rule | None:

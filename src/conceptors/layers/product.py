@@ -48,8 +48,8 @@ class ProductTracer(TorchFunctionMode):
         return result
 
     def _role(self, x: Any) -> str:
-        known = (role for tensor, role in self._known if x is tensor)
-        return "" if x is None else next(known, "")
+        known = (role for tensor, role in self._known if x is tensor and x is not None)
+        return next(known, "")
 
     def _classify(
         self, func: Any, inputs: list[Any], roles: list[str], kwargs: Any, result: Any
@@ -79,12 +79,8 @@ class ProductTracer(TorchFunctionMode):
 
 def _is_same_rows(entering: Tensor, x: Tensor) -> bool:
     """Whether a tensor has the rows of x, possibly with fewer dimensions."""
-    is_view = entering is x or entering._base is x
-    return (
-        is_view
-        and entering.is_contiguous()
-        and (entering.numel(), entering.shape[-1]) == (x.numel(), x.shape[-1])
-    )
+    is_view = (entering is x or entering._base is x) and entering.is_contiguous()
+    return is_view and (entering.numel(), entering.shape[-1]) == (x.numel(), x.shape[-1])
 
 
 def _parts(layer: nn.Module) -> tuple[str, str | None]:
@@ -93,16 +89,11 @@ def _parts(layer: nn.Module) -> tuple[str, str | None]:
     return by_ndim[2], by_ndim.get(1)
 
 
-def has_transposed_weight(layer: nn.Module) -> bool | None:
-    """True for a product with a weight `[d, out]`, False for `[out, d]`, None for no product."""
-    if not can_have_twin(layer):
-        return None
-    if sorted(p.ndim for p in own_parameters(layer).values()) not in ([2], [1, 2]):
-        return None
-    for transposed in (False, True):
-        if tried(partial(_probe, layer, transposed)):
-            return transposed
-    return None
+def multiplies(layer: nn.Module, transposed: bool) -> bool:
+    """Whether a layer is a product with one weight `[out, d]`, or `[d, out]` if transposed."""
+    ndims = sorted(p.ndim for p in own_parameters(layer).values())
+    is_candidate = ndims in ([2], [1, 2]) and can_have_twin(layer)
+    return is_candidate and tried(partial(_probe, layer, transposed))
 
 
 def _probe(layer: nn.Module, transposed: bool) -> bool:
@@ -115,8 +106,10 @@ def _probe(layer: nn.Module, transposed: bool) -> bool:
     return tracer.transposed == [transposed] and not tracer.has_other_use
 
 
+@recognise(partial(multiplies, transposed=False))
 class ProductRule:
-    """The rows of straight and transposed products: the inputs of the layer."""
+    def blocks(self, layer: nn.Module) -> list[Block]:
+        return [Block(*_parts(layer))]
 
     def rows(self, layer: nn.Module, call: Call, sample: Sample) -> RowsByBlock:
         inputs = [*call.args, *call.kwargs.values()]
@@ -128,13 +121,7 @@ class ProductRule:
         yield "", sample(inputs[0])
 
 
-@recognise(lambda layer: has_transposed_weight(layer) is False)
-class StraightProductRule(ProductRule):
-    def blocks(self, layer: nn.Module) -> list[Block]:
-        return [Block(*_parts(layer))]
-
-
-@recognise(lambda layer: has_transposed_weight(layer) is True)
+@recognise(partial(multiplies, transposed=True))
 class TransposedProductRule(ProductRule):
     def blocks(self, layer: nn.Module) -> list[Block]:
         view, layout = lambda weight: weight.mT[None], "linear-transposed"
