@@ -218,8 +218,8 @@ class Conceptor:
     def spectrum(self) -> tuple[Tensor, Tensor, float]:
         """(U `[..., d, r]`, s `[..., r]`, rest): C = U diag(s) Uᵀ + rest (I - U Uᵀ)."""
         parts = self.form.spectrum()
-        rest = 0.0 if parts.is_dense else spectra.value_of_rest(parts)
-        return parts.vectors.clone(), spectra.values_of(parts.odds), rest
+        values = spectra.values_of(parts.odds)
+        return parts.vectors.clone(), values, spectra.value_of_rest(parts)
 
     @property
     def quota(self) -> Tensor:
@@ -235,10 +235,6 @@ class Conceptor:
         if self.is_factored:
             return spectra.to_matrix(self.form.spectrum())
         return self.form.dense(keep=False)
-
-    def truncation_errors(self) -> Tensor:
-        """Return the spectral norms ‖C - C.factored(rank=k)‖ for k = 0 … rank."""
-        return spectra.truncation_errors(self.form.spectrum())
 
     # --- logic ----------------------------------------------------------------------------
 
@@ -267,10 +263,6 @@ class Conceptor:
         """Whether `other` - self has no negative eigenvalue, up to rounding: bool `[...]`."""
         self._check_partner(other)
         return logic.precedes(self.form.spectrum(), other.form.spectrum())
-
-    def __ge__(self, other: Conceptor) -> Tensor:
-        self._check_partner(other)
-        return other <= self
 
     def adapt(self, gamma: float) -> Conceptor:
         """Multiply the aperture by γ: φ(C, γ) = C (C + γ⁻² (I - C))⁻¹ for γ in [0, ∞].
@@ -338,24 +330,19 @@ class Conceptor:
 
     # --- forms ----------------------------------------------------------------------------
 
-    def factored(self, rank: int | None = None, tolerance: float | None = None) -> Conceptor:
-        """Return the factored form with at most `rank` directions, or within `tolerance`.
+    def factored(self, rank: int | None = None) -> Conceptor:
+        """Return the factored form with the `rank` directions that differ most from the rest.
 
-        The error ‖C - C.factored(...)‖ in the spectral norm is at most `tolerance`, or, for a
-        given rank, `C.truncation_errors()[rank]`. Without arguments it is 0.
+        By default, it has as many as needed to be exact.
         """
-        if rank is not None and tolerance is not None:
-            raise ValueError(f"pass rank ({rank}) or tolerance ({tolerance}), not both")
-        if rank is not None:
-            rank = checks.whole(rank, "rank", 0, self.dim)
-        allowed = 0.0 if tolerance is None else checks.number(tolerance, "tolerance", 0.0, 1.0)
         parts = self.form.spectrum()
         if rank is None:
-            errors = spectra.truncation_errors(parts).reshape(-1, parts.rank + 1)
-            rank = int((errors <= allowed).all(0).nonzero()[0])
-        if rank == self.dim:
-            return self
-        return self._with(spectra.truncate(parts, rank), self._aperture)
+            differs = spectra.values_of(parts.odds) != spectra.value_of_rest(parts)
+            rank = int(differs.sum(-1).amax())
+        rank = checks.whole(rank, "rank", 0, self.dim)
+        return (
+            self if rank == self.dim else self._with(spectra.truncate(parts, rank), self._aperture)
+        )
 
     def top_k(self, rank: int) -> Conceptor:
         """Retain the `rank` largest singular values and set all others to 0, in factored form."""

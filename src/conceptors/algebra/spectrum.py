@@ -64,8 +64,8 @@ def values_of(odds: Tensor) -> Tensor:
 
 
 def value_of_rest(spectrum: Spectrum) -> float:
-    """The singular value, 0 or 1, of all directions that the spectrum does not store."""
-    return 1.0 if math.isinf(spectrum.rest) else 0.0
+    """The singular value, 0 or 1, of all directions that the spectrum does not store, if any."""
+    return 1.0 if spectrum.rest and not spectrum.is_dense else 0.0
 
 
 def snap(values: Tensor, tol: float) -> Tensor:
@@ -252,8 +252,7 @@ def _diagonal(matrix: Tensor) -> Tensor:
 
 def to_matrix(spectrum: Spectrum) -> Tensor:
     """The conceptor matrix U diag(s) Uᵀ + s_rest (I - U Uᵀ), `[..., d, d]`."""
-    u = spectrum.vectors
-    rest = 0.0 if spectrum.is_dense else value_of_rest(spectrum)
+    u, rest = spectrum.vectors, value_of_rest(spectrum)
     matrix: Tensor = (u * (values_of(spectrum.odds) - rest).unsqueeze(-2)) @ u.mT
     if rest:
         _diagonal(matrix).add_(rest)
@@ -302,21 +301,11 @@ def project(spectrum: Spectrum, x: Tensor) -> Tensor:
 
 def truncate(spectrum: Spectrum, rank: int) -> Spectrum:
     """Retain the `rank` directions that differ most from the rest."""
-    strongest = _distance(spectrum).topk(min(rank, spectrum.rank), dim=-1).indices
+    distance = (values_of(spectrum.odds) - value_of_rest(spectrum)).abs()
+    strongest = distance.topk(min(rank, spectrum.rank), dim=-1).indices
     vectors = spectrum.vectors.take_along_dim(strongest.unsqueeze(-2), -1)
     rest = 0.0 if spectrum.is_dense else spectrum.rest
     return Spectrum(vectors, spectrum.odds.take_along_dim(strongest, -1), rest)
-
-
-def truncation_errors(spectrum: Spectrum) -> Tensor:
-    """Entry k is the spectral norm of the error of `truncate` to rank k, `[..., r + 1]`."""
-    ordered = _distance(spectrum).sort(-1, descending=True).values
-    return torch.cat([ordered, ordered.new_zeros((*ordered.shape[:-1], 1))], -1)
-
-
-def _distance(spectrum: Spectrum) -> Tensor:
-    rest = 0.0 if spectrum.is_dense else value_of_rest(spectrum)
-    return (values_of(spectrum.odds) - rest).abs()
 
 
 def complete(spectrum: Spectrum) -> Spectrum:
