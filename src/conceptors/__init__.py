@@ -21,7 +21,6 @@ if TYPE_CHECKING:
         Auto,
         Energy,
         Quota,
-        aperture_by_validation,
         aperture_for_quota,
     )
     from conceptors.algebra.conceptor import Conceptor, similarity
@@ -54,7 +53,6 @@ _HOMES = {
     "Readout": "readout.readout",
     "Shield": "shield.shield",
     "UnprotectedWarning": "shield.health",
-    "aperture_by_validation": "algebra.aperture",
     "aperture_for_quota": "algebra.aperture",
     "similarity": "algebra.conceptor",
 }
@@ -76,7 +74,6 @@ __all__ = [
     "Shield",
     "UnprotectedWarning",
     "__version__",
-    "aperture_by_validation",
     "aperture_for_quota",
     "similarity",
 ]

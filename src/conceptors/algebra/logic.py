@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from conceptors.algebra import spectrum as spectra
-from conceptors.algebra.spectrum import Spectrum, tolerance, value_of_rest, values_of
+from conceptors.algebra.spectrum import Spectrum, tolerance, value_of_rest
 
 _ACCURATE = 1e-12  # an error of singular values that eigh may make
 
@@ -41,9 +41,7 @@ def disjoin(a: Spectrum, b: Spectrum, stored: torch.dtype | None = None) -> Spec
         joined = Spectrum(basis @ joined.vectors, joined.odds, max(a.rest, b.rest))
         distance = 1 / joined.odds if joined.rest else joined.odds
         count = int((joined.odds != joined.rest).sum(-1).amax())
-        order = distance.topk(count, dim=-1).indices
-        vectors = joined.vectors.take_along_dim(order.unsqueeze(-2), -1)
-        joined = Spectrum(vectors, joined.odds.take_along_dim(order, -1), joined.rest)
+        joined = spectra.take(joined, distance.topk(count, dim=-1).indices)
     return spectra.cast(joined, stored)
 
 
@@ -71,15 +69,13 @@ def precedes(a: Spectrum, b: Spectrum) -> Tensor:
 
 def similarity(a: Spectrum, b: Spectrum) -> Tensor:
     """Return ρ = tr(A B) / (‖A‖ ‖B‖) in [0, 1]; 0 where A or B is zero."""
-    rest_a, rest_b = value_of_rest(a), value_of_rest(b)
-    values_a, values_b = _relative_values(a), _relative_values(b)
-    over_a, over_b = values_a - rest_a, values_b - rest_b
-    cosines = (a.vectors.mT @ b.vectors).square()
-    shared = (over_a.unsqueeze(-2) @ cosines @ over_b.unsqueeze(-1)).squeeze(-1).squeeze(-1)
-    shared = shared + rest_a * over_b.sum(-1) + rest_b * over_a.sum(-1) + rest_a * rest_b * a.dim
-    norm_a = (values_a.square().sum(-1) + rest_a * (a.dim - a.rank)).sqrt()
-    norm_b = (values_b.square().sum(-1) + rest_b * (b.dim - b.rank)).sqrt()
-    return _ratio(shared, norm_a, norm_b, a.dim)
+    basis, *parts = _in_common_span(_widen(a), _widen(b))
+    outside = 0 if basis is None else a.dim - basis.shape[-1]
+    matrices = [torch.nn.functional.pad(spectra.to_matrix(part), (0, 1, 0, 1)) for part in parts]
+    for matrix, x in zip(matrices, (a, b)):
+        matrix[..., -1, -1] = value_of_rest(x) * math.sqrt(outside)
+    rho = similarity_of_matrices(*matrices).to(a.odds)
+    return spectra.snap(rho, tolerance(a.dim, rho.dtype))
 
 
 def similarity_of_matrices(a: Tensor, b: Tensor) -> Tensor:
@@ -87,23 +83,9 @@ def similarity_of_matrices(a: Tensor, b: Tensor) -> Tensor:
     tiny = torch.finfo(a.dtype).tiny  # ρ does not depend on scale, and squares may underflow
     a = a / a.abs().amax((-2, -1), keepdim=True).clamp_min(tiny)
     b = b / b.abs().amax((-2, -1), keepdim=True).clamp_min(tiny)
-    norms = (torch.linalg.matrix_norm(a), torch.linalg.matrix_norm(b))
-    return _ratio((a * b).sum((-2, -1)), *norms, a.shape[-1])
-
-
-def _relative_values(spectrum: Spectrum) -> Tensor:
-    """Singular values divided by the largest of all, so that their squares do not underflow."""
-    values = values_of(spectrum.odds)
-    if not spectrum.rank or value_of_rest(spectrum):
-        return values
-    return values / values.amax(-1, keepdim=True).clamp_min(torch.finfo(values.dtype).tiny)
-
-
-def _ratio(shared: Tensor, norm_a: Tensor, norm_b: Tensor, dim: int) -> Tensor:
-    """shared / (norm_a norm_b), clamped to [0, 1]; 0 / 0 is 0."""
-    product = norm_a * norm_b
-    rho = torch.where(product > 0, shared / product, 0.0)
-    return spectra.snap(rho, tolerance(dim, shared.dtype))
+    product = torch.linalg.matrix_norm(a) * torch.linalg.matrix_norm(b)
+    rho = torch.where(product > 0, (a * b).sum((-2, -1)) / product, 0.0)
+    return spectra.snap(rho, tolerance(a.shape[-1], rho.dtype))
 
 
 # --- parts of OR -------------------------------------------------------------------------
@@ -149,9 +131,8 @@ def _add(a: Spectrum, b: Spectrum, stored: torch.dtype) -> Spectrum:
     if hard.shape[-1]:
         infinite = torch.where(hard.abs().amax(-2) > 0, torch.inf, 0.0)
         vectors, odds = torch.cat([hard, vectors], -1), torch.cat([infinite, odds], -1)
-    odds, order = odds.sort(dim=-1, descending=True, stable=True)
-    vectors = vectors.take_along_dim(order.unsqueeze(-2), -1)
-    joined = spectra.pad(Spectrum(vectors[..., : a.dim], odds[..., : a.dim]), a.dim)
+    order = odds.argsort(dim=-1, descending=True, stable=True)[..., : a.dim]
+    joined = spectra.pad(spectra.take(Spectrum(vectors, odds), order), a.dim)
     claimed = joined.odds.unsqueeze(-2) > 0
     if hard.shape[-1] or not bool(claimed.all()):
         # claimed columns come first: QR makes them orthonormal, and the others complete them
