@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from typing import Any
 
 import torch
@@ -73,7 +72,7 @@ class Correlation:
         return self
 
     def add(self, total: Tensor, weight: float, count: int = 0) -> Correlation:
-        """Add a sum Σ w x xᵀ `[d, d]` over `count` samples of total weight `weight`, unchecked."""
+        """Add a finished sum Σ w x xᵀ `[d, d]`, such as a stored one, without checks."""
         self.sum += total.to(self.sum)
         self.weight += weight
         self.count += count
@@ -105,25 +104,6 @@ class Correlation:
     def conceptor(self, aperture: float | Tensor) -> Conceptor:
         """The conceptor of all samples so far; with groups, a batch."""
         return Conceptor.from_correlation(self.matrix(), aperture)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything needed to resume later."""
-        return {"sum": self.sum.clone(), "weight": self.weight, "count": self.count}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from a saved state of the same dimension."""
-        if not isinstance(state, dict) or not {"sum", "weight", "count"} <= state.keys():
-            raise ValueError("pass what state_dict() returned: a dict of sum, weight and count")
-        total = checks.positive_semidefinite(state["sum"], "sum")
-        if total.shape != self.sum.shape:
-            raise ValueError(
-                f"the state has a sum of shape {list(total.shape)}, but this correlation has "
-                f"dimension {self.dim}; create it with Correlation({total.shape[-1]})"
-            )
-        weight = checks.number(state["weight"], "weight", 0.0, sys.float_info.max)
-        count = checks.whole(state["count"], "count", 0)
-        self.sum.copy_(total)
-        self.weight, self.count = weight, count
 
     def _trace(self) -> Tensor:
         return self.sum.diagonal(dim1=-2, dim2=-1).sum()
@@ -160,10 +140,7 @@ def check_batch(
             f"{list(samples.shape)}; a single sample needs a row axis: samples[None]"
         )
     if samples.device != like.device:
-        raise ValueError(
-            f"samples are on {samples.device}, the running sum is on {like.device}; move the "
-            f"samples, or create the sum with device={str(samples.device)!r}"
-        )
+        raise ValueError(f"samples are on {samples.device}; move them to {like.device} of the sum")
     samples = checks.finite(samples, "samples")
     rows = samples.reshape(-1, dim) if groups is None else samples
     if weights is None:
@@ -194,10 +171,7 @@ def check_mergeable(a: Any, b: Any) -> None:
     if type(a) is not type(b):
         raise TypeError(f"cannot merge a {type(b).__name__} into a {type(a).__name__}")
     if a is b:
-        raise ValueError(
-            "cannot merge a running sum with itself, because samples would count twice; merge a "
-            "copy.deepcopy if that is meant"
-        )
+        raise ValueError("cannot merge a running sum with itself; merge a copy.deepcopy of it")
     if a.dim != b.dim:
         raise ValueError(f"cannot merge second moments of dimension {b.dim} into {a.dim}")
 

@@ -31,7 +31,7 @@ class FrequentDirections:
 
     X_k the best approximation of rank k. `error_bound` is Δ, known after the fact, usually far
     below the second bound. As s(σ) = σ / (σ + α⁻²) is operator monotone, the conceptor is off by
-    at most Δ / (Δ + α⁻²) in the spectral norm: `conceptor_error_bound`.
+    at most Δ / (Δ + α⁻²) in the spectral norm.
 
     >>> import torch
     >>> sketch = FrequentDirections(dim=1000, rank=4)
@@ -112,18 +112,11 @@ class FrequentDirections:
         _, lowered = _lower(self._rows[: self._filled], self.rank)
         return (self._subtracted + lowered) / self.weight if self.weight else 0.0
 
-    def conceptor_error_bound(self, aperture: float) -> float:
-        """The spectral norm of the error of `conceptor(aperture)` is at most this."""
-        alpha = float(checks.aperture(aperture, torch.Size(()), self._rows))
-        odds = alpha * self.error_bound * alpha
-        return odds / (1 + odds) if math.isfinite(odds) else 1.0
-
     def rows(self) -> Tensor:
         """B `[<= rank, d]` with R̂ = Bᵀ B."""
         check_has_samples(self)
         rows, _ = _lower(self._rows[: self._filled], self.rank)
-        scaled: Tensor = rows / self.weight**0.5
-        return scaled
+        return rows / math.sqrt(self.weight)
 
     def conceptor(self, aperture: float) -> Conceptor:
         """The factored conceptor of the sketch; no d x d matrix is formed."""
