@@ -35,9 +35,8 @@ def feed_first(model: nn.Module, batch: Any) -> object:
     except TypeError as error:
         if "argument" not in str(error):  # the model has failed on the right arguments
             raise
-        kind = f"mapping of {list(batch)}" if isinstance(batch, Mapping) else type(batch).__name__
-        part = isinstance(batch, (tuple, list))
-        kind += f" of {len(batch)} (the first element was passed)" if part else ""
+        kind = type(batch).__name__
+        kind += ", of which the first element was passed" * isinstance(batch, (tuple, list))
         raise TypeError(
             f"the model could not be called with a {kind}: {error}; {_how_to_feed(batch)}"
         ) from error
@@ -48,11 +47,10 @@ def _warn_of_unused_parts(model: nn.Module, batch: Any) -> None:
     arguments = signature(model.forward).parameters.values()
     accepted = [p.name for p in arguments if p.kind <= p.POSITIONAL_OR_KEYWORD]
     if len(batch) > 2 and len(accepted) > 1:
-        listed = ", ".join(accepted[:4]) + (", …" if len(accepted) > 4 else "")
         warnings.warn(
             f"only the first of {len(batch)} elements of a batch is passed to the model, which "
-            f"accepts {listed}; if it needs more, "
-            f"{_FEED}; to silence this, feed=lambda model, batch: model(batch[0])",
+            f"accepts {', '.join(accepted[:4])}; if it needs more, {_FEED}; to silence this, "
+            f"feed=lambda model, batch: model(batch[0])",
             stacklevel=outside(),
         )
 
@@ -151,16 +149,12 @@ def iterate(batches: Any, limit: int | None, who: str) -> Iterator[Any]:
 
 def expected(batches: Any, limit: int | None, first: Any) -> int | None:
     """Estimate the number of batches from the first one; None if unknown."""
-    count: int | None = None
+    counts: list[int] = []
     with suppress(TypeError, NotImplementedError):
-        count = len(batches)
-    if count is not None and isinstance(batches, Tensor):
-        count = math.ceil(count / _TENSOR_BATCH)
-    size = _size(first)
-    if limit is None or not size:
-        return count
-    most = math.ceil(limit / size)
-    return most if count is None else min(most, count)
+        counts.append(len(batches.split(_TENSOR_BATCH) if isinstance(batches, Tensor) else batches))
+    if limit is not None and (size := _size(first)):
+        counts.append(math.ceil(limit / size))
+    return min(counts, default=None)
 
 
 def with_progress(batches: Iterable[Any], shown: bool, what: str) -> Iterable[Any]:

@@ -230,8 +230,6 @@ class Conceptor:
 
     def matrix(self) -> Tensor:
         """Return the d x d matrix, `[..., d, d]`."""
-        if self.is_factored:
-            return spectra.to_matrix(self.form.spectrum())
         return self.form.dense(keep=False)
 
     # --- logic ----------------------------------------------------------------------------
@@ -480,9 +478,7 @@ def similarity(a: Conceptor, b: Conceptor) -> Tensor:
     if not isinstance(a, Conceptor):
         raise TypeError(f"similarity compares two Conceptors, got {type(a).__name__}")
     a._check_partner(b)
-    if a.is_factored or b.is_factored:
-        return logic.similarity(a.form.spectrum(), b.form.spectrum())
-    return logic.similarity_of_matrices(a.form.dense(), b.form.dense())
+    return logic.similarity(a.form.spectrum(), b.form.spectrum())
 
 
 def _common_aperture(a: Tensor | None, b: Tensor | None) -> Tensor | None:

@@ -71,21 +71,16 @@ def similarity(a: Spectrum, b: Spectrum) -> Tensor:
     """Return ρ = tr(A B) / (‖A‖ ‖B‖) in [0, 1]; 0 where A or B is zero."""
     basis, *parts = _in_common_span(_widen(a), _widen(b))
     outside = 0 if basis is None else a.dim - basis.shape[-1]
-    matrices = [torch.nn.functional.pad(spectra.to_matrix(part), (0, 1, 0, 1)) for part in parts]
-    for matrix, x in zip(matrices, (a, b)):
-        matrix[..., -1, -1] = value_of_rest(x) * math.sqrt(outside)
-    rho = similarity_of_matrices(*matrices).to(a.odds)
-    return spectra.snap(rho, tolerance(a.dim, rho.dtype))
-
-
-def similarity_of_matrices(a: Tensor, b: Tensor) -> Tensor:
-    """Return ρ of dense conceptor matrices `[..., d, d]` without computing spectra."""
-    tiny = torch.finfo(a.dtype).tiny  # ρ does not depend on scale, and squares may underflow
-    a = a / a.abs().amax((-2, -1), keepdim=True).clamp_min(tiny)
-    b = b / b.abs().amax((-2, -1), keepdim=True).clamp_min(tiny)
-    product = torch.linalg.matrix_norm(a) * torch.linalg.matrix_norm(b)
-    rho = torch.where(product > 0, (a * b).sum((-2, -1)) / product, 0.0)
-    return spectra.snap(rho, tolerance(a.shape[-1], rho.dtype))
+    matrices = []
+    for x, part in zip((a, b), parts):
+        matrix = torch.nn.functional.pad(spectra.to_matrix(part), (0, 1, 0, 1))
+        matrix[..., -1, -1] = value_of_rest(x) * math.sqrt(outside)  # for all directions outside
+        size = matrix.abs().amax((-2, -1), keepdim=True)  # squares may underflow
+        matrices.append(matrix / size.clamp_min(torch.finfo(matrix.dtype).tiny))
+    norm_a, norm_b = map(torch.linalg.matrix_norm, matrices)
+    overlap = (matrices[0] * matrices[1]).sum((-2, -1))
+    rho = torch.where(norm_a * norm_b > 0, overlap / (norm_a * norm_b), 0.0)
+    return spectra.snap(rho.to(a.odds), tolerance(a.dim, a.odds.dtype))
 
 
 # --- parts of OR -------------------------------------------------------------------------

@@ -189,21 +189,7 @@ def svd(matrix: Tensor, full_matrices: bool = True) -> tuple[Tensor, Tensor, Ten
     return u, values, vh
 
 
-# --- matrices without spectra ------------------------------------------------------------
-
-
-def matrix_of_odds(odds: Tensor) -> Tensor | None:
-    """Return C = Q (I + Q)⁻¹ = I - (I + Q)⁻¹ by Cholesky, or None as `_complement` does."""
-    if odds.shape[-1] == 1:
-        return values_of(odds.clamp_min(0))
-    inverse = _complement(odds)
-    if inverse is None:
-        return None
-    eye = torch.eye(odds.shape[-1], dtype=odds.dtype, device=odds.device)
-    is_large = _diagonal(odds).amax(-1)[..., None, None] >= 1
-    if bool(is_large.all()):
-        return eye - inverse
-    return torch.where(is_large, eye - inverse, odds @ inverse)  # small C to relative accuracy
+# --- accuracy of odds matrices -----------------------------------------------------------
 
 
 def is_accurate(odds: Tensor) -> bool:
