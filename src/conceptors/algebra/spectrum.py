@@ -212,7 +212,7 @@ def _complement(odds: Tensor) -> Tensor | None:
     if bool((torch.linalg.cholesky_ex(shifted).info != 0).any()):
         return None
     _diagonal(shifted).add_(1 - allowed)
-    inverse = _inverse_from(torch.linalg.cholesky(shifted))
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(shifted))
     sizes = _diagonal(odds).clamp_min(0).sqrt()
     if float(sizes.amax()) ** 2 * limits.eps * odds.shape[-1] > allowed:
         spread = (inverse.abs() @ sizes.unsqueeze(-1)).square().sum((-2, -1))
@@ -221,15 +221,6 @@ def _complement(odds: Tensor) -> Tensor | None:
         if not bool(((limits.eps * spread <= allowed) & (noise <= 1)).all()):
             return None
     return inverse
-
-
-def _inverse_from(lower: Tensor) -> Tensor:
-    """Return (L Lᵀ)⁻¹; on a GPU by matrix products, which are faster there."""
-    if not lower.is_cuda:
-        return torch.cholesky_inverse(lower)
-    eye = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device)
-    inverse: Tensor = torch.linalg.solve_triangular(lower, eye.expand_as(lower), upper=False)
-    return inverse.mT @ inverse
 
 
 def _diagonal(matrix: Tensor) -> Tensor:

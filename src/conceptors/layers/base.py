@@ -74,22 +74,19 @@ class Draws:
         self._generators: dict[torch.device, torch.Generator] = {}
         self._chosen: dict[object, Tensor] = {}
         self._mask: Tensor | None = None
-        self._real: dict[torch.device, Tensor] = {}
 
     def renew(self, mask: Tensor | None = None) -> None:
         """Draw new indices, for a new batch with a mask `[n, t]` that is 0 for padding."""
         self._chosen.clear()
-        self._mask, self._real = mask, {}
+        self._mask = mask
 
     def unpadded(self, x: Tensor) -> Tensor:
         """Return x `[n, t, ..., d]` or `[n · t, ..., d]` without padding; others as they are."""
         mask, places = self._mask, x.shape[:-1]
         if mask is None or (places[:2] != mask.shape and places[:1] != (mask.numel(),)):
             return x
-        if x.device not in self._real:
-            self._real[x.device] = mask.flatten().nonzero().flatten().to(x.device)
         positions = x.flatten(0, 1) if places[:2] == mask.shape else x
-        return positions.index_select(0, self._real[x.device])
+        return positions.index_select(0, mask.flatten().nonzero().flatten().to(x.device))
 
     def indices(self, count: int, size: int, device: torch.device) -> Tensor:
         """Draw `size` of `count` indices, ascending: one from each of `size` equal parts."""
@@ -134,17 +131,12 @@ class Sample:
 
     def _take(self, x: Tensor, dtype: torch.dtype) -> Rows:
         x = self.unpadded(x)
-        count = math.prod(x.shape[:-1])
-        size = self.size(count, x.shape[-1])
+        rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+        count, size = len(rows), self.size(*rows.shape)
         if size is None:
-            rows = x[None].flatten(0, -2)[None]  # also where d is 0
-            return Rows(rows.to(dtype))
+            return Rows(rows[None].to(dtype))
         chosen = self._draws.indices(count, size, x.device)
-        if x.is_contiguous():
-            rows = x.view(count, -1).index_select(0, chosen)
-        else:
-            rows = x[torch.unravel_index(chosen, x.shape[:-1])]
-        return Rows(rows[None].to(dtype), count / size)
+        return Rows(rows.index_select(0, chosen)[None].to(dtype), count / size)
 
 
 def multiplied_dtype(x: Tensor) -> torch.dtype:

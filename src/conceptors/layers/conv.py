@@ -80,18 +80,9 @@ def _by_group(groups: int) -> Callable[[Tensor], Tensor]:
 
 def windows_of(x: Tensor, kernel: Any, stride: Any, dilation: Any) -> Tensor:
     """View all windows of x `[n, c, ...]` as `[n, positions..., c, k...]` without copying."""
-    steps = list(zip(x.shape[2:], x.stride()[2:], kernel, stride, dilation))
-    positions = [max(0, (size - d * (k - 1) - 1) // s + 1) for size, _, k, s, d in steps]
-    return x.as_strided(
-        [x.shape[0], *positions, x.shape[1], *kernel],
-        [
-            x.stride(0),
-            *(hop * s for _, hop, _, s, _ in steps),
-            x.stride(1),
-            *(hop * d for _, hop, _, _, d in steps),
-        ],
-        x.storage_offset(),
-    )
+    for axis, (size, step, gap) in enumerate(zip(kernel, stride, dilation), 2):
+        x = x.unfold(axis, (size - 1) * gap + 1, step)[..., ::gap]
+    return x.movedim(1, 1 + len(kernel))
 
 
 def patches(windows: Tensor, groups: int, spatial: int, sample: Sample) -> Iterator[Rows]:
