@@ -63,12 +63,11 @@ class Correlation:
         rows, weights = check_batch(samples, weights, self.dim, self.sum, groups)
         wide = rows.to(self.sum.dtype)
         weighted = wide if weights is None else wide * weights.to(wide)[:, None]
-        count = rows.shape[-2]
-        added = float(count if weights is None else weights.double().sum())
+        added = float(rows.shape[-2] if weights is None else weights.double().sum())
         check_total(self._trace() + (wide * weighted).sum(), self.weight + added)
         add_products_(self.sum, wide, weighted)
         self.weight += added
-        self.count += count
+        self.count += rows.shape[-2]
         return self
 
     def add(self, total: Tensor, weight: float, count: int = 0) -> Correlation:
@@ -89,11 +88,10 @@ class Correlation:
     def all_reduce(self, group: Any = None) -> Correlation:
         """Replace this by the sum over all processes, where torch.distributed is initialised."""
         if dist.is_available() and dist.is_initialized():
-            scalars = torch.tensor([self.weight, float(self.count)], dtype=torch.float64)
-            scalars = scalars.to(self.sum.device)
+            totals = self.sum.new_tensor([self.weight, self.count], dtype=torch.float64)
             dist.all_reduce(self.sum, group=group)
-            dist.all_reduce(scalars, group=group)
-            self.weight, self.count = float(scalars[0]), round(float(scalars[1]))
+            dist.all_reduce(totals, group=group)
+            self.weight, self.count = float(totals[0]), int(totals[1])
         return self
 
     def matrix(self) -> Tensor:
