@@ -126,6 +126,7 @@ def aperture_for_quota(correlation: Tensor, quota: float) -> float:
         ValueError: the quota is not above 0 and below rank(R) / d.
 
     >>> import torch
+    >>> from conceptors import Conceptor
     >>> R = torch.diag(torch.tensor([4.0, 1.0, 0.25]))
     >>> alpha = aperture_for_quota(R, 0.5)
     >>> round(alpha, 6), round(float(Conceptor.from_correlation(R, alpha).quota), 6)

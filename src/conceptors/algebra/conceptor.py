@@ -389,7 +389,8 @@ class Conceptor:
         Raises:
             OSError: the folder is read-only or full; an older file stays intact.
         """
-        tensors = dict(zip(("vectors", "odds"), self.form.spectrum()))
+        parts = self.form.spectrum()
+        tensors = {"vectors": parts.vectors, "odds": parts.odds}
         if self._aperture is not None:
             tensors["aperture"] = self._aperture
         header = {"format": _FORMAT, "version": _VERSION, "rest": json.dumps(self.spectrum[2])}
