@@ -35,8 +35,8 @@ def feed_first(model: nn.Module, batch: Any) -> object:
     except TypeError as error:
         if "argument" not in str(error):  # the model has failed on the right arguments
             raise
-        kind = type(batch).__name__
-        kind += ", of which the first element was passed" * isinstance(batch, (tuple, list))
+        kind = f"mapping of {list(batch)}" if isinstance(batch, Mapping) else type(batch).__name__
+        kind += " (the first element was passed)" * isinstance(batch, (tuple, list))
         raise TypeError(
             f"the model could not be called with a {kind}: {error}; {_how_to_feed(batch)}"
         ) from error

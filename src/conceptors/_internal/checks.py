@@ -122,8 +122,6 @@ def aperture(value: Any, batch: torch.Size, like: Tensor) -> Tensor:
     """Return a positive, finite aperture, or one per member of a batch, as a tensor `[...]`."""
     if isinstance(value, Tensor) and value.ndim > 0:
         each = real_tensor(value, "aperture").detach()
-        if not bool((torch.isfinite(each) & (each > 0)).all()):
-            raise ValueError(f"every aperture must be positive and finite, got {each.tolist()}")
     else:
         one = number(value, "aperture", 0.0, math.inf, open_low=True, open_high=True)
         each = torch.tensor(one, dtype=torch.float64)
@@ -135,7 +133,7 @@ def aperture(value: Any, batch: torch.Size, like: Tensor) -> Tensor:
             f"pass one number, or one per member of the batch"
         ) from None
     if not bool((torch.isfinite(alpha) & (alpha > 0)).all()):
-        raise ValueError(f"aperture {value} exceeds the range of {like.dtype}; scale the data")
+        raise ValueError(f"aperture must be above 0 and finite as {like.dtype}, got {value}")
     return alpha
 
 

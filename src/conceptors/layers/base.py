@@ -70,8 +70,7 @@ class Draws:
     """
 
     def __init__(self, seed: int) -> None:
-        self._seed = seed
-        self._generators: dict[torch.device, torch.Generator] = {}
+        self._generator = torch.Generator("cpu").manual_seed(seed)
         self._chosen: dict[object, Tensor] = {}
         self._mask: Tensor | None = None
 
@@ -92,12 +91,10 @@ class Draws:
         """Draw `size` of `count` indices, ascending: one from each of `size` equal parts."""
         key = (count, size, device)
         if key not in self._chosen:
-            if device not in self._generators:
-                self._generators[device] = torch.Generator(device).manual_seed(self._seed)
-            dtype = torch.float32 if device.type == "mps" else torch.float64
-            spots = torch.rand(size, generator=self._generators[device], dtype=dtype, device=device)
-            spots += torch.arange(size, device=device)
-            self._chosen[key] = (spots * (count / size)).long().clamp_(max=count - 1)
+            spots = torch.rand(size, generator=self._generator, dtype=torch.float64, device="cpu")
+            spots += torch.arange(size, device="cpu")
+            chosen = (spots * (count / size)).long().clamp_(max=count - 1)
+            self._chosen[key] = chosen.to(device)
         return self._chosen[key]
 
 

@@ -35,7 +35,7 @@ class RecurrentRule:
             outputs = []
             for backwards in (False, True) if layer.bidirectional else (False,):
                 suffix, *start = next(runs)
-                states, inner, before = _run(layer, suffix, x, valid, *start, backwards=backwards)
+                states, inner, before = _run(layer, suffix, x, valid, *start, backwards)
                 outputs.append(states)
                 yield "ih" + suffix, sample(x[valid])
                 yield "hh" + suffix, sample(before[valid])
@@ -62,23 +62,14 @@ class CellRule:
 
 
 def _run(
-    layer: Any,
-    suffix: str,
-    x: Tensor,
-    valid: Tensor,
-    hidden: Tensor,
-    cell: Tensor,
-    *,
-    backwards: bool,
+    layer: Any, suffix: str, x: Tensor, valid: Tensor, hidden: Tensor, cell: Tensor, backwards: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return states, states before the projection, and previous states `[time, batch, ...]`."""
     names = ("weight_ih", "weight_hh", "weight_hr", "bias_ih", "bias_hh")
     parameters: list[Any] = [getattr(layer, name + suffix, None) for name in names]
     w_ih, w_hh, w_hr, b_ih, b_hh = parameters
     driven = nn.functional.linear(x, w_ih, b_ih)
-    states: list[Tensor] = [hidden] * len(x)
-    inners: list[Tensor] = [cell] * len(x)
-    befores: list[Tensor] = [hidden] * len(x)
+    states, inners, befores = ([hidden] * len(x) for _ in range(3))
     for t in reversed(range(len(x))) if backwards else range(len(x)):
         befores[t] = hidden
         recalled = nn.functional.linear(hidden, w_hh, b_hh)
