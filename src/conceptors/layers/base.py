@@ -72,20 +72,22 @@ class Draws:
     def __init__(self, seed: int) -> None:
         self._generator = torch.Generator("cpu").manual_seed(seed)
         self._chosen: dict[object, Tensor] = {}
-        self._mask: Tensor | None = None
+        self._real: tuple[torch.Size, Tensor] | None = None  # a mask's shape, and where it is 1
 
     def renew(self, mask: Tensor | None = None) -> None:
         """Draw new indices, for a new batch with a mask `[n, t]` that is 0 for padding."""
         self._chosen.clear()
-        self._mask = mask
+        self._real = None if mask is None else (mask.shape, mask.flatten().nonzero().flatten())
 
     def unpadded(self, x: Tensor) -> Tensor:
         """Return x `[n, t, ..., d]` or `[n · t, ..., d]` without padding; others as they are."""
-        mask, places = self._mask, x.shape[:-1]
-        if mask is None or (places[:2] != mask.shape and places[:1] != (mask.numel(),)):
+        if self._real is None:
             return x
-        positions = x.flatten(0, 1) if places[:2] == mask.shape else x
-        return positions.index_select(0, mask.flatten().nonzero().flatten().to(x.device))
+        (shape, real), places = self._real, x.shape[:-1]
+        if places[:2] != shape and places[:1] != (shape.numel(),):
+            return x
+        positions = x.flatten(0, 1) if places[:2] == shape else x
+        return positions.index_select(0, real.to(x.device))
 
     def indices(self, count: int, size: int, device: torch.device) -> Tensor:
         """Draw `size` of `count` indices, ascending: one from each of `size` equal parts."""
