@@ -34,8 +34,8 @@ class RecurrentRule:
         for _ in range(layer.num_layers):
             outputs = []
             for backwards in (False, True) if layer.bidirectional else (False,):
-                suffix, *start = next(runs)
-                states, inner, before = _run(layer, suffix, x, valid, *start, backwards)
+                suffix, h, c = next(runs)
+                states, inner, before = _run(layer, suffix, x, valid, h, c, backwards)
                 outputs.append(states)
                 yield "ih" + suffix, sample(x[valid])
                 yield "hh" + suffix, sample(before[valid])
