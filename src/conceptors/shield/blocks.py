@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from conceptors.algebra.conceptor import Conceptor
 from conceptors.layers import Block, Rule, find_rule
 from conceptors.layers.bare import BareRule, stands_alone
 from conceptors.layers.inner import SINGLE, overrides_forward
@@ -98,12 +97,6 @@ class WeightBlock:
         """(g, d): the number of groups, and of inputs of each, including one per bias."""
         views = self._ghosts()
         return len(views[0]), sum(view.shape[2:].numel() for view in views)
-
-    def has_more_tokens(self, claimed: Conceptor) -> bool:
-        """Whether this is a vocabulary with more tokens than a conceptor has groups."""
-        groups, dim = self.size
-        has_grown = claimed.batch_shape[0] < groups and claimed.dim == dim
-        return has_grown and self.block.layout == "tokens"
 
     def matrix(
         self, active: list[nn.Parameter], tensors: dict[int, Tensor] | None = None

@@ -99,11 +99,7 @@ class Health:
                 f"saved: {_few(names)}. The shield protects these weights now, not those of the "
                 f"remembered tasks. Load the model and the shield from the same checkpoint"
             )
-        self._prints = {
-            name: Fingerprint.of(site, claimed[name], self._seed)
-            for name, site in sites.items()
-            if name in claimed and is_readable(site, rows=True)
-        }
+        self._prints = fingerprints(sites, claimed, self._seed)
         self._buffers = self._watched_buffers(model) if claimed else {}
         self.has_accepted, self._loaded, self._foreign = True, {}, {}
         self._reported["weights"].clear()
@@ -271,31 +267,33 @@ class Fingerprint(NamedTuple):
     """The product W Z of rows of a block `[g, out, d]` and inputs `[g, d, k]` like old ones."""
 
     inputs: Tensor
-    rows: Tensor
+    rows: slice
     value: Tensor
 
-    @staticmethod
-    def of(site: WeightBlock, claimed: Conceptor, seed: int) -> Fingerprint:
-        """Compute the fingerprint of the current weights, from some of their rows."""
-        matrix = full(site.matrix(site.parameters))
-        inputs, (groups, out, _) = _like_remembered(claimed, seed).to(matrix), matrix.shape
-        most = max(4, min(_ROWS, _NUMBERS // groups))
-        rows = torch.arange(0, out, math.ceil(out / most) or 1, device=matrix.device)
-        return Fingerprint(inputs, rows, matrix[:, rows] @ inputs)
-
     def drift(self, site: WeightBlock) -> float:
-        """Compute |ΔW Z| / |W Z|, also after rows or tokens were added; inf for other shapes."""
+        """Compute |ΔW Z| / |W Z|, also after rows were added; inf for other shapes."""
         matrix = full(site.matrix(site.parameters))
-        if site.block.layout == "tokens":
-            matrix = matrix[: len(self.inputs)]
-        groups, out, dim = matrix.shape
-        if (groups, dim) != self.inputs.shape[:2] or out <= max(self.rows.tolist(), default=-1):
+        rows, inputs, before = matrix[:, self.rows], self.inputs.to(matrix), self.value.to(matrix)
+        if matrix.shape[::2] != inputs.shape[:2] or rows.shape[1] != before.shape[1]:
             return float("inf")
-        now = matrix[:, self.rows.to(matrix.device)] @ self.inputs.to(matrix)
-        before = self.value.to(matrix)
-        usual = matrix[:, self.rows.to(matrix.device)].norm() * self.inputs.to(matrix).norm()
-        size = before.norm().maximum(0.1 * usual / dim**0.5)  # W Z is 0 for freed adapters
-        return float((now - before).norm() / size.clamp_min(1e-30))
+        usual = rows.norm() * inputs.norm()
+        size = before.norm().maximum(0.1 * usual / inputs.shape[1] ** 0.5)  # W Z may be 0
+        return float((rows @ inputs - before).norm() / size.clamp_min(1e-30))
+
+
+def fingerprints(
+    sites: Mapping[str, WeightBlock], claimed: Mapping[str, Conceptor], seed: int
+) -> dict[str, Fingerprint]:
+    """Compute the fingerprints of all blocks with claims that this process can read."""
+    prints = {}
+    for name, site in sites.items():
+        if name in claimed and is_readable(site, rows=True):
+            matrix = full(site.matrix(site.parameters))
+            groups, out, _ = matrix.shape
+            step = math.ceil(out / max(4, min(_ROWS, _NUMBERS // groups))) or 1
+            rows, inputs = slice(0, out, step), _like_remembered(claimed[name], seed).to(matrix)
+            prints[name] = Fingerprint(inputs, rows, matrix[:, rows] @ inputs)
+    return prints
 
 
 def _like_remembered(claimed: Conceptor, seed: int) -> Tensor:
@@ -317,7 +315,7 @@ def is_readable(site: WeightBlock, rows: bool = False) -> bool:
 
 
 def excerpt(tensor: Tensor) -> Tensor:
-    """Copy the first numbers of a tensor, which added rows and tokens never precede."""
+    """Copy the first numbers of a tensor, which added rows never precede."""
     return tensor.detach().flatten()[:_EXCERPT].nan_to_num().to("cpu", copy=True)
 
 

@@ -19,7 +19,7 @@ from conceptors.algebra.conceptor import Conceptor
 from conceptors.algebra.forms import OddsForm, SpectrumForm
 from conceptors.algebra.spectrum import Spectrum, values_of
 from conceptors.shield.blocks import Scan
-from conceptors.shield.claims import Claims, Remembered
+from conceptors.shield.claims import Claims, Remembered, size_of
 from conceptors.shield.distributed import cut_like, gathered
 from conceptors.shield.health import excerpt, is_readable
 
@@ -126,12 +126,12 @@ def read(
         weights = {name: parts["value"] for name, parts in groups["weights"].items()}
     sites = scan.sites | {n: s for n, s in scan.resting.items() if n in conceptors}
     common = [name for name in conceptors if name in sites]
-    sizes = {name: (_size(conceptors[name]), sites[name].size) for name in common}
+    sizes = {name: (size_of(conceptors[name]), sites[name].size) for name in common}
     mismatched = {
         name: f"the state has {before[0]} groups of {before[1]} inputs, the model {now[0]} of "
         f"{now[1]} (biases count as inputs)"
         for name, (before, now) in sizes.items()
-        if before != now and not sites[name].has_more_tokens(conceptors[name])
+        if before != now
     }
     report = LoadReport(
         loaded=[name for name in common if name not in mismatched],
@@ -152,7 +152,7 @@ def read(
         )
         for claims in (remembered.claimed, *remembered.tasks)
     )
-    remembered = Remembered(claimed, tasks, remembered.n_tasks).fitted(sites)
+    remembered = Remembered(claimed, tasks, remembered.n_tasks)
     weights = {name: weight for name, weight in weights.items() if name in where}
     return remembered, _fitting(anchors, model), weights, resting, report
 
@@ -189,7 +189,7 @@ def check(state: Any, rename: Mapping[str, str]) -> tuple[Remembered, Groups]:
             raise ValueError(f"n_tasks is {n_tasks}, but {len(tasks)} tasks were stored separately")
         for name, conceptor in ((n, c) for task in tasks for n, c in task.conceptors.items()):
             joint = claimed.conceptors.get(name)
-            if joint is None or _size(joint) != _size(conceptor):
+            if joint is None or size_of(joint) != size_of(conceptor):
                 raise ValueError(f"layer {name!r} of a task has another shape than that of all")
     return Remembered(claimed, tasks, n_tasks), groups
 
@@ -235,10 +235,6 @@ def _fitting(anchors: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tenso
         if before == now:
             fitting[name] = cut_like(anchor, parameters[name].data)
     return fitting
-
-
-def _size(conceptor: Conceptor) -> tuple[int, int]:
-    return conceptor.batch_shape[0], conceptor.dim
 
 
 @contextmanager
