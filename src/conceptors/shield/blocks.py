@@ -16,10 +16,6 @@ from conceptors.layers.bare import BareRule, stands_alone
 from conceptors.layers.inner import SINGLE, overrides_forward
 from conceptors.layers.magnitude import Magnitude, magnitudes
 
-_PLACEMENTS = (
-    "its weights have placements {}: only whole weights, and weights sharded by rows, Shard(0), "
-    "are supported"
-)
 _OVERRIDES = "its class overrides forward: register a rule for the class"
 
 
@@ -115,17 +111,7 @@ class WeightBlock:
         """Return a tensor of a parameter's shape as a plain tensor."""
         if not is_sharded(tensor):
             return tensor  # type: ignore[no-any-return]
-        if not self.block.rows_first:
-            return self.whole(tensor)
-        if not is_sharded_by_rows(tensor):  # sharded after the shield was created
-            raise ValueError(f"layer {self.name}: {_PLACEMENTS.format(tensor.placements)}")
-        local: Tensor = tensor.to_local()
-        return local
-
-    def whole(self, tensor: Any) -> Tensor:
-        """Return the whole tensor, on every process."""
-        full: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor
-        return full
+        return tensor.to_local() if self.block.rows_first else tensor.full_tensor()  # type: ignore[no-any-return]
 
     def write(self, parameter: nn.Parameter, value: Tensor) -> None:
         """Store a tensor from `read` in its parameter, unless they share memory."""
@@ -139,9 +125,9 @@ def is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "to_local") and hasattr(tensor, "placements")
 
 
-def is_sharded_by_rows(tensor: Any) -> bool:
-    """Whether each process has all rows of a DTensor, or some whole rows."""
-    return all(cut.is_replicate() or cut.is_shard(0) for cut in tensor.placements)
+def whole(tensor: Any) -> Tensor:
+    """Return a whole tensor; all processes call this together."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[no-any-return]
 
 
 def shard_like(value: Tensor, like: Any) -> Tensor:
@@ -296,8 +282,13 @@ def _obstacle(block: Block, weight: nn.Parameter | None, bias: nn.Parameter | No
         data: Any = parameter.data
         if data.is_complex():
             return "complex numbers are not supported"
-        if is_sharded(data) and block.rows_first and not is_sharded_by_rows(data):
-            return _PLACEMENTS.format(data.placements)
+        if is_sharded(data) and block.rows_first:
+            if all(cut.is_replicate() or cut.is_shard(0) for cut in data.placements):
+                continue
+            return (
+                f"its weights have placements {data.placements}: only whole weights, and weights "
+                f"sharded by rows, Shard(0), are supported"
+            )
         if not is_sharded(data) and (
             view(data).untyped_storage().data_ptr() != data.untyped_storage().data_ptr()
         ):

@@ -13,7 +13,7 @@ from torch import Tensor
 from conceptors.algebra import spectrum as spectra
 from conceptors.algebra.conceptor import Conceptor
 from conceptors.algebra.forms import OddsForm, SpectrumForm
-from conceptors.shield.blocks import WeightBlock
+from conceptors.shield.blocks import WeightBlock, whole
 from conceptors.shield.collect import Moments, rounding
 from conceptors.shield.options import Protection
 from conceptors.shield.projection import Claim
@@ -88,16 +88,12 @@ class Remembered:
 
     def check_sizes(self, sites: Mapping[str, WeightBlock]) -> None:
         """Raise ValueError if a layer has other inputs than when tasks were remembered."""
-        for name in [name for name in sites if name in self.claimed.conceptors]:
-            before, now = size_of(self.claimed.conceptors[name]), sites[name].size
-            if before != now:
-                i, kind = (1, "inputs") if before[1] != now[1] else (0, "groups or tokens")
-                raise ValueError(
-                    f"layer {name!r} has {now[i]} {kind} now and had {before[i]} when tasks were "
-                    f"remembered (biases count as inputs), so its protected directions do not fit. "
-                    f"Only outputs may be added. Add a layer beside it, or create a new Shield and "
-                    f"remember the old tasks' data again"
-                )
+        for name, why in misfits(self.claimed, sites).items():
+            raise ValueError(
+                f"layer {name!r} {why}, so its protected directions do not fit. Only outputs may "
+                f"be added. Add a layer beside it, or create a new Shield and remember the old "
+                f"tasks' data again"
+            )
 
     def quota(self, name: str) -> float:
         """Return the share of a layer's input space that is claimed."""
@@ -124,6 +120,17 @@ class Remembered:
 def size_of(conceptor: Conceptor) -> tuple[int, int]:
     """(g, d): the number of groups, and of inputs of each; see `WeightBlock.size`."""
     return conceptor.batch_shape[0], conceptor.dim
+
+
+def misfits(claims: Claims, sites: Mapping[str, WeightBlock]) -> dict[str, str]:
+    """Explain which layers have other inputs than their conceptors, by name."""
+    sizes = {n: (size_of(c), sites[n].size) for n, c in claims.conceptors.items() if n in sites}
+    return {
+        name: f"has {now[1]} inputs now and had {before[1]} when tasks were remembered (biases "
+        f"count as inputs; groups, or tokens of a vocabulary: {now[0]} and {before[0]})"
+        for name, (before, now) in sizes.items()
+        if before != now
+    }
 
 
 def join(
@@ -277,8 +284,8 @@ def _weight_of_drift(site: WeightBlock, moments: Moments) -> Tensor:
 
     A layer with zero outputs, such as a new adapter, counts as having a hundredth of usual weights.
     """
-    full = {id(p): site.whole(p.data) for p in site.parameters}
-    matrix = site.matrix(site.parameters, full)  # [g, out, d]
+    weights = {id(p): whole(p.data) for p in site.parameters}
+    matrix = site.matrix(site.parameters, weights)  # [g, out, d]
     inputs, outputs = moments.energy(), moments.output_energy(matrix)
     out, dim = matrix.shape[1:]
     least = 1e-4 * (out / (3 * dim)) * inputs.sum()

@@ -90,7 +90,7 @@ def collect(
 
     Args:
         sketch: returns how many directions a layer with so many inputs stores; None for all.
-        strays: handles weights that are used where no rule covers them; see `WeightUses.stray`.
+        strays: handles weights that are used where no rule covers them; see `Pass.stray`.
         who: the method that errors name.
 
     Raises:
@@ -116,7 +116,7 @@ def collect(
                 error.add_note(f"{who} stopped at batch {number}: compare it with a training batch")
                 raise
         run.finish()
-        strays(run.uses.stray)
+        strays(run.stray)
     if not run.count and not is_distributed():
         raise ValueError(
             f"{who} got no batches: the loader is empty, or an iterator that was used before"
@@ -142,12 +142,13 @@ def collect(
     return reached
 
 
-class Pass:
+class Pass(TorchFunctionMode):
     """One pass over the data, which adds the rows of all calls of layers to the moments of blocks.
 
     Attributes:
         count: how many batches have begun.
         batches: the number of all batches, perhaps a guess; None if unknown.
+        stray: how weights are used that no rule covers, by block.
     """
 
     def __init__(
@@ -159,27 +160,47 @@ class Pass:
         seed: int,
         effect: str,
     ) -> None:
-        self.uses, self.count = WeightUses(model, sites), 0
+        super().__init__()
+        self.count, self.stray = 0, dict[str, str]()
         self.batches: int | None = None
         self._moments, self._all_rows, self._draws = moments, all_rows, Draws(seed)
         self._effect = effect  # what errors prevented, at the end of their first sentence
+        self._only_reads = WeightReads(model)
+        self._bare = {name: site for name, site in sites.items() if is_bare(site.block)}
+        self._bare_names = {id(site.parameters[0]): name for name, site in self._bare.items()}
+        # FSDP hides uses of bare parameters
+        self._used = {n for n, site in self._bare.items() if is_sharded(site.parameters[0].data)}
+        self._names: dict[int, str] = {}  # of blocks, by the ids of their parameters
         self._sources: dict[nn.Module, list[tuple[str, Source]]] = {}  # with names of blocks
-        for name, source in ((n, s) for n, site in sites.items() for s in site.sources):
-            if not is_bare(source.block):
+        for name, site in sites.items():
+            if name in self._bare:
+                continue
+            self._names |= {id(p): name for p in site.active()}
+            for source in site.sources:
                 self._sources.setdefault(source.layer, []).append((name, source))
+        self._overriding = {layer for layer in self._sources if overrides_forward(layer)}
         self._first: dict[nn.Module, int] = {}  # the first batch that reached a layer
         self._reached: set[tuple[nn.Module, str]] = set()  # layers and their blocks with rows
         self._noted: list[tuple[str, int, Tensor]] = []
+        self._open: list[nn.Module] = []  # layers whose forward runs
+        self._calls: dict[nn.Module, list[Call]] = {}  # inside those that override forward
 
     @contextmanager
     def observing(self) -> Iterator[None]:
-        """Observe all layers."""
+        """Install the hooks of all layers, and of the modules with bare parameters."""
         with ExitStack() as hooks:
-            for handle in self.uses.observe():
-                hooks.callback(handle.remove)
-            for layer in self._sources:  # the first hook: FSDP frees weights in its own
-                handle = layer.register_forward_hook(self.record, with_kwargs=True, prepend=True)
-                hooks.callback(handle.remove)
+            for layer in self._sources:
+                for handle in (
+                    layer.register_forward_pre_hook(self._enter, prepend=True),
+                    layer.register_forward_hook(self._leave),
+                    # the first hook: FSDP frees weights in its own
+                    layer.register_forward_hook(self._record, with_kwargs=True, prepend=True),
+                ):
+                    hooks.callback(handle.remove)
+            for name, site in self._bare.items():
+                # a call uses them, perhaps in a kernel that cannot be observed
+                note = partial(self._note_use, name)
+                hooks.callback(site.sources[0].layer.register_forward_hook(note).remove)
             yield
 
     @contextmanager
@@ -189,12 +210,28 @@ class Pass:
             self.check_finite()
         self._draws.renew(mask)
         self.count += 1
-        with self.uses.watching():
+        with self._only_reads.watching(), self:
             yield
+        self._open, self._calls = [], {}
 
-    def record(self, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    # --- calls of layers ------------------------------------------------------------------
+
+    def _note_use(self, name: str, *_: Any) -> None:
+        self._used.add(name)
+
+    def _enter(self, layer: nn.Module, _args: Any) -> None:
+        self._open.append(layer)
+        if layer in self._overriding:
+            self._calls[layer] = []
+
+    def _leave(self, layer: nn.Module, _args: Any, _output: Any) -> None:
+        while layer in self._open:  # and layers inside it that failed
+            self._open.pop()
+        self._calls.pop(layer, None)
+
+    def _record(self, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """Add the rows of a call of a layer."""
-        if self.uses.is_read(layer, args):
+        if self._only_reads(layer, args):
             return
         if any(is_functorch_wrapped_tensor(x) for x in args if isinstance(x, Tensor)):
             raise ValueError(
@@ -204,7 +241,7 @@ class Pass:
             )
         self._first.setdefault(layer, self.count)
         try:
-            for call in self.uses.calls(layer, Call(args, kwargs, output)):
+            for call in self._calls.pop(layer, [Call(args, kwargs, output)]):
                 self._add(layer, call)
         except torch.OutOfMemoryError:
             raise
@@ -239,103 +276,7 @@ class Pass:
         wanted = max(wanted, _FIRST if self.count == first else _FEWEST)
         return None if wanted > 0.75 * count else math.ceil(wanted)
 
-    def note(self, name: str, values: Tensor) -> None:
-        """Note rows for `check_finite`, which waits for the device."""
-        dtype = torch.float32 if values.device.type == "mps" else torch.float64
-        self._noted.append((name, self.count - 1, values.sum(dtype=dtype)))
-
-    def check_finite(self) -> None:
-        """Raise ValueError with the layer and the batch if noted rows are not finite."""
-        noted, self._noted = self._noted, []
-        if not noted:
-            return
-        device = noted[0][2].device
-        finite = torch.stack([total.to(device) for *_, total in noted]).isfinite().tolist()
-        for (name, batch, _), is_finite in zip(noted, finite):
-            if not is_finite:
-                raise ValueError(
-                    f"NaN or infinite activations enter layer {name!r} in batch {batch}"
-                    f"{self._effect}. Check that batch, and the model's weights"
-                )
-
-    def finish(self) -> None:
-        """Check all rows, and complete the moments."""
-        self.check_finite()
-        for layer in self._first:
-            for _, source in self._sources[layer]:
-                if (layer, source.block.name) not in self._reached:
-                    raise ValueError(
-                        f"{self._description(layer)} gave no rows of its block "
-                        f"{source.block.name!r}, which would not be protected{self._effect}. Yield "
-                        f"them in the rule's `rows`"
-                    )
-        for name in self.uses.used:
-            self._moments[name].add(SecondMoment(torch.ones(1, 1, 1), 1.0), None)
-        for sums in self._moments.values():
-            sums.flush()
-
-    def _description(self, layer: nn.Module) -> str:
-        names, sources = zip(*self._sources[layer])
-        kinds = f"{type(layer).__name__}, rule {type(sources[0].rule).__name__}"
-        return f"layer {', '.join(dict.fromkeys(names))} ({kinds})"
-
-
-class WeightUses(TorchFunctionMode):
-    """Collect the inputs of layers that override forward, used bare parameters, and stray uses.
-
-    Attributes:
-        is_read: whether a call of a layer only reads its weight.
-        used: the names of the bare parameters that were used.
-        stray: how weights are used that no rule covers, by block.
-    """
-
-    def __init__(self, model: nn.Module, sites: Mapping[str, WeightBlock]) -> None:
-        super().__init__()
-        self.is_read = WeightReads(model)
-        self.used: set[str] = set()
-        self.stray: dict[str, str] = {}
-        self._bare = {name: site for name, site in sites.items() if is_bare(site.block)}
-        layered = {name: site for name, site in sites.items() if name not in self._bare}
-        self._bare_names = {id(site.parameters[0]): name for name, site in self._bare.items()}
-        self._names = {id(p): name for name, site in layered.items() for p in site.active()}
-        self._layers = {source.layer for site in layered.values() for source in site.sources}
-        self._overriding = {layer for layer in self._layers if overrides_forward(layer)}
-        self._open: list[nn.Module] = []
-        self._calls: dict[nn.Module, list[Call]] = {}
-
-    def observe(self) -> Iterator[Any]:
-        """Install the hooks of all layers, and of the modules with bare parameters."""
-        for layer in self._layers:
-            yield layer.register_forward_pre_hook(self._enter, prepend=True)
-            yield layer.register_forward_hook(self._leave)
-        for name, site in self._bare.items():
-            if is_sharded(site.parameters[0].data):  # FSDP hides uses
-                self.used.add(name)
-            yield site.sources[0].layer.register_forward_hook(partial(self._note_use, name))
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Observe the pass of one batch."""
-        with self.is_read.watching(), self:
-            yield
-        self._open, self._calls = [], {}
-
-    def calls(self, layer: nn.Module, call: Call) -> list[Call]:
-        """Return the calls of the class with the rule that a call of a layer consists of."""
-        return self._calls.pop(layer, [call])
-
-    def _note_use(self, name: str, *_: Any) -> None:
-        self.used.add(name)  # perhaps in a kernel that cannot be observed
-
-    def _enter(self, layer: nn.Module, _args: Any) -> None:
-        self._open.append(layer)
-        if layer in self._overriding:
-            self._calls[layer] = []
-
-    def _leave(self, layer: nn.Module, _args: Any, _output: Any) -> None:
-        while layer in self._open:  # and layers inside it that failed
-            self._open.pop()
-        self._calls.pop(layer, None)
+    # --- functions that receive weights ---------------------------------------------------
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -355,7 +296,7 @@ class WeightUses(TorchFunctionMode):
             self.stray |= dict.fromkeys(strays, f"used by {name} {where}")
         is_written = result is None and not name.startswith(".")  # into another tensor
         if has_numbers or is_written or name in _READS:
-            self.used.update(self._bare_names[i] for i in ids if i in self._bare_names)
+            self._used.update(self._bare_names[i] for i in ids if i in self._bare_names)
         return result
 
     def _is_covered(self, func: Any, args: Any, kwargs: Any, result: Any) -> bool:
@@ -367,6 +308,45 @@ class WeightUses(TorchFunctionMode):
         if call is not None:
             self._calls[layer].append(call)
         return call is not None
+
+    # --- checks ---------------------------------------------------------------------------
+
+    def note(self, name: str, values: Tensor) -> None:
+        """Note rows for `check_finite`, which waits for the device."""
+        dtype = torch.float32 if values.device.type == "mps" else torch.float64
+        self._noted.append((name, self.count - 1, values.sum(dtype=dtype)))
+
+    def check_finite(self) -> None:
+        """Raise ValueError with the layer and the batch if noted rows are not finite."""
+        noted, self._noted = self._noted, []
+        totals = [total.to(noted[0][2].device) for *_, total in noted]
+        finite = torch.stack(totals).isfinite().tolist() if noted else []
+        for (name, batch, _), is_finite in zip(noted, finite):
+            if not is_finite:
+                raise ValueError(
+                    f"NaN or infinite activations enter layer {name!r} in batch {batch}"
+                    f"{self._effect}. Check that batch, and the model's weights"
+                )
+
+    def finish(self) -> None:
+        """Check all rows, and complete the moments."""
+        self.check_finite()
+        called = [(x, source.block.name) for x in self._first for _, source in self._sources[x]]
+        for layer, block in called:
+            if (layer, block) not in self._reached:
+                raise ValueError(
+                    f"{self._description(layer)} gave no rows of its block {block!r}, which would "
+                    f"not be protected{self._effect}. Yield them in the rule's `rows`"
+                )
+        for name in self._used:
+            self._moments[name].add(SecondMoment(torch.ones(1, 1, 1), 1.0), None)
+        for sums in self._moments.values():
+            sums.flush()
+
+    def _description(self, layer: nn.Module) -> str:
+        names, sources = zip(*self._sources[layer])
+        kinds = f"{type(layer).__name__}, rule {type(sources[0].rule).__name__}"
+        return f"layer {', '.join(dict.fromkeys(names))} ({kinds})"
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
 from conceptors.shield.blocks import is_sharded, shard_like
-
-
-def gathered(tensor: Any) -> Tensor:
-    """Copy a whole tensor, to main memory if it is sharded; all processes call this together."""
-    whole: Tensor = tensor.full_tensor().cpu() if is_sharded(tensor) else tensor.clone()
-    return whole
 
 
 def cut_like(tensor: Tensor, like: Tensor) -> Tensor:

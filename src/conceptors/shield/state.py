@@ -18,9 +18,9 @@ from conceptors.algebra.checks import check_spectrum
 from conceptors.algebra.conceptor import Conceptor
 from conceptors.algebra.forms import OddsForm, SpectrumForm
 from conceptors.algebra.spectrum import Spectrum, values_of
-from conceptors.shield.blocks import Scan
-from conceptors.shield.claims import Claims, Remembered, size_of
-from conceptors.shield.distributed import cut_like, gathered
+from conceptors.shield.blocks import Scan, whole
+from conceptors.shield.claims import Claims, Remembered, misfits, size_of
+from conceptors.shield.distributed import cut_like
 from conceptors.shield.health import excerpt, is_readable
 
 FORMAT = "conceptors.Shield"
@@ -56,7 +56,7 @@ class LoadReport(NamedTuple):
             lines.append(f"in the model but not in the state: {', '.join(self.missing)}")
         if self.unexpected:
             lines.append(f"in the state but not in the model: {', '.join(self.unexpected)}")
-        lines += [f"different shapes: {name}: {why}" for name, why in self.mismatched.items()]
+        lines += [f"different shapes: {name} {why}" for name, why in self.mismatched.items()]
         return "\n".join(lines)
 
 
@@ -68,7 +68,7 @@ def pack(
     `anchors` are the weights after the last task; for `resting` see `Health`.
     """
     claimed = remembered.claimed.conceptors
-    tensors = {f"anchors/{name}/value": gathered(anchor) for name, anchor in anchors.items()}
+    tensors = {f"anchors/{n}/value": whole(w).to("cpu", copy=True) for n, w in anchors.items()}
     tensors |= {
         f"weights/{name}/value": excerpt(site.parameters[0])
         for name, site in scan.sites.items()
@@ -126,13 +126,7 @@ def read(
         weights = {name: parts["value"] for name, parts in groups["weights"].items()}
     sites = scan.sites | {n: s for n, s in scan.resting.items() if n in conceptors}
     common = [name for name in conceptors if name in sites]
-    sizes = {name: (size_of(conceptors[name]), sites[name].size) for name in common}
-    mismatched = {
-        name: f"the state has {before[0]} groups of {before[1]} inputs, the model {now[0]} of "
-        f"{now[1]} (biases count as inputs)"
-        for name, (before, now) in sizes.items()
-        if before != now
-    }
+    mismatched = misfits(remembered.claimed, sites)
     report = LoadReport(
         loaded=[name for name in common if name not in mismatched],
         missing=[name for name in sites if name not in conceptors and name not in known],
