@@ -257,7 +257,7 @@ def _conceptor(
     Where hard conceptors have a limited rank, directions of earlier tasks have priority.
     """
     limit = protection.rank_of(sums.dim)
-    is_exact = sums.sketch is None and sums.coarsest <= rounding(torch.float32)
+    is_exact = not sums.is_sketch and sums.coarsest <= rounding(torch.float32)
     if sums.is_bare or (protection.claims_all(name) and limit is None and is_exact):
         spectrum = spectra.occupied(sums.correlation(), _rounding(sums))
         return Conceptor.from_form(SpectrumForm(spectrum, torch.float64))

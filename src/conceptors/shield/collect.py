@@ -43,7 +43,7 @@ from conceptors.layers.inner import inner_call, overrides_forward
 from conceptors.moments import Correlation, FrequentDirections
 from conceptors.moments.correlation import add_products_
 from conceptors.shield.blocks import Source, WeightBlock, is_sharded
-from conceptors.shield.distributed import failing_together, is_distributed, naming_lost_process
+from conceptors.shield.distributed import failing_together, is_distributed
 
 _CHECK = 64  # batches between checks that wait for the device
 _BUFFERED = 4096  # rows that are collected before their products are computed
@@ -122,9 +122,8 @@ def collect(
             f"{who} got no batches: the loader is empty, or an iterator that was used before"
             f"{effect}. Pass a DataLoader or a list of batches"
         )
-    with naming_lost_process():
-        for sums in moments.values():
-            sums.sums.all_reduce()
+    for sums in moments.values():
+        sums.sums.all_reduce()
     reached = {name: sums for name, sums in moments.items() if sums.sums.weight > 0}
     if not reached:
         listed = ", ".join(list(sites)[:5]) + (", ..." if len(sites) > 5 else "")
@@ -387,6 +386,7 @@ class Moments:
 
     Attributes:
         sums: `[g, d + k, d + k]`, or the sketch, in float64.
+        is_sketch: whether it is a sketch.
         coarsest: the largest rounding error of the rows.
     """
 
@@ -399,24 +399,20 @@ class Moments:
         self._count = 0  # of buffered rows
         device = site.parameters[0].device
         rank = sketch(self.dim) if self.groups == 1 else None
+        self.is_sketch = rank is not None and rank < self.dim
         self.sums: Correlation | FrequentDirections
-        if rank is None or rank >= self.dim:
-            self.sums = Correlation(self.dim, groups=self.groups, device=device)
-        else:
+        if rank is not None and self.is_sketch:
             self.sums = FrequentDirections(self.dim, rank, device=device)
-
-    @property
-    def sketch(self) -> FrequentDirections | None:
-        """The sketch of a wide layer."""
-        return self.sums if isinstance(self.sums, FrequentDirections) else None
+        else:
+            self.sums = Correlation(self.dim, groups=self.groups, device=device)
 
     @property
     def dropped(self) -> float:
-        """The largest error of a direction relative to the largest one."""
-        if self.sketch is None:
+        """The largest error of a direction of a sketch, relative to the largest direction."""
+        if not isinstance(self.sums, FrequentDirections):
             return 0.0
         top = float(torch.linalg.matrix_norm(self.correlation(), 2))
-        return self.sketch.error_bound / max(top, 1e-300)
+        return self.sums.error_bound / max(top, 1e-300)
 
     def add(self, rows: Rows | SecondMoment, bias_column: int | None) -> None:
         """Add the rows of one call."""
@@ -437,7 +433,7 @@ class Moments:
         self.coarsest = max(self.coarsest, rounding(values.dtype))
         self._buffered.setdefault(rows.weight, []).append(values)
         self._count += shape[1]
-        if self.sketch is not None or self._count >= max(_BUFFERED, self.dim):
+        if self.is_sketch or self._count >= max(_BUFFERED, self.dim):
             self.flush()
 
     @exactly()

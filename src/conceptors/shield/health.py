@@ -91,8 +91,7 @@ class Health:
         self, sites: Mapping[str, WeightBlock], claimed: Mapping[str, Conceptor], model: nn.Module
     ) -> None:
         """Accept the current weights and buffers as those that the remembered tasks need."""
-        now = {n: excerpt(s.parameters[0]) for n, s in sites.items() if is_readable(s)}
-        names = _changed(self._loaded, now)
+        names = _changed(self._loaded, excerpts(sites, self._loaded))
         if names:
             _warn(
                 f"the shield was loaded, but the model has other weights than when the shield was "
@@ -130,18 +129,18 @@ class Health:
         if before_step:
             self._foreign |= since
         far = {}
-        for name, site in sites.items():
-            if name in self._prints and is_readable(site, rows=True):
-                before = self._prints[name]
-                coarsest = max(torch.finfo(x.dtype).eps for x in [*site.parameters, before.value])
-                drift, tolerance = since.get(name, 0.0), _SOFT
-                if self._hard or name not in stepped:
-                    drift, tolerance = before.drift(site), min(_HARD, _ROUNDING * coarsest)
-                if drift > max(tolerance, 8 * coarsest):
-                    far[name] = drift
+        for name in [name for name in sites if name in self._prints]:
+            site, before = sites[name], self._prints[name]
+            coarsest = max(torch.finfo(x.dtype).eps for x in [*site.parameters, before.value])
+            drift, tolerance = since.get(name, 0.0), _SOFT
+            if self._hard or name not in stepped:
+                drift, tolerance = before.drift(site), min(_HARD, _ROUNDING * coarsest)
+            if drift > max(tolerance, 8 * coarsest):
+                size = f"{drift:.0%}" if drift >= 0.005 else f"{drift:.0e}"
+                far[name] = f"by {size}" if math.isfinite(drift) else "of another shape"
         names = self._new("weights", far)
         if names:
-            listed = ", ".join(f"{name} ({_percent(far[name])})" for name in names)
+            listed = ", ".join(f"{name} ({far[name]})" for name in names)
             _warn(
                 f"weights have moved in protected directions, where guarded steps do not move "
                 f"them: {listed}. The model's outputs on remembered tasks have changed. Guard "
@@ -163,8 +162,8 @@ class Health:
 
     def _watched_buffers(self, model: nn.Module) -> dict[str, Tensor]:
         """Return excerpts of the buffers that must not change."""
-        norms = [layer for layer in model.modules() if isinstance(layer, _NormBase)]
-        following = norms if self._follows_batchnorm else []
+        layers = model.modules() if self._follows_batchnorm else ()
+        following = [layer for layer in layers if isinstance(layer, _NormBase)]
         followed = {id(b) for layer in following for b in layer.buffers(recurse=False)}
         return {
             name: excerpt(buffer)
@@ -319,6 +318,12 @@ def excerpt(tensor: Tensor) -> Tensor:
     return tensor.detach().flatten()[:_EXCERPT].nan_to_num().to("cpu", copy=True)
 
 
+def excerpts(sites: Mapping[str, WeightBlock], names: Collection[str]) -> dict[str, Tensor]:
+    """Copy the first numbers of the weights of blocks that this process can read."""
+    readable = {name: site for name, site in sites.items() if name in names and is_readable(site)}
+    return {name: excerpt(site.parameters[0]) for name, site in readable.items()}
+
+
 def _changed(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> list[str]:
     """Return the names of excerpts that differ by more than rounding; tensors may have grown."""
     changed = []
@@ -364,11 +369,6 @@ def _warn(message: str, category: type[UserWarning] = UnprotectedWarning) -> Non
 def _few(names: list[str]) -> str:
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return ", ".join(names[:5]) + more
-
-
-def _percent(drift: float) -> str:
-    size = f"by {drift:.0%}" if drift >= 0.005 else f"by {drift:.0e}"
-    return size if math.isfinite(drift) else "of another shape"
 
 
 # --- one shield for each model ------------------------------------------------------------------

@@ -205,9 +205,7 @@ class Shield:
             sites, claimed = self._scan.sites, self._remembered.claimed.conceptors
             downs = [name for name in sites if ".lora_A." in name and name in claimed]
             ups = [name for name in sites if ".lora_B." in name]
-            if not downs or any(
-                bool(sites[name].matrix(sites[name].parameters).any()) for name in ups
-            ):
+            if not downs or any(sites[n].matrix(sites[n].parameters).any() for n in ups):
                 raise ValueError(
                     "free_adapters needs new LoRA adapters, with B = 0, whose inputs are "
                     "remembered. Call get_peft_model, create the shield, then call "

@@ -21,7 +21,7 @@ from conceptors.algebra.spectrum import Spectrum, values_of
 from conceptors.shield.blocks import Scan, whole
 from conceptors.shield.claims import Claims, Remembered, misfits, size_of
 from conceptors.shield.distributed import cut_like
-from conceptors.shield.health import excerpt, is_readable
+from conceptors.shield.health import excerpts
 
 FORMAT = "conceptors.Shield"
 VERSION = 1
@@ -69,11 +69,7 @@ def pack(
     """
     claimed = remembered.claimed.conceptors
     tensors = {f"anchors/{n}/value": whole(w).to("cpu", copy=True) for n, w in anchors.items()}
-    tensors |= {
-        f"weights/{name}/value": excerpt(site.parameters[0])
-        for name, site in scan.sites.items()
-        if name in claimed and is_readable(site)
-    }
+    tensors |= {f"weights/{n}/value": x for n, x in excerpts(scan.sites, claimed).items()}
     for kind, claims in zip(_kinds(len(remembered.tasks)), [remembered.claimed, *remembered.tasks]):
         for name, conceptor in claims.conceptors.items():
             if isinstance(conceptor.form, OddsForm):
