@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -181,6 +181,19 @@ class Scan:
         return {name for name in common if self.identity[name][0] != before.identity[name][0]}
 
 
+def refuse(reasons: Mapping[str, str]) -> None:
+    """Raise ValueError if parameters cannot be shielded, with the reason by name."""
+    listed = "\n".join(f"  {name} ({why})" for name, why in reasons.items())
+    if listed:
+        raise ValueError(
+            f"these trainable parameters cannot be shielded:\n{listed}\n"
+            f"Choose unsupported='freeze' (fixed once a task is remembered) or 'ignore' (may "
+            f"forget), exclude them by name, call their layer, layer(x), or register a rule for "
+            f"it. A matrix that multiplies inputs, such as that of an adapter, is shielded if it "
+            f"is an nn.Linear that is called"
+        )
+
+
 def survey(
     model: nn.Module, exclude: Iterable[str], freeze: Iterable[str], unsupported: str
 ) -> Scan:
@@ -190,14 +203,8 @@ def survey(
         ValueError: unsupported parameters are errors, or the model has no block.
     """
     result = scan(model, exclude, freeze)
-    if result.unsupported and unsupported == "error":
-        listed = "\n".join(f"  {name} ({why})" for name, why in result.unsupported.items())
-        raise ValueError(
-            f"these trainable parameters cannot be shielded:\n{listed}\n"
-            f"Choose unsupported='freeze' (fixed after the first task) or 'ignore' (may forget), "
-            f"exclude them by name, or register a rule for their layer. A matrix that multiplies "
-            f"inputs, such as that of an adapter, is shielded if it is an nn.Linear that is called"
-        )
+    if unsupported == "error":
+        refuse(result.unsupported)
     if unsupported == "freeze":
         parameters = dict(model.named_parameters())
         result.frozen.update((name, parameters[name]) for name in result.unsupported)

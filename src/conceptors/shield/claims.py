@@ -155,8 +155,9 @@ def join(
         union = conceptor.to(device)
         if name in claimed.conceptors:
             union = claimed.conceptors[name].to(device) | union
-        limit = protection.joint_rank(union.dim)
-        if limit is not None and union.is_factored and union.rank > limit:
+        limit = protection.sketch_rank(union.dim)
+        is_limited = not protection.hard or protection.rank is not None
+        if limit is not None and is_limited and union.is_factored and union.rank > limit:
             union = union.top_k(limit)
         joined.conceptors[name] = union
     return joined

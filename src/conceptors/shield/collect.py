@@ -42,7 +42,7 @@ from conceptors.layers.dora import WeightReads
 from conceptors.layers.inner import inner_call, overrides_forward
 from conceptors.moments import Correlation, FrequentDirections
 from conceptors.moments.correlation import add_products_
-from conceptors.shield.blocks import Source, WeightBlock, is_sharded
+from conceptors.shield.blocks import Source, WeightBlock, is_sharded, refuse
 from conceptors.shield.distributed import failing_together, is_distributed
 
 _CHECK = 64  # batches between checks that wait for the device
@@ -57,18 +57,6 @@ _READS = {"item", "tolist", "numpy", "__float__", "__int__", "__bool__"}
 def enough(dim: int) -> int:
     """Return how many rows of `dim` numbers are always used, if there are as many."""
     return max(16384, 8 * dim)
-
-
-def refuse(strays: Mapping[str, str]) -> None:
-    """Raise ValueError if there are stray uses of weights, given by block."""
-    listed = "\n".join(f"  {name} ({use})" for name, use in strays.items())
-    if listed:
-        raise ValueError(
-            f"these weights are used where the shield cannot observe their inputs:\n{listed}\n"
-            f"Nothing was remembered. Call the layer, layer(x), register a rule for its class, "
-            f"freeze or exclude it by name, or choose unsupported='freeze' (fixed from now on) or "
-            f"'ignore' (may forget)"
-        )
 
 
 def collect(
@@ -116,7 +104,8 @@ def collect(
                 error.add_note(f"{who} stopped at batch {number}: compare it with a training batch")
                 raise
         run.finish()
-        strays(run.stray)
+        if run.stray:
+            strays(run.stray)
     if not run.count and not is_distributed():
         raise ValueError(
             f"{who} got no batches: the loader is empty, or an iterator that was used before"

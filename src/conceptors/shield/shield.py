@@ -17,9 +17,9 @@ from conceptors._internal.batches import Feed
 from conceptors._internal.precision import exactly
 from conceptors.algebra.conceptor import Conceptor, similarity
 from conceptors.shield import health, inspect, options
-from conceptors.shield.blocks import Scan, is_sharded, survey
+from conceptors.shield.blocks import Scan, is_sharded, refuse, survey
 from conceptors.shield.claims import Claims, Remembered, claims_of_task, decompose
-from conceptors.shield.collect import collect, refuse
+from conceptors.shield.collect import collect
 from conceptors.shield.guard import Guards, Protected, project_weights
 from conceptors.shield.health import Fingerprint
 from conceptors.shield.inspect import Explanation
@@ -477,8 +477,8 @@ class Shield:
         """Refuse or freeze weights that are used outside of their rules."""
         if self.unsupported == "error":
             refuse(uses)
-        if self.unsupported == "freeze" and uses:
-            self._stray |= set(uses)
+        if self.unsupported == "freeze":
+            self._stray |= uses.keys()
             self.refresh()
 
     def _rescan(self) -> Scan:
