@@ -357,7 +357,7 @@ _HOOK: list[RemovableHandle] = []  # one for all shields
 
 
 def claim_model(model: nn.Module, shield: object, before_any_step: _Check) -> None:
-    """Give a model its one shield, and call a method of its class before each optimizer's step.
+    """Give a model its one shield, and call a function of it before each optimizer's step.
 
     Warns if an earlier shield and its tasks are lost.
     """

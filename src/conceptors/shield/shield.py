@@ -119,7 +119,9 @@ class Shield:
             report_passing=lambda shares: self._health.passing(shares, self._large()),
         )
         self._attached = True
-        health.claim_model(self.model, self, Shield._check_stranger)
+        health.claim_model(
+            self.model, self, lambda this, o: this._health.check_stranger(o, this._guards)
+        )
         try:
             self._scan = self._rescan()
             layers = self.aperture if isinstance(self.aperture, Mapping) else ()
@@ -548,11 +550,6 @@ class Shield:
             self._health.look_at_buffers(self.model)
             if not self._health.has_accepted:
                 self._accept()
-
-    def _check_stranger(self, optimizer: Optimizer) -> None:
-        """Look at an optimizer before a step, which may lack a guard."""
-        if self.n_tasks:
-            self._health.check_stranger(optimizer, self._guards)
 
     def _large(self) -> dict[str, bool]:
         """Return whether layers have automatic apertures; none of norms, which are soon full."""
