@@ -207,7 +207,8 @@ class SideBySide(Lift):
     """Features of the parts of `[x₁ | x₂ | …]`, side by side: `[f₁(x₁) | f₂(x₂) | …]`.
 
     Each part's features are scaled by one number to a mean variance of 1 over the first data, so
-    parts of different size count alike. Parts that are calibrated already do not change.
+    parts of different size count alike. Parts that are calibrated already do not change. A
+    `Readout` uses the first part alone where the others do not help.
     """
 
     scale: Tensor
@@ -215,16 +216,16 @@ class SideBySide(Lift):
     def __init__(self, *parts: Lift) -> None:
         if wrong := [type(part).__name__ for part in parts if not isinstance(part, Lift)]:
             raise TypeError(f"SideBySide takes lifts, such as RandomFeatures, got {wrong[0]}")
-        self._widths = [part.in_features for part in parts]
-        count = sum(part.out_features for part in parts)
-        super().__init__(sum(self._widths), count, scale=(len(parts),))
+        self._columns = [part.in_features for part in parts]
+        self.widths = [part.out_features for part in parts]
+        super().__init__(sum(self._columns), sum(self.widths), scale=(len(parts),))
         self.parts = nn.ModuleList(parts)
 
     @exactly()
     def calibrate(self, rows: Tensor) -> None:
         part: Any
         sizes = []
-        for part, columns in zip(self.parts, rows.split(self._widths, -1)):
+        for part, columns in zip(self.parts, rows.split(self._columns, -1)):
             if not part.is_calibrated:
                 part.calibrate(columns)
             features = part(columns[:: max(1, len(columns) // 2048)])
@@ -234,7 +235,7 @@ class SideBySide(Lift):
 
     def forward(self, x: Tensor) -> Tensor:
         self.check_calibrated()
-        triples = zip(self.parts, x.split(self._widths, -1), self.scale)
+        triples = zip(self.parts, x.split(self._columns, -1), self.scale)
         return torch.cat([part(columns) * scale for part, columns, scale in triples], -1)
 
 

@@ -24,7 +24,7 @@ from conceptors._internal.batches import (
 from conceptors._internal.checks import outside
 from conceptors._internal.precision import exactly
 from conceptors._internal.storage import digest
-from conceptors.readout.features import Activation, Lift, Scaling, lift_of
+from conceptors.readout.features import Activation, Lift, Scaling, SideBySide, lift_of
 from conceptors.readout.samples import (
     KINDS,
     feature_rows,
@@ -265,8 +265,9 @@ class Readout(nn.Module):
         if self._solved is None:
             has_labels = KINDS[self._kind] == "labels"
             options = {"around_mean": not has_labels, "largest": has_labels}
+            first = self.lift.widths[0] if isinstance(self.lift, SideBySide) else 0
             with torch.inference_mode(False):  # otherwise gradients could not pass later
-                solution = solve(self._sums, self._given, **options)
+                solution = solve(self._sums, self._given, first=first, **options)
                 if has_labels and self.scores == "likelihood":
                     solution = solution._replace(weights=likelihoods(self._sums, solution))
             self._solved = solution

@@ -110,6 +110,13 @@ class Sums:
         changed.cross, changed.squares = cross, squares
         return changed
 
+    def columns(self, chosen: Tensor) -> Sums:
+        """The same samples with these columns of their rows alone."""
+        part = Sums(len(chosen), device=self.cross.device)
+        part._moments.sum = self.gram[chosen][:, chosen]
+        part._moments.weight, part.eps = self.count, self.eps
+        return part.with_targets(self.cross[:, chosen], self.squares)
+
     def to(self, device: torch.device) -> None:
         """Move to a device, in place."""
         self._moments.sum = self.gram.to(device)
