@@ -105,8 +105,6 @@ def _report(options: argparse.Namespace) -> int:
     from conceptors import report
 
     report.need_charts()
-    from conceptors.report.seen import pictures
-
     paths = [Path(path) for path in options.folder]
     folders = [path.parent if path.name == "results.json" else path for path in paths]
     for folder in folders:
@@ -114,12 +112,8 @@ def _report(options: argparse.Namespace) -> int:
             raise ValueError(f"no results.json in {str(folder)!r}{_other_results(folder)}")
     read = [report.read_results(folder / "results.json") for folder in folders]
     for folder, results in zip(folders, read):
-        figures, images = report.write_figures(results, folder / "figures"), []
-        try:
-            images = pictures(results, folder / "figures")
-        except DataUnavailableError as error:
-            print(f"the page has no projected images: {error}", file=sys.stderr)
-        print(f"page: {report.write_page(results, folder / 'index.html', images)}")
+        figures = report.write_figures(results, folder / "figures")
+        print(f"page: {report.write_page(results, folder / 'index.html')}")
         print(f"{len(figures)} figures in {folder / 'figures'}")
     return 0
 
