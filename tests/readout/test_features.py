@@ -20,7 +20,7 @@ def calibrated(X: Tensor, count: int = 400, activation: Any = "relu", **options:
     return lift
 
 
-@pytest.mark.parametrize("options", [{}, {"shape": 0.0}, {"unit": True}, {"image": (2, 3)}])
+@pytest.mark.parametrize("options", [{}, {"shape": 0.0}, {"image": (2, 3)}])
 @pytest.mark.parametrize("offset", [0.0, 5.0])
 @pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
 def test_units_are_neither_dead_nor_saturated(

@@ -74,38 +74,6 @@ def test_a_pass_that_fails_learns_nothing() -> None:
             readout.learn_from(lambda x: x, [(X, y)])  # type: ignore[arg-type]
 
 
-class Watch:
-    """A shield whose layers have moved by `now`."""
-
-    now = 0.0
-    is_settled = True
-
-    def mark(self) -> float:
-        return self.now
-
-    def moved_since(self, mark: float) -> dict[str, float]:
-        return {"0": self.now - mark}
-
-
-def test_a_readout_measures_how_far_its_features_are_out_of_date() -> None:
-    shield, readout = Watch(), Readout(DIM)
-    with pytest.raises(ValueError, match="empty"):
-        readout.learn_from(nn.Identity(), [], shield=shield)
-    with pytest.raises(RuntimeError, match=r"learn_from\(\.\.\., shield=shield\) was not called"):
-        readout.out_of_date(shield)
-    for shield.now in (0.5, 0.7):
-        readout.learn_from(nn.Identity(), [data()], shield=shield)
-    shield.now = 0.75
-    assert readout.out_of_date(shield) == {"0": 0.25}  # since the oldest sums
-    shield.is_settled = False
-    with pytest.warns(UserWarning, match=r"Call shield\.remember first, then learn_from"):
-        readout.learn_from(nn.Identity(), [data()], shield=shield)
-    loaded = Readout(DIM)
-    loaded.load_state_dict(readout.state_dict())
-    with pytest.raises(RuntimeError, match="not since this readout was loaded"):
-        loaded.out_of_date(shield)
-
-
 class Branches(nn.Module):
     """Two layers with one input, one that is called twice, and one that is not called."""
 

@@ -68,14 +68,12 @@ class ReadoutPlugin(SupervisedPlugin):  # type: ignore[misc]
     Args:
         readout: a readout for the body's features.
         body: the part of the strategy's model that computes features `[n, readout.in_features]`.
-        shield: the shield of the body, for `Readout.out_of_date`. List its ShieldPlugin first.
     """
 
-    def __init__(self, readout: Readout, body: nn.Module, *, shield: Shield | None = None) -> None:
+    def __init__(self, readout: Readout, body: nn.Module) -> None:
         super().__init__()
         self.readout = readout
         self.body = body
-        self.shield = shield
 
     def after_forward(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
         """Remove the outputs of other experiences' classes from the loss."""
@@ -94,7 +92,7 @@ class ReadoutPlugin(SupervisedPlugin):  # type: ignore[misc]
             collate_fn=getattr(dataset, "collate_fn", None),
         )
         self.readout.to(strategy.device).learn_from(
-            self.body, batches, feed=feed_experience, target=_labels, shield=self.shield
+            self.body, batches, feed=feed_experience, target=_labels
         )
 
     def after_eval_forward(self, strategy: Any, *args: Any, **kwargs: Any) -> None:

@@ -85,14 +85,12 @@ class LayerInputs(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Compute features `[n, out_features]`; the arguments are those of the network."""
         rows = self._read(args, kwargs)
-        for name, width in self.widths.items():
-            if name not in rows:
-                raise ValueError(f"layer {name!r} was not called; create another LayerInputs")
-            if rows[name].shape[1] != width:
-                raise ValueError(
-                    f"layer {name!r} has {rows[name].shape[1]} features for this input, and "
-                    f"{width} for the example; create another LayerInputs for other sizes"
-                )
+        widths = {name: row.shape[1] for name, row in rows.items()}
+        if widths != self.widths:
+            raise ValueError(
+                f"the layers have {widths} features for this input, and {self.widths} for the "
+                f"example; create another LayerInputs for other sizes"
+            )
         return torch.cat([rows[name] for name in self.widths], 1)
 
     def lift(self, count: int = 2000, *, image: tuple[int, ...] | None = None) -> SideBySide:
@@ -128,8 +126,6 @@ class LayerInputs(nn.Module):
         calls: dict[str, list[Tensor]] = {}
         mask = kwargs.get("attention_mask")
         modules = dict(self.model.named_modules())
-        if removed := [name for name, path in self._layers.items() if path not in modules]:
-            raise ValueError(f"layer {removed[0]!r} was removed; create another LayerInputs")
 
         def hook(name: str) -> Any:
             def look(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -219,4 +215,4 @@ def _lift_of_input(width: int, image: tuple[int, ...] | None, count: int) -> Lif
         size = min(6, *image[1:])
         grid = min(_PATCH_CELLS, min(image[1:]) - size + 1)
         return PatchFeatures((image[0], image[1], image[2]), -(-count // 4), size=size, grid=grid)
-    return RandomFeatures(width, count, "fourier", spread=1.0, unit=True, image=image)
+    return RandomFeatures(width, count, "fourier", image=image)

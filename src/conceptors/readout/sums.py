@@ -30,7 +30,6 @@ class Sums:
 
     def __init__(self, dim: int, outputs: int = 0, device: torch.device | None = None) -> None:
         self._moments = Correlation(dim, device=device)
-        self._is_torn = False
         self.cross = torch.zeros(outputs, dim, dtype=torch.float64, device=device)
         self.squares = torch.zeros(outputs, dtype=torch.float64, device=device)
         self.eps = 0.0  # rounding error of the coarsest rows so far
@@ -38,11 +37,6 @@ class Sums:
     @property
     def gram(self) -> Tensor:
         """Σ b bᵀ `[d, d]`."""
-        if self._is_torn:
-            raise RuntimeError(
-                "learning was interrupted in the middle of a sum, so the sums are incomplete; "
-                "load the last saved state, or learn all samples again with a new object"
-            )
         return self._moments.sum
 
     @property
@@ -73,7 +67,6 @@ class Sums:
             gram = self.gram
             outputs, cross, squares, last = _target_sums(b, y)
             last = None if last is None else gram[-1] + last
-            self._is_torn = True
             add_products_(gram, b, b)
             if last is not None:
                 gram[-1] = gram[:, -1] = last
@@ -82,7 +75,6 @@ class Sums:
             self.squares[outputs] += squares
             self._moments.weight += len(b)
             self.eps = max(self.eps, eps)
-            self._is_torn = False
 
     def grow(self, outputs: int) -> None:
         """Add outputs up to this number; the new ones were 0 in all samples so far."""
@@ -93,16 +85,13 @@ class Sums:
 
     def include(self, other: Sums, factor: float = 1.0) -> None:
         """Add other sums, `factor` times."""
-        gram, device = self.gram, self.cross.device
-        added = other.gram.to(device)
-        self._is_torn = True
+        device = self.cross.device
         self.grow(other.outputs)
-        gram.add_(added, alpha=factor)
+        self.gram.add_(other.gram.to(device), alpha=factor)
         self.cross[: other.outputs].add_(other.cross.to(device), alpha=factor)
         self.squares[: other.outputs].add_(other.squares.to(device), alpha=factor)
         self._moments.weight += factor * other.count
         self.eps = max(self.eps, other.eps)
-        self._is_torn = False
 
     def with_targets(self, cross: Tensor, squares: Tensor) -> Sums:
         """The same samples with other targets; Σ b bᵀ is shared."""
