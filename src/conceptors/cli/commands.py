@@ -44,8 +44,6 @@ def act(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> int:
     experiment, engine, folder = _experiment(options), _engine(options), Path(options.out)
     experiment.check()
-    if not options.quiet:
-        print(_data_source(SCENARIOS[experiment.scenario].data), file=sys.stderr)
     line, failures, diverged = ProgressLine(options.quiet), {}, []
     try:
         results = run(experiment, folder, progress=line.show, engine=engine)
@@ -67,12 +65,6 @@ def _run(options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     return 1 if failures or diverged else 0
-
-
-def _data_source(name: str) -> str:
-    """Where a data set comes from, in one line."""
-    source = _folders(where(name)) or f"a download, stored in {cache_folder() / name}"
-    return f"data: {name.upper()} from {source}"
 
 
 def _folders(files: Mapping[str, Path | None]) -> str:
@@ -109,21 +101,16 @@ def _report(options: argparse.Namespace) -> int:
     folders = [path.parent if path.name == "results.json" else path for path in paths]
     for folder in folders:
         if not (folder / "results.json").is_file():
-            raise ValueError(f"no results.json in {str(folder)!r}{_other_results(folder)}")
+            raise ValueError(
+                f"no results.json in {str(folder)!r}; create it with: conceptors run SCENARIO "
+                f"--method METHOD --out DIR"
+            )
     read = [report.read_results(folder / "results.json") for folder in folders]
     for folder, results in zip(folders, read):
         figures = report.write_figures(results, folder / "figures")
         print(f"page: {report.write_page(results, folder / 'index.html')}")
         print(f"{len(figures)} figures in {folder / 'figures'}")
     return 0
-
-
-def _other_results(folder: Path) -> str:
-    """The end of a message: folders with results nearby, nearest name first."""
-    files = [*folder.parent.glob("*/results.json"), *Path().glob("*/*/results.json")]
-    if not files:
-        return "; create it with: conceptors run SCENARIO --method METHOD --out DIR"
-    return nearest(str(folder), {str(file.parent) for file in files})
 
 
 def _explore(options: argparse.Namespace) -> int:
@@ -186,10 +173,6 @@ def _table(results: Results) -> str:
         lines.append(line)
     lines.append("\naccuracy: percent correct on all tasks, after the last one")
     lines.append("forgetting: percentage points that earlier tasks lost since they were learned")
-    lost = {name: f"{row['forgetting'] or 0:.1f}" for name, row in results.summary.items()}
-    if plain := lost.pop("sgd", ""):
-        others = "".join(f", {points} with {name}" for name, points in lost.items())
-        lines.append(f"\nEarlier tasks lost {plain} points in plain training (sgd){others}.")
     return "\n".join(lines)
 
 
