@@ -173,7 +173,10 @@ def _embedding_of_tokens(model: nn.Module, example: Any) -> str | None:
                 stack.callback(layer.register_forward_pre_hook(look).remove)
         model(**named) if named else model(example)
     tokens = [x for x in given if isinstance(x, Tensor) and x.ndim == 2]
-    return next((name for name, x in calls if any(torch.equal(x, y) for y in tokens)), None)
+    for name, x in calls:
+        if any(x.shape == y.shape and bool((x == y).all()) for y in tokens):
+            return name
+    return None
 
 
 def _counts(layer: nn.Embedding, tokens: Tensor, mask: Tensor | None) -> Tensor:
