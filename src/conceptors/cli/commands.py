@@ -6,7 +6,6 @@ import argparse
 import shlex
 import sys
 import webbrowser
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +64,6 @@ def _run(options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     return 1 if failures or diverged else 0
-
-
-def _folders(files: Mapping[str, Path | None]) -> str:
-    return ", ".join(dict.fromkeys(str(path.parent) for path in files.values() if path))
 
 
 def _tune(options: argparse.Namespace) -> int:
@@ -151,9 +146,9 @@ def _data(options: argparse.Namespace) -> int:
     print(f"cache: {cache_folder()}")
     for name in CATALOGUE:
         files = where(name)
-        present, folders = sum(path is not None for path in files.values()), _folders(files)
-        state = "here" if present == len(files) else f"{present} of {len(files)} files here"
-        print(f"  {name:<14} {state}{': ' + folders if folders else ''}")
+        here = [str(path.parent) for path in files.values() if path]
+        state = "here" if len(here) == len(files) else f"{len(here)} of {len(files)} files here"
+        print(f"  {name:<14} {state}{': ' if here else ''}{', '.join(dict.fromkeys(here))}")
     if not options.name:
         print("download: conceptors data NAME")
     return 0
