@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from conceptors._internal import checks
-from conceptors.estimators import closed_form
 from conceptors.estimators.base import (
     Array,
     ConceptorRegressor,
@@ -110,15 +109,13 @@ class ConceptorSGDRegressor(ConceptorRegressor):
         for epoch in range(self.epochs):
             order = torch.from_numpy(random.permutation(len(inputs)))
             for batch in order.split(size):
-                step = closed_form.gradient(
-                    inputs[batch],
-                    targets[batch],
-                    weights,
-                    previous,
-                    free,
-                    self.regularization,
-                    exact=self.gradient == "exact",
-                )
+                x, y = inputs[batch], targets[batch]
+                shielded, change = x @ free, weights - previous  # s and W_inc
+                if self.gradient == "exact":
+                    error = shielded @ change.mT - (y - x @ previous.mT)
+                else:
+                    error = x @ weights.mT - y
+                step = 2 * (error.mT @ shielded) / len(x) + 2 * self.regularization * change
                 # A last, smaller batch takes a smaller step: every sample counts the same.
                 weights.sub_(step, alpha=rate * len(batch) / size)
                 if 2 * (epoch + 1) > self.epochs:

@@ -69,14 +69,13 @@ class LayerInputs(nn.Module):
         source = _embedding_of_tokens(model, example) if plain is None else ""
         if source is not None:
             self._layers = {self._input: source, **self._layers}
-        raw: dict[str, Tensor] = {}
-        rows = self._read((example,), {}, raw)
+        rows = self._read((example,), {})
         self.widths: dict[str, int] = {}
-        for name in (name for name in self._layers if name in raw):
-            x = raw[name]
+        for name in (name for name in self._layers if name in rows):
+            x = rows[name]
             # An example of zeros shows nothing about what layers share.
-            if not x.any() or not any(torch.equal(x, raw[other]) for other in self.widths):
-                self.widths[name] = rows[name].shape[1]
+            if not x.any() or not any(torch.equal(x, rows[other]) for other in self.widths):
+                self.widths[name] = x.shape[1]
         if not self.widths:
             raise ValueError("no layer was called with a tensor of floats; name other layers")
         self._layers = {name: self._layers[name] for name in self.widths}
@@ -117,12 +116,10 @@ class LayerInputs(nn.Module):
             parts.append(Scaling(width) if width >= count else RandomFeatures(width, count))
         return SideBySide(*parts)
 
-    def _read(
-        self, args: tuple[Any, ...], kwargs: Any, raw: dict[str, Tensor] | None = None
-    ) -> dict[str, Tensor]:
-        """Return rows `[n, k]` of each layer, averaged over its calls; `raw` gets first inputs."""
+    def _read(self, args: tuple[Any, ...], kwargs: Any) -> dict[str, Tensor]:
+        """Return rows `[n, k]` of each layer, averaged over its calls."""
         if len(args) == 1 and isinstance(args[0], Mapping):
-            return self._read((), {**args[0], **kwargs}, raw)
+            return self._read((), {**args[0], **kwargs})
         calls: dict[str, list[Tensor]] = {}
         mask = kwargs.get("attention_mask")
         modules = dict(self.model.named_modules())
@@ -137,8 +134,6 @@ class LayerInputs(nn.Module):
                 else:
                     return
                 calls.setdefault(name, []).append(row.clone())
-                if raw is not None:
-                    raw.setdefault(name, x.flatten(1).clone())
 
             return look
 
@@ -169,7 +164,7 @@ def _embedding_of_tokens(model: nn.Module, example: Any) -> str | None:
     with undisturbed(model), ExitStack() as stack:
         for name, layer in model.named_modules():
             if isinstance(layer, nn.Embedding):
-                look = partial(lambda name, layer, args: calls.append((name, args[0])), name)
+                look = partial(lambda name, _, args: calls.extend((name, x) for x in args), name)
                 stack.callback(layer.register_forward_pre_hook(look).remove)
         model(**named) if named else model(example)
     tokens = [x for x in given if isinstance(x, Tensor) and x.ndim == 2]
