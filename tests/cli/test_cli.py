@@ -18,7 +18,6 @@ from conceptors import Shield, __version__
 from conceptors.cli import main
 from conceptors.experiments.methods import METHODS
 from conceptors.experiments.scenarios import SCENARIOS
-from conceptors.experiments.scenarios.data.files import DataUnavailableError
 from experiments.runs import read
 
 Capture = pytest.CaptureFixture[str]
@@ -81,11 +80,7 @@ def test_run_and_report(tmp_path: Path, capsys: Capture, monkeypatch: pytest.Mon
     said = capsys.readouterr()
     assert re.search(r"^sgd +\d+\.\d\d ± \d+\.\d\d +2 ", said.out, re.MULTILINE)
     assert f"conceptors report '{folder}'" in said.out
-    assert re.search(
-        r"^Earlier tasks lost [\d.]+ points in plain training .* with cab", said.out, re.M
-    )
     assert "These are default settings. Other settings: --preset paper or best" in said.out
-    assert f"data: MNIST from a download, stored in {tmp_path / 'cache' / 'mnist'}" in said.err
     assert re.search(
         r"^ewc, seed 6, task 1 of 5: .* on this task, about \d+ s left$", said.err, re.M
     )
@@ -99,14 +94,6 @@ def test_run_and_report(tmp_path: Path, capsys: Capture, monkeypatch: pytest.Mon
     assert (folder / "index.html").stat().st_size > 1000
     assert capsys.readouterr().err == ""
     assert main(["report", str(folder / "results.json")]) == 0
-    capsys.readouterr()
-
-    def offline(name: str) -> None:
-        raise DataUnavailableError("no mnist here")
-
-    monkeypatch.setattr("conceptors.report.seen.load", offline)
-    assert main(["report", str(folder)]) == 0  # without these images only
-    assert "the page has no projected images: no mnist here" in capsys.readouterr().err
 
 
 def test_progress(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,9 +161,8 @@ def test_a_bad_request_ends_with_2(
     words: list[str], message: str, tmp_path: Path, capsys: Capture
 ) -> None:
     assert main([*words, "--out", str(tmp_path / "out")]) == 2
-    *announced, said = capsys.readouterr().err.splitlines()
+    (said,) = capsys.readouterr().err.splitlines()
     assert message in said
-    assert len(announced) <= 1  # where the data comes from
     assert not (tmp_path / "out" / "results.json").exists()
 
 
@@ -206,17 +192,9 @@ def test_missing_extras_are_named(
         assert f"pip install 'conceptors[{extra}]'" in capsys.readouterr().err
 
 
-def test_a_report_of_nothing_names_what_there_is(
-    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["report", "nosuch"]) == 2
+def test_a_report_of_nothing_names_the_remedy(tmp_path: Path, capsys: Capture) -> None:
+    assert main(["report", str(tmp_path)]) == 2
     assert "create it with: conceptors run" in capsys.readouterr().err
-    (tmp_path / "such").mkdir()
-    (tmp_path / "such" / "results.json").touch()
-    assert main(["report", "nosuch"]) == 2
-    said = capsys.readouterr().err
-    assert said == "conceptors: no results.json in 'nosuch'; did you mean 'such'? there are: such\n"
 
 
 def test_seeds_that_diverge_are_named(tmp_path: Path, capsys: Capture) -> None:

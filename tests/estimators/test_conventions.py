@@ -19,16 +19,16 @@ from estimators.common import Array
 ESTIMATORS: list[Any] = [
     ConceptorRidge(),
     ConceptorRidge(solution="paper"),
-    ConceptorRidge(weighting="tasks", fit_intercept=False),
+    ConceptorRidge(fit_intercept=False),
     ConceptorRidge(lift=30, activation="tanh"),
     ConceptorRidgeClassifier(),
     ConceptorRidgeClassifier(solution="paper", lift=20, activation="fourier"),
     ConceptorRidgeClassifier(solution="simplified", fit_intercept=False),
     ConceptorSGDRegressor(epochs=50, random_state=0),
-    ConceptorSGDRegressor(epochs=50, random_state=0, gradient="exact", average=False),
+    ConceptorSGDRegressor(epochs=50, random_state=0, gradient="exact"),
 ]
 IN_TURN = [e for e in ESTIMATORS if e.get_params().get("solution") != "joint"]
-FITTED = ("coef_", "intercept_", "quota_", "correlation_", "n_tasks_", "classes_", "n_features_in_")
+FITTED = ("coef_", "intercept_", "quota_", "n_tasks_", "classes_", "n_features_in_")
 each_estimator = pytest.mark.parametrize("estimator", ESTIMATORS, ids=str)
 
 
@@ -90,9 +90,7 @@ def test_fit_forgets_and_partial_fit_does_not(estimator: BaseEstimator) -> None:
         ("aperture", float("inf"), ValueError, "aperture must be .* got inf"),
         ("aperture", "wide", TypeError, "aperture must be a number, got 'wide'"),
         ("regularization", -1e-3, ValueError, "regularization must be .* got -0.001"),
-        ("warn_at_quota", 1.5, ValueError, "warn_at_quota must be .* got 1.5"),
         ("solution", "fast", ValueError, r"solution must be .*'simplified'.* got 'fast'"),
-        ("weighting", "fair", ValueError, r"weighting must be one of .*'tasks'\], got 'fair'"),
         ("activation", "step", ValueError, r"activation must be one of .*'relu', .* got 'step'"),
         ("lift", 2.5, TypeError, "lift must be a whole number, got 2.5"),
         ("gradient", "fast", ValueError, "gradient must be one of .* got 'fast'"),
@@ -160,7 +158,7 @@ def test_a_later_task_must_fit_the_earlier_ones(estimator: BaseEstimator) -> Non
 
 @pytest.mark.parametrize("estimator", IN_TURN, ids=str)
 def test_a_memory_warning_made_an_error_undoes_the_task(estimator: BaseEstimator) -> None:
-    estimator = clone(estimator).set_params(warn_at_quota=0.5, aperture=30.0)
+    estimator = clone(estimator).set_params(aperture=1e6)
     estimator.fit(*data(estimator))
     learn = partial(estimator.partial_fit, *data(estimator, seed=1))
     assert_refused(estimator, learn, MemoryFullWarning, "memory is nearly full after 2 tasks")

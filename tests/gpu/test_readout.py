@@ -18,7 +18,7 @@ __all__ = ["pytestmark", "with_tf32"]
 
 LIFTS: dict[str, Any] = {
     "none": lambda: 0,
-    "relu": lambda: RandomFeatures(64, 700, smooth=1.0, image=(8, 8)),
+    "relu": lambda: RandomFeatures(64, 700, image=(8, 8)),
     "fourier": lambda: RandomFeatures(64, 300, "fourier"),
     "patches": lambda: PatchFeatures((1, 8, 8), 20, size=3, grid=2),
     "side by side": lambda: SideBySide(RandomFeatures(40, 200), RandomFeatures(24, 100)),
