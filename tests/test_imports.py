@@ -81,13 +81,6 @@ def test_no_two_modules_need_each_other() -> None:
         assert not [other for other in others if name in needs.get(other, ())], name
 
 
-@pytest.mark.parametrize("name", [n for n in MODULES if n.startswith(("algebra.", "moments."))])
-def test_mathematics_knows_nothing_of_networks_or_extras(name: str) -> None:
-    for module in imported(tree_of(name)):
-        extras = ("torch.nn", "torch.optim", "sklearn", "altair", "safetensors")
-        assert not module.startswith(extras)
-
-
 BLOCKED = """
 import importlib.abc, sys
 optional = ("sklearn", "safetensors", "altair", "vl_convert", "scipy", "transformers",

@@ -86,16 +86,6 @@ def test_below_the_stated_angle_directions_are_the_same(form: str, dtype: torch.
     assert is_hard(A & projector(form, turned, axes), OWN + SHARED)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("dim", [64, 300])
-def test_bases_of_one_space_do_not_add_up(dtype: torch.dtype, dim: int) -> None:
-    vectors = rotation(0, dim)[:, : dim // 3]
-    claimed = Conceptor.zero(dim, dtype=dtype)
-    for seed in range(5):
-        claimed = claimed | projector("factored", (vectors @ rotation(seed, dim // 3)).to(dtype))
-    assert is_hard(claimed, dim // 3)
-
-
 def test_or_survives_a_factorisation_that_does_not_converge(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -15,20 +15,11 @@ pytest.importorskip("benchmarks.common", reason="no benchmarks beside the tests"
 from benchmarks.common import Table
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("avalanche", "comparison", "cost", "paper", "pretrained", "readout", "untuned", "walk")
 
 
 def main(name: str, *arguments: str) -> int:
     result: int = importlib.import_module(f"benchmarks.{name}").main(list(arguments))
     return result
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_help_explains_the_benchmark(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        main(name, "--help")
-    assert exit_.value.code == 0
-    assert f"python -m benchmarks.{name}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -147,12 +138,6 @@ def test_other_studies_run_in_the_same_way(
     command = ("--tiny", "--device", "cpu", "--seeds", "1", "--out", str(out), *chosen)
     assert main(name, *command) == 0
     assert len(Table(out, ("seed", "command")).rows) == rows
-
-
-def test_an_unknown_benchmark_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main("comparison", "--benchmarks", "disjoint-mnist-3")
-    assert "invalid choice: 'disjoint-mnist-3'" in capsys.readouterr().err
 
 
 def test_a_walk_counts_functions_and_names_them(capsys: pytest.CaptureFixture[str]) -> None:

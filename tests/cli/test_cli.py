@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -180,16 +179,6 @@ def test_a_bad_request_ends_with_2(
     assert not (tmp_path / "out" / "results.json").exists()
 
 
-@pytest.mark.parametrize(
-    "words", [["walk"], [*RUN, "--method", "sgd"], [*RUN, "--heads", "--single-head"]]
-)
-def test_bad_words_end_with_2(words: list[str], capsys: Capture) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(words)
-    assert end.value.code == 2
-    assert "usage:" in capsys.readouterr().err
-
-
 def test_missing_extras_are_named(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,17 +256,6 @@ def test_a_closed_pipe_ends_a_command_quietly(errors: bool) -> None:
         os.close(writing)
         _, said = process.communicate(timeout=120)
     assert (process.returncode, said or "") == (141, "")
-
-
-def test_another_broken_pipe_is_an_error(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
-    """Such as that of a cluster which is gone."""
-
-    def lost(name: str) -> None:
-        raise BrokenPipeError(32, "Broken pipe")
-
-    monkeypatch.setattr("conceptors.cli.commands.fetch", lost)
-    assert main(["data", "mnist"]) == 2
-    assert capfd.readouterr().err == "conceptors: [Errno 32] Broken pipe\n"
 
 
 # --- one's own method --------------------------------------------------------------------

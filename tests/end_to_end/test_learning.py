@@ -129,33 +129,6 @@ def test_a_cnn_keeps_its_first_task() -> None:
     check(*run(cnn, {"8": 4.0, "*": 300.0}, rates=(3e-3, 1e-2), epochs=4))
 
 
-class Transformer(nn.Module):
-    """An encoder that reads an image two rows at a time."""
-
-    def __init__(self, side: int, width: int = 64) -> None:
-        super().__init__()
-        count = side // 2
-        self.embed = nn.Linear(2 * side, width)
-        self.position = nn.Embedding(count, width)
-        layer = nn.TransformerEncoderLayer(
-            width, 4, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
-        )
-        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self.head = nn.Linear(count * width, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        count = self.position.num_embeddings
-        tokens = self.embed(x.flatten(1).unflatten(1, (count, -1)))  # [n, side / 2, width]
-        tokens = tokens + self.position(torch.arange(count))
-        out: Tensor = self.head(self.encoder(tokens).flatten(1))
-        return out
-
-
-def test_a_transformer_keeps_its_first_task() -> None:
-    aperture = {"head": 3.0, "*": 100.0}
-    check(*run(Transformer, aperture, rates=(3e-3, 1e-2), epochs=6))
-
-
 def half_squares(output: Tensor, y: Tensor) -> Tensor:
     """Half the squared error, summed over the batch as the paper's authors did."""
     return 0.5 * (output - functional.one_hot(y, 10)).square().sum()

@@ -1,4 +1,4 @@
-"""One interface for three trainers: two tasks, checkpoints after every epoch, clipped gradients."""
+"""One interface for two trainers: two tasks, checkpoints after every epoch, clipped gradients."""
 
 from __future__ import annotations
 
@@ -138,51 +138,4 @@ class Lightning(Run):
         return trainer
 
 
-class Accelerate(Run):
-    """The shield guards after `prepare`, or before."""
-
-    first = False
-
-    def prepare(self, options: dict[str, Any]) -> None:
-        import accelerate
-
-        self.accelerator = accelerate.Accelerator(cpu=True)
-        if self.first:
-            self.shield = Shield(self.net, **options)
-            self.shield.guard(self.optimizer)
-        self.model, self.optimizer = self.accelerator.prepare(self.net, self.optimizer)
-        if not self.first:
-            self.shield = Shield(self.model, **options)
-            assert self.shield.guard(self.optimizer) is self.optimizer
-        self.accelerator.register_for_checkpointing(self.shield)
-
-    def limit(self) -> None:
-        if self.clip:
-            nn.utils.clip_grad_norm_(self.net.parameters(), self.clip)
-
-    def checkpoint(self, number: int, epoch: int) -> Path:
-        return self.folder / str(number) / str(epoch)
-
-    def fit(self, number: int, epochs: int = 10, resume: Path | None = None, **more: Any) -> Any:
-        start = 0
-        if resume is not None:
-            self.accelerator.load_state(str(resume))
-            start = int(resume.name)
-        loader = self.accelerator.prepare(self.loader(number))
-        for epoch in range(start, epochs):
-            for batch in loader:
-                self.optimizer.zero_grad()
-                self.accelerator.backward(self.model(*batch)["loss"])
-                self.shield.project_(self.optimizer)
-                self.limit()
-                self.optimizer.step()
-            self.accelerator.save_state(str(self.checkpoint(number, epoch + 1)))
-        self.shield.remember(loader)
-        self.clipping = self.clip
-
-
-class AccelerateGuardedFirst(Accelerate):
-    first = True
-
-
-RUNS: list[Any] = [Transformers, Lightning, Accelerate, AccelerateGuardedFirst]
+RUNS: list[Any] = [Transformers, Lightning]

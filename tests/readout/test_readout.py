@@ -110,22 +110,6 @@ def test_likelihoods_are_those_of_linear_discriminant_analysis() -> None:
     assert float(difference.abs().amax()) < 0.02 * float(expected.std())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_sums_are_those_of_one_hot_rows_in_float64(dtype: torch.dtype) -> None:
-    """Products of float32 are rounded once, and labels with gaps add outputs."""
-    b, y = normal(0, 20_000, 300).to(dtype), 2 * (torch.arange(20_000) % 9)
-    labels, numbers = Sums(300), Sums(300)
-    labels.add(b, y)
-    numbers.add(b, one_hot(y))
-    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
-    for sums in (labels, numbers):
-        gram, cross = b.double().mT @ b.double(), one_hot(y).mT @ b.double()
-        assert float((sums.gram - gram).abs().max()) < tolerance * float(gram.max())
-        assert float((sums.cross - cross).abs().max()) < tolerance * float(cross.max())
-        assert torch.equal(sums.squares, y.bincount().double())
-        assert sums.count == 20_000
-
-
 def test_an_interruption_of_a_sum_that_changes_in_place_is_noticed(monkeypatch: Any) -> None:
     """A small batch is added in place, because a copy of the sums would cost more."""
     X, y = samples(0)

@@ -10,8 +10,6 @@ import torch
 from torch import nn
 
 from conceptors import Shield
-from conceptors.report.shield_page import advice
-from conceptors.shield.inspect import LayerRow
 from helpers import normal
 
 
@@ -58,12 +56,3 @@ def test_accuracies_are_percentages(shield: Shield, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="rows of percentages"):
             shield.report(tmp_path / "page.html", accuracy=[[50.0, wrong]])
     assert not list(tmp_path.iterdir())
-
-
-def test_advice() -> None:
-    done = ("projected", "projected", "no guarded optimizer steps it", "not protected: shape [3]")
-    cases = zip("abcd", done, (9, 9, 9, 0), (0.6, 0.95, 0.2, 0.0))
-    layers = [LayerRow(name, words, 3, dim, quota, None) for name, words, dim, quota in cases]
-    stuck = "a, b, c, d and 1 more"
-    expected = {"idle": "c", "loose": "d", "stuck": stuck, "full": "b"}
-    assert advice(layers, list("abcde")) == expected

@@ -87,26 +87,6 @@ def test_sums_are_unbiased(loader: Loader, count: int, monkeypatch: pytest.Monke
     assert float((weights.mean() - len(x)).abs()) <= 3 * float(weights.std()) / seeds**0.5 + 1e-9
 
 
-@loaders
-def test_every_batch_is_run_and_a_part_of_its_rows_is_used(
-    loader: Loader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    used, passes = [], []
-    note = collect.Pass.note
-
-    def noted(run: Any, site: str, values: Tensor) -> None:
-        used.append(values.shape[1])
-        note(run, site, values)
-
-    monkeypatch.setattr(collect.Pass, "note", noted)
-    model = linear()
-    batches = [normal(i, 1000, DIM) for i in range(10)] * 16
-    gather(model, loader(batches), feed=lambda model, x: passes.append(model(x)))
-    assert len(passes) == len(used) == 160
-    assert not model._forward_hooks
-    assert 16384 < sum(used) < 4 * 16384
-
-
 class Text(nn.Module):
     """Words and places, as language models have them."""
 

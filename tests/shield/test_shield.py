@@ -195,13 +195,6 @@ def test_a_forecast_says_how_much_of_the_gradients_will_pass() -> None:
         Shield(mlp()).forecast(samples())
 
 
-def test_errors_of_comparisons_do_not_speak_of_remember() -> None:
-    with pytest.raises(ValueError, match=r"similarity got no batches: .*used before\. Pass"):
-        quiet(mlp()).remember(samples()).similarity([])
-    with pytest.raises(ValueError, match=r"enter layer '0' in batch 0\. Check that batch"):
-        quiet(mlp()).remember(samples()).forecast(samples() * torch.nan)
-
-
 def test_similarity_forecasts_difficulty() -> None:
     shield = quiet(mlp()).remember(samples())
     before = matrices(shield)
