@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import doctest
 import importlib
 import json
 import re
@@ -10,9 +12,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
-pytest.importorskip("benchmarks.common", reason="no benchmarks beside the tests")
-from benchmarks.common import Table
+common = pytest.importorskip("benchmarks.common", reason="no benchmarks beside the tests")
+Table = common.Table
 
 ROOT = Path(__file__).parents[2]
 
@@ -145,3 +149,31 @@ def test_a_walk_counts_functions_and_names_them(capsys: pytest.CaptureFixture[st
     out = capsys.readouterr().out
     assert re.search(r"^step: \d+ functions in \d+ files$", out, re.MULTILINE)
     assert re.search(r"^  shield/collect\.py: .*\bcollect\b", out, re.MULTILINE)
+
+
+def test_the_examples_in_docstrings_hold() -> None:
+    assert doctest.testmod(common).failed == 0
+
+
+def test_training_reports_divergence() -> None:
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=1e20)
+    assert not common.train(optimizer, lambda _: weight.square().sum(), 8, epochs=9, batch=4)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("method,accuracy\ncab,1\n", "no column 'seed'"), ("seed\n0\n0\n", "contains a run twice")],
+)
+def test_a_foreign_table_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "runs.csv").write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=message):
+        Table(tmp_path / "runs.csv", ("seed",))
+
+
+def test_every_committed_table_is_read() -> None:
+    for path in (ROOT / "results").glob("*.csv"):
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        assert rows, path
+        assert all(None not in row and None not in row.values() for row in rows), path

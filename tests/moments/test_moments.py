@@ -13,7 +13,6 @@ from torch import Tensor
 
 from conceptors import Conceptor, Correlation, FrequentDirections
 from helpers import distance, largest_tensor, normal, rotation
-from processes import Pair
 
 Sums = Correlation | FrequentDirections
 
@@ -188,36 +187,3 @@ def test_what_is_refused_changes_nothing(make: Any) -> None:
     for empty in (make(3), make(3).update(normal(0, 4, 3), torch.zeros(4))):
         with pytest.raises(ValueError, match=r"no samples of positive weight.*update"):
             empty.conceptor(1.0)
-
-
-def samples(rank: int) -> tuple[Tensor, Tensor]:
-    X = normal(rank, 20 + 10 * rank, 9)
-    return X, torch.full((len(X),), 1.0 + rank).double()
-
-
-def reduced(rank: int) -> dict[str, Tensor]:
-    """What one of two processes that talk over gloo finds."""
-    R, sketch = Correlation(9).update(*samples(rank)), FrequentDirections(9, 4)
-    for part, weights in zip(*(x.split(6) for x in samples(rank))):
-        sketch.update(part, weights)
-    few = FrequentDirections(9, 4)
-    if rank == 1:  # the other has no samples
-        few.update(samples(1)[0][:3])
-    for sums in (R, sketch, few):
-        sums.all_reduce()
-    bound = torch.tensor([sketch.error_bound, sketch.weight, R.weight, R.count])
-    return {"R": R.matrix(), "rows": sketch.rows(), "few": few.rows(), "numbers": bound}
-
-
-def test_sums_over_two_processes(pair: Pair) -> None:
-    results: list[dict[str, Tensor]] = pair(reduced)
-    for name in results[0]:
-        assert torch.equal(results[0][name], results[1][name]), name
-    X, w = (torch.cat(parts) for parts in zip(samples(0), samples(1)))
-    R, (bound, *numbers) = (X.mT * w) @ X / w.sum(), results[0]["numbers"].tolist()
-    torch.testing.assert_close(results[0]["R"], R, rtol=1e-12, atol=1e-14)
-    assert numbers == [80, 80, 50]
-    rows, few = results[0]["rows"], results[0]["few"]
-    gap = torch.linalg.eigvalsh(R - rows.mT @ rows)
-    assert -1e-12 < float(gap.min()) <= float(gap.max()) <= bound + 1e-6
-    torch.testing.assert_close(few.mT @ few, samples(1)[0][:3].mT @ samples(1)[0][:3] / 3)

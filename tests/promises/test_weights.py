@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -56,11 +57,11 @@ def test_what_has_moved_is_reported(move: Move, then: str, options: dict[str, An
     before = outputs(model)
     move(model)
     assert drift(model, before) > 0.1
+    notice = (
+        partial(train, model, optimizer, 1) if then == "step" else partial(shield.remember, data(3))
+    )
     with pytest.warns(UnprotectedWarning, match=r"moved in protected directions.*: 0 \(by \d+%\)"):
-        if then == "step":
-            train(model, optimizer, 1)
-        else:
-            shield.remember(data(3))
+        notice()
     if then == "remember":
         with in_silence():  # once; the weights of now count from here
             shield.remember(data(4))

@@ -5,15 +5,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-import sys
-from functools import partial
 from html import unescape
 from pathlib import Path
 
 import pytest
 
 from conceptors.experiments.results import summarise
-from conceptors.report import write_explorer, write_figures, write_page
 from conceptors.report.page import render
 from report import sample
 
@@ -85,12 +82,3 @@ def test_parts_that_do_not_apply_are_left_out(tmp_path: Path) -> None:
     more = {"quota", "spectra", "similarity", "learning", "deviations", "pictures"}
     assert set(re.findall('<section id="([^"]*)"', html)) == more.union(bare)
     assert 'src="data:image/png;base64,iVBORw==" alt="digits &lt;5"' in html
-
-
-@pytest.mark.parametrize("missing", ["jinja2", "altair", "vl_convert", "pandas"])
-def test_without_the_extra(missing: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, missing, None)
-    message = rf"need {missing}, which is not installed: pip install 'conceptors\[figures\]'"
-    for write in (partial(write_page, {}), partial(write_figures, {}), write_explorer):
-        with pytest.raises(ImportError, match=message):
-            write(tmp_path / "page.html")

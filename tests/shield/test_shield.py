@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from conceptors import Conceptor, Energy, Quota, Shield, UnprotectedWarning, similarity
 from conceptors.shield import ShieldFullWarning
 from conceptors.shield.claims import join_novel, stride
-from helpers import drift
+from helpers import drift, eye
 from shield.common import Unknown, mlp, quiet, samples, train, with_unit
 
 
@@ -104,6 +104,29 @@ def test_a_failing_pass_loses_nothing() -> None:
     assert not any(m._forward_hooks for m in model.modules())
     for name, matrix in matrices(shield).items():
         assert torch.equal(matrix, before[name])
+
+
+class Twins(nn.Module):
+    """Two linear layers that share their weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(9, 9), nn.Linear(9, 9)
+        self.b.weight = self.a.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x).tanh())  # type: ignore[no-any-return]
+
+
+def test_each_user_of_a_shared_weight_has_its_own_bias_unit() -> None:
+    model, x = Twins().double(), samples(0, 7, 9)
+    claimed = Shield(model, 2.0).remember(x).conceptors()["a"]
+    hidden = model.a(x).tanh().detach()
+    units = eye(2)[:, None].expand(2, 7, 2)
+    rows = torch.cat([torch.stack([x, hidden]), units], -1).flatten(0, 1)
+    odds = 2.0**2 * rows.mT @ rows / 14
+    expected = odds @ torch.linalg.inv(odds + eye(11))
+    torch.testing.assert_close(claimed.matrix()[0], expected, rtol=0, atol=1e-10)
 
 
 # --- how much ----------------------------------------------------------------------------

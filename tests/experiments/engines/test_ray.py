@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -96,17 +95,3 @@ def test_a_killed_driver_loses_no_finished_seed(
     results = quietly(wanted(["noting"], [0, 1, 2]), tmp_path, engine=engine)
     assert notes.counts("end") == {0: 1, 1: 1, 2: 1}
     assert [results["runs"][0], results["runs"][2]] == before
-
-
-def test_impossible_resources_and_addresses(tmp_path: Path, started: None) -> None:
-    asked = wanted(["sgd"], [0])
-    with pytest.raises(ValueError, match=r"asks for 500 CPUs .*lower --cpus-per-run"):
-        run(asked, tmp_path, engine=Ray(cpus=500))
-    with pytest.raises(ValueError, match="needs --gpus-per-run 1"):
-        Ray().device("cuda")
-    ray.shutdown()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))  # taken, and nobody listens
-        port = free.getsockname()[1]
-        with pytest.raises(ConnectionError, match=r"cannot reach a Ray .*ray start --head"):
-            run(asked, tmp_path, engine=Ray(address=f"ray://127.0.0.1:{port}"))
