@@ -49,6 +49,14 @@ def fresh_compiler() -> Iterator[None]:
 
 
 @pytest.fixture
+def double() -> Iterator[None]:
+    """Everything in float64, where formulas are to hold exactly."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the data sets by synthetic images."""
     monkeypatch.setattr("conceptors.experiments.scenarios.images.load", blobs)

@@ -12,13 +12,12 @@ import pytest
 import torch
 from torch import nn
 
-from cli.words import QUICK, RUN
 from conceptors import Shield, __version__
 from conceptors.cli import main
 from conceptors.experiments.methods import METHODS
 from conceptors.experiments.scenarios import SCENARIOS
 from conceptors.experiments.scenarios.data import DataUnavailableError
-from experiments.runs import read
+from experiments.runs import QUICK, RUN, read
 
 Capture = pytest.CaptureFixture[str]
 TUNE = ["tune", *RUN[1:], "--method", "sgd"]

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from cli.words import RUN
 from conceptors.cli import main
+from experiments.runs import RUN
 from experiments.tasks import blobs
 
 optuna = pytest.importorskip("optuna")
@@ -94,6 +94,7 @@ import sys, time
 sys.path.insert(0, sys.argv[1])
 import conceptors.experiments.scenarios.images as images
 from conceptors.cli import main
+from experiments.runs import RUN
 from experiments.tasks import blobs
 images.load = lambda name: print("running", flush=True) or time.sleep(600)
 main(sys.argv[2:])

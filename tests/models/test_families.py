@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from conceptors import Shield
-from models.family import Family
+from models.family import Batch, Family
 from models.measure import HARD, play, standing_of
 from models.page import PAGE, read, row
 from models.senses import BY_NAME, FAMILIES
@@ -71,3 +72,29 @@ def test_a_row_of_the_page_is_what_is_measured_now() -> None:
     name, *cells = read(row(BY_NAME["Llama"]))[0]
     assert cells[:3] == known[name][:3]
     assert float(cells[3]) < 100 * float(known[name][3])  # rounding differs between machines
+
+
+LENGTHS = (3, 7, 5, 12)
+TOLERANCE = {"Mixtral": 1e-6, "Llama 4": 1e-6}  # experts and routers compute in float32
+NAMES = ["GPT-2", "Llama", "Qwen3", "OPT", "BERT", "ModernBERT", *TOLERANCE]
+
+
+def claimed(name: str, batches: list[Batch]) -> dict[str, torch.Tensor]:
+    model = BY_NAME[name].build()
+    shield = Shield(model if name == "Mixtral" else model.double(), 9.0).remember(batches)
+    return {layer: conceptor.matrix() for layer, conceptor in shield.conceptors().items()}
+
+
+@needs_transformers
+@pytest.mark.parametrize("name", NAMES)
+def test_padding_is_not_remembered(name: str) -> None:
+    """A padded batch claims what its texts claim one by one."""
+    draw = torch.Generator().manual_seed(0)
+    texts = [torch.randint(3, 40, (length,), generator=draw) for length in LENGTHS]
+    alone = [{"input_ids": text[None]} for text in texts]
+    ids = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True)
+    mask = (torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]).long()
+    together = claimed(name, [{"input_ids": ids, "attention_mask": mask}])
+    for layer, conceptor in claimed(name, alone).items():
+        tolerance = TOLERANCE.get(name, 1e-10)
+        torch.testing.assert_close(together[layer], conceptor, rtol=0, atol=tolerance)

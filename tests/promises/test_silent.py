@@ -172,13 +172,6 @@ def test_statistics_that_may_change_are_not_reported() -> None:
     following.remember(rows(2))
 
 
-def test_statistics_may_change_after_the_only_task_is_forgotten() -> None:
-    model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double()
-    shield = Shield(model, keep_tasks=True).remember(rows(1)).forget(0)
-    model(5 + rows(2))
-    shield.remember(rows(2))
-
-
 class RunningMean(nn.Module):
     """Subtracts a running mean, which is a buffer."""
 
