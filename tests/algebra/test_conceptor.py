@@ -18,9 +18,6 @@ from helpers import distance, eye, inverse_formula, normal, rotation, same, symm
 APERTURES = [0.05, 1.0, 4.0, 270.0]
 
 
-# --- closed forms ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("aperture", APERTURES)
 def test_states_and_correlation_give_the_closed_form(aperture: float) -> None:
     X = wide_states(0, 60, 9, 1)
@@ -47,9 +44,6 @@ def test_fewer_samples_than_dimensions_give_the_factored_form() -> None:
     assert C.dense().factored().rank == 3
 
 
-# --- precision ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("count", [20, 400])
 @pytest.mark.parametrize("aperture", [1.0, 270.0])
 def test_float32_is_close_to_float64(count: int, aperture: float) -> None:
@@ -61,9 +55,6 @@ def test_float32_is_close_to_float64(count: int, aperture: float) -> None:
     for value, exact in ((C.singular_values, wanted.singular_values), (C.quota, wanted.quota)):
         torch.testing.assert_close(value.double(), exact, atol=2e-7, rtol=0)
     assert distance(C.to(torch.float64), wanted) < (1e-12 if count == 400 else 5e-7)
-
-
-# --- constructors ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -115,9 +106,6 @@ def test_the_aperture_is_noted_where_it_is_known() -> None:
     assert narrow.aperture is None  # beyond the dtype
 
 
-# --- products with vectors ---------------------------------------------------------------
-
-
 @pytest.mark.parametrize("count", [2, 20], ids=["factored", "dense"])
 @pytest.mark.parametrize("negated", [False, True])
 def test_projection_is_the_product_with_the_matrix(count: int, negated: bool) -> None:
@@ -143,8 +131,6 @@ def test_gradients_flow_through_to_the_vector(count: int) -> None:
         torch.testing.assert_close(x.grad, y @ conceptor.matrix())
         assert not conceptor.matrix().requires_grad  # the conceptor itself is a constant
 
-
-# --- batches -----------------------------------------------------------------------------
 
 OPERATIONS: dict[str, Callable[[Conceptor, Conceptor], Tensor]] = {
     "matrix": lambda a, b: a.matrix(),
@@ -212,9 +198,6 @@ def test_indexing(rank: int) -> None:
         C[0:0]
     with pytest.raises(IndexError, match="not a batch"):
         C[0, 0][0]
-
-
-# --- an immutable value ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rank", [0, 2, 4])

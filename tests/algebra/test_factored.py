@@ -81,9 +81,6 @@ def test_batches_whose_members_give_different_ranks(name: str) -> None:
     assert torch.equal(joined <= twice, torch.stack([joined[i] <= twice[i] for i in range(3)]))
 
 
-# --- truncation --------------------------------------------------------------------------
-
-
 @given(conceptors(1), st.integers(0, 7), st.sampled_from([0.0, 1e-3, 0.1, 0.4, 1.0]))
 def test_truncation_errors_are_attained(one: list[Conceptor], rank: int, allowed: float) -> None:
     C = one[0]
@@ -106,8 +103,6 @@ def test_truncation_in_batches_and_the_largest_values() -> None:
     assert (C.factored().rank, C.factored(tolerance=0.2).rank) == (3, 2)
     torch.testing.assert_close((~C).top_k(2).singular_values[:, 1], torch.tensor([0.9, 1]).double())
 
-
-# --- memory and rounding -----------------------------------------------------------------
 
 LARGE = 20_000
 

@@ -60,9 +60,6 @@ def test_round_trip(name: str, tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "c.safetensors").stat().st_mode) == 0o666 & ~mask
 
 
-# --- damage ------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
     path = tmp_path / "c.safetensors"
@@ -114,9 +111,6 @@ def test_foreign_files_are_refused_and_never_executed(tmp_path: Path) -> None:
         Conceptor.load(tmp_path / "nothing.safetensors")
 
 
-# --- hostile or wrong content, with a right checksum -------------------------------------
-
-
 def forge(path: Path, tensors: dict[str, Tensor | None], header: dict[str, str | None]) -> None:
     """Change some of a good file and sign it again."""
     data = path.read_bytes()
@@ -162,9 +156,6 @@ def test_wrong_content_is_refused(name: str, written: Path) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         Conceptor.load(written)
     assert str(written) in str(caught.value)
-
-
-# --- writing that fails ------------------------------------------------------------------
 
 
 def test_folders_that_are_missing_or_in_the_way(tmp_path: Path) -> None:

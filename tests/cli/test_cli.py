@@ -209,8 +209,6 @@ def test_seeds_that_diverge_are_named(tmp_path: Path, capsys: Capture) -> None:
     assert main(["report", str(tmp_path)]) == 0
 
 
-# --- how commands end --------------------------------------------------------------------
-
 INTERRUPTED = """
 import os, signal, sys
 
@@ -249,7 +247,16 @@ def test_a_closed_pipe_ends_a_command_quietly(errors: bool) -> None:
     assert (process.returncode, said or "") == (141, "")
 
 
-# --- one's own method --------------------------------------------------------------------
+def test_another_broken_pipe_is_an_error(monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> None:
+    """Such as that of a cluster which is gone."""
+
+    def lost(name: str) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("conceptors.cli.commands.fetch", lost)
+    assert main(["data", "mnist"]) == 2
+    assert capfd.readouterr().err == "conceptors: [Errno 32] Broken pipe\n"
+
 
 OWN = """from dataclasses import dataclass
 from conceptors.methods import Learner, Settings, add, setting

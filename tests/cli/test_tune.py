@@ -64,9 +64,6 @@ def test_a_search_keeps_its_settings(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "has a search with other settings" in capsys.readouterr().err
 
 
-# --- damage and kills --------------------------------------------------------------------
-
-
 def test_a_damaged_journal_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TUNE, "--trials", "1", "--out", str(tmp_path)]) == 0
     capsys.readouterr()

@@ -164,6 +164,11 @@ def test_a_classifier_is_ridge_on_one_hot_targets(solution: str) -> None:
     np.testing.assert_allclose(clf.decision_function(images), reg.predict(images), atol=1e-10)
 
 
+def test_a_chosen_regularization_is_smaller_where_only_the_largest_output_counts() -> None:
+    clf, reg = ConceptorRidgeClassifier().fit(images, labels), ConceptorRidge().fit(images, one_hot)
+    assert clf.regularization_ < 0.9 * reg.regularization_
+
+
 def test_bad_classes_are_refused() -> None:
     X = tasks()[0][0]
     clf = ConceptorRidgeClassifier().fit(X, np.arange(20) % 2)
@@ -175,3 +180,12 @@ def test_bad_classes_are_refused() -> None:
         with pytest.raises(ValueError, match=message):
             clf.partial_fit(X, y, classes=classes)
     assert clf.classes_.tolist() == [0, 1]
+
+
+def test_columns_of_different_scale_are_solved_or_reported_with_the_remedy() -> None:
+    X = np.random.default_rng(0).normal(size=(400, 3)) * [1e2, 1.0, 0.1]
+    y = X @ [1e-2, 1.0, 10.0] + 5
+    assert ConceptorRidge().fit(X, y).score(X, y) > 1 - 1e-5
+    for lift in (0, 50):
+        with pytest.warns(UserWarning, match=r"differ in scale by a factor of .*StandardScaler"):
+            ConceptorRidgeClassifier(lift=lift).fit(X * [1e6, 1, 1e-7], y > 5)

@@ -77,9 +77,6 @@ def test_all_methods_see_the_same_patches(method: str) -> None:
         make(method, one_by_one(), **given)
 
 
-# --- formulas ----------------------------------------------------------------------------
-
-
 def test_ncm_is_the_nearest_mean() -> None:
     learner = taught(make("ncm", one_by_one()))
     (x, y), (test, _) = samples(learner, "train"), samples(learner, "test")

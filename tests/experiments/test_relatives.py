@@ -43,6 +43,16 @@ def gradients(layer: Any) -> list[Tensor]:
     return [p.grad.reshape(len(p), -1) for p in layer.parameters.values()]
 
 
+def test_owm_stays_a_projection_when_rounded() -> None:
+    """With a small α many rows make P tiny: no direction may turn negative or grow."""
+    torch.set_default_dtype(torch.float32)
+    owm = learner("owm", alpha_decay="1e-6", steps=1500, rate=0.01)
+    owm.learn(0)
+    for P in owm.projectors.values():
+        values = torch.linalg.eigvalsh(P.double())
+        assert -1e-4 < float(values.min()) < float(values.max()) < 1 + 1e-4
+
+
 class Memory:
     """What GPM and SGP store of one layer, as their authors write it, columns for samples."""
 

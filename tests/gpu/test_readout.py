@@ -80,18 +80,6 @@ def test_readouts_of_different_devices_add_up() -> None:
     assert fresh.n_samples == 400
 
 
-def test_states_move_between_devices() -> None:
-    here, there = readouts("fourier")
-    X, y = samples(0)
-    there.learn(X.to(DEVICE), y.to(DEVICE))
-    here.load_state_dict(there.state_dict())
-    assert torch.equal(here.predict(X), there.predict(X.to(DEVICE)).cpu())
-    there.load_state_dict(here.state_dict())
-    there.learn(X.to(DEVICE), y.to(DEVICE))
-    assert there.n_samples == 800
-    assert copy.deepcopy(there).cpu().learn(X, y).n_samples == 1200
-
-
 def test_it_learns_from_a_network_there() -> None:
     X, y = samples(0)
     model = nn.Sequential(nn.Linear(64, 32), nn.Tanh())

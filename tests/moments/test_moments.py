@@ -27,9 +27,6 @@ def spread(seed: int, count: int, dim: int, power: float) -> Tensor:
     return normal(seed, count, dim) * scales @ rotation(seed + 1, dim)
 
 
-# --- exact -------------------------------------------------------------------------------
-
-
 @given(st.integers(0, 10**6), st.integers(1, 60), st.integers(1, 6), st.data())
 def test_any_split_into_batches_and_merge_gives_the_same(
     seed: int, count: int, dim: int, data: Any
@@ -113,9 +110,6 @@ def test_a_bad_state_changes_nothing(change: Any, error: type[Exception], messag
     assert str(R.state_dict()) == before
 
 
-# --- sketched ----------------------------------------------------------------------------
-
-
 def check_bounds(sketch: FrequentDirections, R: Tensor, aperture: float = 2.0) -> None:
     """0 <= R - R̂ <= Δ I, Δ below the tail bound for every k, and the same for conceptors."""
     rows = sketch.rows()
@@ -163,9 +157,6 @@ def test_memory_is_that_of_two_times_rank_rows() -> None:
         assert sketch.conceptor(2.0).rank == rank
 
     assert largest_tensor(work) <= 2.5 * dim * rank
-
-
-# --- both --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("make", [Correlation, lambda dim: FrequentDirections(dim, 1)])

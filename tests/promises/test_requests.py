@@ -68,9 +68,6 @@ def test_a_shield_works_in_one_thread_at_a_time() -> None:
     assert shield.n_tasks == 2
 
 
-# --- states -----------------------------------------------------------------------------------
-
-
 def test_a_failure_while_guards_are_rebuilt_changes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -28,9 +28,6 @@ def in_silence() -> Iterator[None]:
         yield
 
 
-# --- moves beside guarded steps ---------------------------------------------------------------
-
-
 def in_place(model: Any) -> None:
     with torch.no_grad():
         model[0].weight.mul_(1.5)
@@ -97,9 +94,6 @@ def test_a_head_that_grew_is_no_replacement() -> None:
     model[2] = nn.Linear(64, 5).double()
     with pytest.warns(UnprotectedWarning, match=r"2 \(by "):
         shield.refresh()
-
-
-# --- steps ------------------------------------------------------------------------------------
 
 
 class ScheduleFree(SGD):
@@ -169,9 +163,6 @@ def test_a_step_to_nan_and_a_restore_recover() -> None:
     model.load_state_dict(good)
     train(model, optimizer, 5)
     assert drift(model, before) < 1e-10
-
-
-# --- frozen parameters ------------------------------------------------------------------------
 
 
 def test_what_was_frozen_when_a_task_was_remembered_is_reported_when_it_learns() -> None:

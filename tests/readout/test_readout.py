@@ -129,8 +129,6 @@ def test_an_interruption_of_a_sum_that_changes_in_place_is_noticed(monkeypatch: 
     assert_same_state(readout.learn(X, y).state_dict(), whole)
 
 
-# --- bad input: nothing changes -------------------------------------------------------------------
-
 BAD: dict[str, tuple[Callable[[Tensor, Tensor], tuple[Any, Any]], str]] = {
     "NaN": (lambda X, y: (X.clone().fill_(torch.nan), y), "NaN or infinite"),
     "no rows": (lambda X, y: (X[:0], y[:0]), "no rows"),

@@ -98,9 +98,6 @@ def test_parts_that_do_not_apply_are_left_out(tmp_path: Path) -> None:
     assert 'src="data:image/png;base64,iVBORw==" alt="digits &lt;5"' in html
 
 
-# --- the page of a shield ----------------------------------------------------------------
-
-
 @pytest.fixture
 def shield() -> Shield:
     torch.manual_seed(0)

@@ -67,9 +67,6 @@ def agree(pair: Pair, case: Callable[..., State], *args: Any) -> None:
         assert difference(first[name], values) < 1e-8
 
 
-# --- DistributedDataParallel -----------------------------------------------------------------
-
-
 def images(seed: int, count: int) -> Tensor:
     """`[count, 1, 6, 6]`, each task in eight dimensions of the 36."""
     return (samples(seed, count, 36, 8) / 3).reshape(count, 1, 6, 6)
@@ -153,9 +150,6 @@ def test_a_ddp_error_on_one_rank_is_an_error_on_all(pair: Pair) -> None:
     first, second = pair(refused, [good, torch.full_like(good, torch.nan)])
     assert "NaN" in first
     assert "nothing was remembered" in second
-
-
-# --- FSDP2 -----------------------------------------------------------------------------------
 
 
 class TokenNet(nn.Module):

@@ -129,9 +129,6 @@ def test_each_user_of_a_shared_weight_has_its_own_bias_unit() -> None:
     torch.testing.assert_close(claimed.matrix()[0], expected, rtol=0, atol=1e-10)
 
 
-# --- how much ----------------------------------------------------------------------------
-
-
 def claims(aperture: Any, **options: Any) -> Shield:
     return quiet(mlp(), aperture, **options).remember(samples(rank=10))
 
@@ -198,9 +195,6 @@ def test_rounding_is_not_claimed(dtype: torch.dtype) -> None:
     x = samples(count=400, inputs=40, rank=2).to(dtype)
     shield = Shield(model, hard=True).remember(x)
     assert [int(values.sum()) for values in shield.spectra().values()] == [3, 3]
-
-
-# --- several tasks -----------------------------------------------------------------------
 
 
 def test_a_forecast_says_how_much_of_the_gradients_will_pass() -> None:
