@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -157,6 +159,14 @@ def weights(model: nn.Module) -> list[Tensor]:
 def drift(now: Tensor, before: Tensor) -> float:
     """|now - before| / |before|."""
     return float((now.detach() - before).norm() / before.norm())
+
+
+@contextmanager
+def in_silence() -> Iterator[None]:
+    """Let no warning pass."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
 
 
 class LargestTensor(TorchDispatchMode):

@@ -10,8 +10,16 @@ import pytest
 
 from conceptors import UnprotectedWarning
 from helpers import drift
-from integrations.common import accuracy, everything, outputs, same, task
-from integrations.trainers import RUNS, Recorded, Transformers
+from integrations.trainers import (
+    RUNS,
+    Recorded,
+    Transformers,
+    accuracy,
+    everything,
+    outputs,
+    same,
+    task,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*num_workers"),

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import torch
 
-from models.family import Family
-from models.measure import HARD, Outcome, play, standing_of
+from models.measure import HARD, Family, Outcome, play, standing_of
 from models.senses import FAMILIES
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from models.family import TRANSLATOR, VOCABULARY, Batch, Family, model
+from models.measure import TRANSLATOR, VOCABULARY, Batch, Family, model
 from models.text import text_families
 
 SIZE = {

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from conceptors import Shield
-from models.family import Batch, Family
-from models.measure import HARD, play, standing_of
+from models.measure import HARD, Batch, Family, play, standing_of
 from models.page import PAGE, read, row
 from models.senses import BY_NAME, FAMILIES
 

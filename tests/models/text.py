@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from models.family import TRANSLATOR, VOCABULARY, Batch, Family, model
+from models.measure import TRANSLATOR, VOCABULARY, Batch, Family, model
 
 SIZE = {
     "hidden_size": 32,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,18 +12,12 @@ from torch import nn
 from torch.optim import SGD, AdamW
 
 from conceptors import Shield, UnprotectedWarning
+from helpers import in_silence
 from promises.common import HARD, Signs, data, drift, network, outputs, shielded, train
 
 Move = Callable[[Any], None]
 
 either = pytest.mark.parametrize("options", [{}, HARD], ids=["soft", "hard"])
-
-
-@contextmanager
-def in_silence() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield
 
 
 def in_place(model: Any) -> None:

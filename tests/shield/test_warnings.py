@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import gc
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -14,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from conceptors import Shield, UnprotectedWarning
+from helpers import in_silence
 from shield.common import train
 
 X = torch.randn(32, 6, generator=torch.Generator().manual_seed(0))
@@ -33,13 +31,6 @@ def learn(model: nn.Module, optimizer: Optimizer, head: str, to_none: bool = Tru
         optimizer.zero_grad(set_to_none=to_none)
         model(torch.randn(16, 6), head).square().mean().backward()
         optimizer.step()
-
-
-@contextmanager
-def in_silence() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UnprotectedWarning)
-        yield
 
 
 @pytest.mark.parametrize("tasks", [1, 2])
