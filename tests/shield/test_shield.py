@@ -338,12 +338,13 @@ def test_explain_shows_what_is_done_where() -> None:
 def test_explain_prints_one_line_per_kind_of_layer_of_deep_models() -> None:
     def table(depth: int) -> Any:
         widths = [8, *[6] * (depth - 1)]
-        pairs = [nn.Sequential(nn.Linear(4, width), nn.Linear(width, 4)) for width in widths]
-        model = nn.Sequential(OrderedDict(blocks=nn.Sequential(*pairs), head=nn.Linear(4, 2)))
+        pairs = [OrderedDict(up=nn.Linear(4, w), down=nn.Linear(w, 4)) for w in widths]
+        blocks = nn.Sequential(*map(nn.Sequential, pairs))
+        model = nn.Sequential(OrderedDict(blocks=blocks, head=nn.Linear(4, 2)))
         return Shield(model).remember(samples(inputs=4).float()).explain()
 
     lines = str(table(20)).splitlines()[1:]
     names = [line.split("  ")[0] for line in lines]
-    assert names == ["blocks.*.0 (20)", "blocks.0.1", "blocks.*.1 (19)", "head"]
+    assert names == ["blocks.*.up (20)", "blocks.0.down", "blocks.*.down (19)", "head"]
     assert re.search(r"\d% \(\d+\.\d%\.\.\d+\.\d%\)", lines[0])  # the mean, and the range
     assert len(str(table(19)).splitlines()) == 1 + len(table(19)) == 40
