@@ -48,9 +48,7 @@ def test_validation_finds_the_best_denoiser() -> None:
 
 
 @pytest.mark.parametrize(("rows", "folds"), [(11, 4), (7, 7), (2, 2)])
-def test_each_fold_is_held_out_once_and_the_conceptor_is_of_the_others(
-    rows: int, folds: int
-) -> None:
+def test_each_fold_is_held_out_once(rows: int, folds: int) -> None:
     X = normal(0, rows, 3)
     parts: list[Tensor] = []
 

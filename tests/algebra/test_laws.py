@@ -182,9 +182,7 @@ def test_similarity_of_orthogonal_conceptors_is_exactly_zero(dtype: torch.dtype,
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("count", [3, 40])
-def test_similarity_does_not_depend_on_the_scale_of_the_data(
-    dtype: torch.dtype, count: int
-) -> None:
+def test_similarity_does_not_depend_on_the_scale(dtype: torch.dtype, count: int) -> None:
     X, Y = normal(0, count, 6).to(dtype), normal(1, count, 6).to(dtype)
     wanted = float((X.mT @ X * (Y.mT @ Y)).sum() / ((X.mT @ X).norm() * (Y.mT @ Y).norm()))
     for scale in (1e-7, 1e-15):

@@ -132,18 +132,6 @@ def test_a_comparison_runs_what_is_missing(
     assert [c[c.index("--method") + 1] for c in runs.commands[6:]] == ["joint", "joint"]
 
 
-@pytest.mark.parametrize(("name", "rows"), [("readout", 6), ("paper", 13)])
-def test_other_studies_run_in_the_same_way(
-    name: str, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "runs.csv"
-    monkeypatch.setattr("benchmarks.runs.subprocess.run", Runs())
-    chosen = ("--streams", "mnist-10") if name == "readout" else ("ablation",)
-    command = ("--tiny", "--device", "cpu", "--seeds", "1", "--out", str(out), *chosen)
-    assert main(name, *command) == 0
-    assert len(Table(out, ("seed", "command")).rows) == rows
-
-
 def test_a_walk_counts_functions_and_names_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert main("walk", "--list") == 0
     out = capsys.readouterr().out

@@ -160,9 +160,7 @@ def test_explore(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatc
         ([*TUNE, "--vary", "rate=0.1:1", "--method", "cab"], "one method at a time"),
     ],
 )
-def test_a_bad_request_ends_with_2(
-    words: list[str], message: str, tmp_path: Path, capsys: Capture
-) -> None:
+def test_bad_requests(words: list[str], message: str, tmp_path: Path, capsys: Capture) -> None:
     assert main([*words, "--out", str(tmp_path / "out")]) == 2
     *announced, said = capsys.readouterr().err.splitlines()
     assert message in said
@@ -170,9 +168,7 @@ def test_a_bad_request_ends_with_2(
     assert not (tmp_path / "out" / "results.json").exists()
 
 
-def test_missing_extras_are_named(
-    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_extras(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("conceptors.experiments.tune.find_spec", lambda name: None)
     monkeypatch.setattr("conceptors.experiments.engines.ray.find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "altair", None)

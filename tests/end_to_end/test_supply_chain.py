@@ -70,9 +70,7 @@ def test_the_bill_of_materials() -> None:
 
 @pytest.mark.parametrize(("ci", "installed"), [({}, False), ({"CI": "1"}, True)])
 @pytest.mark.skipif(not shutil.which("make"), reason="no make")
-def test_system_packages_are_not_installed_unasked(
-    ci: dict[str, str], installed: bool, tmp_path: Path
-) -> None:
+def test_make_asks_before_it_installs(ci: dict[str, str], installed: bool, tmp_path: Path) -> None:
     """On a machine without a browser, where root could install one; apt-get only takes notes."""
     tools = tmp_path / "bin"
     tools.mkdir()

@@ -38,9 +38,7 @@ def scores(learner: Any, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("method", "settings", "stored"), CLOSED, ids=str)
-def test_classes_are_learned_one_after_the_other(
-    method: str, settings: dict[str, Any], stored: int
-) -> None:
+def test_classes_are_learned_in_turn(method: str, settings: dict[str, Any], stored: int) -> None:
     learner = make(method, one_by_one(), **settings)
     x, _ = samples(learner, "test")
     learner.learn(0)

@@ -52,9 +52,7 @@ def test_two_tasks(start: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options", [{}, HARD, {"aperture": 3.0, "increment_decay": 0.1}], ids=["auto", "hard", "decay"]
 )
-def test_a_resumed_run_is_the_run_that_was_not_interrupted(
-    start: Any, options: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_resumed_run_is_the_same(start: Any, options: dict[str, Any], tmp_path: Path) -> None:
     run = start(tmp_path, **options)
     run.fit(1, 4)
     run.fit(2, 4)

@@ -28,9 +28,7 @@ def spread(seed: int, count: int, dim: int, power: float) -> Tensor:
 
 
 @given(st.integers(0, 10**6), st.integers(1, 60), st.integers(1, 6), st.data())
-def test_any_split_into_batches_and_merge_gives_the_same(
-    seed: int, count: int, dim: int, data: Any
-) -> None:
+def test_any_split_and_merge_gives_the_same(seed: int, count: int, dim: int, data: Any) -> None:
     X = normal(seed + 1, count, dim) * 10.0 ** (3 * normal(seed, dim))
     cuts = sorted(data.draw(st.lists(st.integers(0, count), max_size=6)))
     R, merged = Correlation(dim), Correlation(dim)

@@ -68,9 +68,7 @@ def test_a_shield_works_in_one_thread_at_a_time() -> None:
     assert shield.n_tasks == 2
 
 
-def test_a_failure_while_guards_are_rebuilt_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_failure_in_rebuilding_guards_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model = network()
     shield = shielded(model)
     optimizer = shield.guard(AdamW(model.parameters(), lr=1e-2))

@@ -215,9 +215,7 @@ def test_changes_made_between_steps_add_up() -> None:
         shrink(10)
 
 
-def test_hard_protection_of_a_wide_layer_warns_where_its_sketch_is_full(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_hard_protection_warns_where_a_sketch_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("conceptors.shield.options._DENSE", 800)
     shield = Shield(nn.Linear(840, 2), hard=True)  # a sketch of 105 directions
     shield.remember(torch.randn(104, 3) @ torch.randn(3, 840))  # fits

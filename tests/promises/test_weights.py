@@ -103,9 +103,7 @@ def test_an_optimizer_that_evaluates_other_weights_is_refused_by_name() -> None:
 
 
 @either
-def test_an_optimizer_without_a_guard_is_reported_at_its_first_step(
-    options: dict[str, Any],
-) -> None:
+def test_an_optimizer_without_a_guard_is_reported(options: dict[str, Any]) -> None:
     model, free = network(), network()
     shield = Shield(model, **options)
     with in_silence():  # in a first task nothing is claimed, and other weights may step

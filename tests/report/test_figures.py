@@ -30,9 +30,7 @@ def test_any_results_are_drawn_in_all_formats(tmp_path: Path) -> None:
         assert results["runs"][-1]["method"] in {str(text).rstrip("\u200b") for text in texts}
 
 
-def test_images_are_seen_by_the_conceptor_of_the_second_task(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_images_are_seen_by_the_conceptor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The paper's figures 3 and 4."""
     draw = Mock(wraps=charts.pictures)
     monkeypatch.setattr(charts, "pictures", draw)

@@ -106,9 +106,7 @@ def shield() -> Shield:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # small layers are soon full
-def test_the_page_shows_layers_accuracies_spectra_and_similarity(
-    shield: Shield, tmp_path: Path
-) -> None:
+def test_the_page_of_a_shield_shows_all_parts(shield: Shield, tmp_path: Path) -> None:
     optimizer = shield.guard(torch.optim.AdamW(shield.model.parameters()))
     for seed in range(2):
         shield.remember(normal(seed, 40, 2) @ normal(seed + 5, 2, 6))

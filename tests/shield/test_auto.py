@@ -148,9 +148,7 @@ def test_a_full_layer_leaves_room(aperture: Any, room: float) -> None:
 
 
 @pytest.mark.parametrize("fails", ["error", "nan"])
-def test_a_decomposition_that_fails_in_float32_is_done_in_float64(
-    fails: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_decompositions_that_fail_in_float32(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As LAPACK's do for a few matrices with dead units."""
 
     def failing(solve: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:

@@ -108,9 +108,7 @@ def two_tasks(rank: Rank, optimizer_name: str, options: dict[str, Any]) -> State
     ],
     ids=["soft", "hard", "auto", "sketched"],
 )
-def test_ddp_is_one_process_on_all_data(
-    pair: Pair, optimizer: str, options: dict[str, Any]
-) -> None:
+def test_ddp_is_one_process(pair: Pair, optimizer: str, options: dict[str, Any]) -> None:
     agree(pair, two_tasks, optimizer, options)
 
 
@@ -257,9 +255,7 @@ def resumed(rank: Rank, aperture: Any, file: Path) -> Tensors:
 
 
 @by_aperture
-def test_an_fsdp_state_is_whole_and_resumes_on_any_number_of_processes(
-    pair: Pair, aperture: Any, tmp_path: Path
-) -> None:
+def test_fsdp_resumes_on_any_number_of_ranks(pair: Pair, aperture: Any, tmp_path: Path) -> None:
     one, two = tmp_path / "one.pt", tmp_path / "two.pt"
     alone, from_one = middle_of_a_task(None, aperture)
     (first, from_two), _ = pair(middle_of_a_task, aperture)

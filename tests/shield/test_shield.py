@@ -178,7 +178,7 @@ def test_wide_layers_store_a_sketch(monkeypatch: pytest.MonkeyPatch) -> None:
     ("options", "message"),
     [({"aperture": 1e3}, r"in: 0 \(9\d"), ({"hard": True}, r"in: 0 \(100.*=Energy\(0\.9\)")],
 )
-def test_full_layers_are_named_once(
+def test_full_layers(
     options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("conceptors.shield.health._FULL", 0.9)

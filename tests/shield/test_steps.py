@@ -117,9 +117,7 @@ def test_gradients_of_another_pass_are_projected(hard: bool, to_none: bool) -> N
 
 
 @pytest.mark.parametrize("then", ["another pass", "clip by value", "remember"])
-def test_hard_gradients_that_change_after_an_early_projection_stay_in_the_free_space(
-    then: str,
-) -> None:
+def test_gradients_that_change_after_an_early_projection_stay_free(then: str) -> None:
     layer = nn.Linear(6, 4).double()
     x = normal(0, 20, 3) @ normal(1, 3, 6)
     shield = Shield(layer, hard=True)

@@ -33,9 +33,7 @@ def notes(tmp_path: Path) -> Iterator[Notes]:
         yield notes
 
 
-def test_a_killed_worker_and_a_failure_cost_nothing_else(
-    tmp_path: Path, notes: Notes, started: None
-) -> None:
+def test_a_killed_worker_costs_nothing_else(tmp_path: Path, notes: Notes, started: None) -> None:
     """The worker of one seed is killed in its midst, when others are done; one seed fails."""
     free = notes.hold(1)
 
