@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW
+from torch.optim import SGD, AdamW
 from torch.utils.data import DataLoader, TensorDataset
 
 from conceptors import Conceptor, Energy, Quota, Shield, UnprotectedWarning, similarity
@@ -109,19 +109,48 @@ def test_a_failing_pass_loses_nothing() -> None:
 
 
 class Twins(nn.Module):
-    """Two linear layers that share their weight."""
+    """Two linear layers that share their weight or their bias."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared: str) -> None:
         super().__init__()
         self.a, self.b = nn.Linear(9, 9), nn.Linear(9, 9)
-        self.b.weight = self.a.weight
+        setattr(self.b, shared, getattr(self.a, shared))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.b(self.a(x).tanh())  # type: ignore[no-any-return]
 
 
+class Language(nn.Module):
+    """Embeddings that are the output weights too: rows of one block and groups of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.mix, self.out = nn.Embedding(12, 8), nn.Linear(8, 8), nn.Linear(8, 12)
+        self.out.weight = self.tokens.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.out(self.mix(self.tokens(tokens)).tanh())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("kind", ["weight", "bias", "tied"])
+def test_what_layers_share_is_protected(kind: str) -> None:
+    """With two optimizers for the same parameters."""
+    torch.manual_seed(0)
+    model: Any = (Language() if kind == "tied" else Twins(kind)).double()
+    tokens = torch.tensor([[0, 2, 4]]), torch.tensor([[1, 2, 3], [5, 7, 9]])
+    old, new = tokens if kind == "tied" else (samples(0, 2, 9, 9), samples(1, 4, 9, 9))
+    shield = Shield(model, 1e4, hard=True)
+    optimizers = [shield.guard(make(model.parameters(), lr=0.02)) for make in (SGD, AdamW)]
+    before, start = shield.remember(old).model(old).detach(), model(new).detach()
+    for _ in range(25):
+        for optimizer in optimizers:
+            train(model, optimizer, new, 1)
+    assert drift(model(old), before) < 1e-10
+    assert (model(new) - 1).square().mean() < 0.99 * (start - 1).square().mean()
+
+
 def test_each_user_of_a_shared_weight_has_its_own_bias_unit() -> None:
-    model, x = Twins().double(), samples(0, 7, 9)
+    model, x = Twins("weight").double(), samples(0, 7, 9)
     claimed = Shield(model, 2.0).remember(x).conceptors()["a"]
     hidden = model.a(x).tanh().detach()
     units = eye(2)[:, None].expand(2, 7, 2)
