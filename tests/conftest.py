@@ -3,8 +3,6 @@
 `--hypothesis-profile=search` looks for new ones.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 

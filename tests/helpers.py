@@ -1,7 +1,5 @@
 """Conceptors of every kind, references, and a meter of memory, for several test files."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ another CPU. Blocks with prompts (>>>) are doctests; blocks marked ```py need a 
 a download, and are not run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import re

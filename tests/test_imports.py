@@ -1,7 +1,5 @@
 """Imports flow one way, and the core needs nothing but torch and numpy."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Choosing an aperture: by quota, by validation."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

@@ -1,7 +1,5 @@
 """The value: closed forms, precision, constructors, products, batches, immutability."""
 
-from __future__ import annotations
-
 import copy
 import math
 import pickle

@@ -1,7 +1,5 @@
 """The factored form: equal to the dense one everywhere, bounded errors, and never d x d."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Files: what is written is read back to the bit; damaged or hostile files are refused."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Hard conceptors stay hard: AND and OR project on the intersection and on the sum of ranges."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Laws of logic, apertures, order and similarity, for conceptors of every kind."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

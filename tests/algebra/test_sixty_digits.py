@@ -4,8 +4,6 @@ What a conceptor stores, odds and directions as rounded to its dtype, counts as 
 that rounding left not quite orthonormal stand for the nearest ones that are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

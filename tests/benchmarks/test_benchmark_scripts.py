@@ -1,7 +1,5 @@
 """Every benchmark runs at tiny size, resumes, and prints the docs' table from results/."""
 
-from __future__ import annotations
-
 import csv
 import doctest
 import importlib

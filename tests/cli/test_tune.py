@@ -1,7 +1,5 @@
 """`conceptors tune`: it resumes, looks at validation data only, and refuses damaged journals."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The examples, run as a user would, and what they print."""
 
-from __future__ import annotations
-
 import os
 import re
 import runpy

@@ -1,7 +1,5 @@
 """Anything at all thrown at the public functions: a valid result, or ValueError or TypeError."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

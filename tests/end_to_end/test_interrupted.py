@@ -5,8 +5,6 @@ kills one process, by torchrun's own agent. Processes are forked from it, which 
 the seconds of importing torch.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import random

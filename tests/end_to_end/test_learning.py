@@ -4,8 +4,6 @@ The tasks are scikit-learn's digits, then the same digits turned by 90 degrees, 
 outputs.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from functools import cache

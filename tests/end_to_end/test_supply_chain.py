@@ -1,7 +1,5 @@
 """What is installed and from where: hashes, pins, the bill of materials, and what make asks."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import re
 import shutil

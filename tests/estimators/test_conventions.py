@@ -1,7 +1,5 @@
 """What all estimators promise: scikit-learn's conventions, and no half-done changes."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """Ridge regression of tasks: all at once, or in turn as in section 2.2, and on real digits."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

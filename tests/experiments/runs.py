@@ -1,7 +1,5 @@
 """Small experiments, and what they leave."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Methods in closed form learn class by class, and equal what their formulas say directly."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

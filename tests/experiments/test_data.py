@@ -1,7 +1,5 @@
 """Data sets from a folder, the cache or a mirror; all from small files made here."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import http.server

@@ -1,7 +1,5 @@
 """Experiments: what is written, that it is the same every time, and that nothing gets lost."""
 
-from __future__ import annotations
-
 import json
 import random
 import signal

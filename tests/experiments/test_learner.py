@@ -1,7 +1,5 @@
 """Networks, settings and the training of one task."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

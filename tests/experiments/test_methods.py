@@ -1,7 +1,5 @@
 """Methods learn tiny sequences, the same every time; CAB follows Algorithm 2."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Scenarios: which samples every task and seed gets, on made-up images."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

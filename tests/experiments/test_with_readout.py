@@ -1,7 +1,5 @@
 """A body under conceptors with a readout after it: classes of all tasks, told apart by one head."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

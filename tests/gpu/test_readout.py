@@ -1,7 +1,5 @@
 """A readout on a GPU is the one on the CPU, and can go from one to the other."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Signed files of shields with wrong content: ValueError and nothing else, nothing changed."""
 
-from __future__ import annotations
-
 import json
 import math
 import warnings

@@ -3,8 +3,6 @@
 Where torchvision cannot be loaded beside the torch in use, Avalanche could not be imported at all.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Iterator, Sequence

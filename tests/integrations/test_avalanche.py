@@ -1,7 +1,5 @@
 """The shield in Avalanche's own strategies, on streams of its own benchmarks."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The examples for frameworks, run as a user would, and what they print."""
 
-from __future__ import annotations
-
 import re
 import runpy
 import warnings

@@ -1,7 +1,5 @@
 """Samples of texts: tokenized for the callback, or drawn from the model itself."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Trainers protect what they learned, resume bit for bit, and clip what the optimizer receives."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """One interface for two trainers: two tasks, checkpoints after every epoch, clipped gradients."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

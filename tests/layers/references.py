@@ -4,8 +4,6 @@ Each function takes (layer, inputs, output) and gives rows `[g, n, d]` by block 
 recurrent layers are computed from their weights, and the result must be the layer's own output.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """What every layer type must do: one suite over the whole table in `cases.py`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Families of models: which parameters are protected, and how far old outputs drift."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache

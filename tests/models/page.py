@@ -1,7 +1,5 @@
 """Writes the table of docs/models.md: `PYTHONPATH=src:tests python -m models.page`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,7 +1,5 @@
 """Models of images and sounds, and the table of all families."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

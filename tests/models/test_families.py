@@ -1,7 +1,5 @@
 """`Shield(model)` on real families of models, at tiny size, and the page about them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

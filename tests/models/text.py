@@ -1,7 +1,5 @@
 """Text models: decoders, encoders, both, and a mixture of experts."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Exact and sketched second moments: any split, weights, merging, bounds, processes, refusals."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

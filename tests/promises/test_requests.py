@@ -1,7 +1,5 @@
 """What is asked for is what is done: batches, precision, threads, states, statistics."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Mistakes and events that would cost remembered tasks in silence: one test for each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

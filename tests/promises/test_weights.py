@@ -1,7 +1,5 @@
 """Whatever steps or moves the weights: it is protected, refused or reported."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Random features at any scale, for any first data; patches of images; several lifts as one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

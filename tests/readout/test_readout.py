@@ -1,7 +1,5 @@
 """Weights are those of ridge regression on all samples at once; λ needs no tuning."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The page to explore, in a real browser: its mathematics, its keys and its labels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

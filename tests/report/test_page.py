@@ -1,7 +1,5 @@
 """The page as text: its numbers, and that nothing in the results gets out."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

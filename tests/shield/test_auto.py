@@ -4,8 +4,6 @@ While a task is learned, the objective is L + pull/2 · E|ΔW x|² / E|W x|² ov
 x, preconditioned by F as everything else.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Bare parameters, such as tokens, positions and scales, are fixed once a task has used them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Compiled models and reduced precision: rows are still seen, steps are still protected."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -4,8 +4,6 @@ Each case runs with rank 0, with rank 1, and alone with rank None. With FSDP2 a 
 weights from all ranks: unlike DDP, every rank needs equally many batches in `remember`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

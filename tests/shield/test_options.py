@@ -1,7 +1,5 @@
 """Attaching, options, which parameters are shielded, and copies of shielded models."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from typing import Any

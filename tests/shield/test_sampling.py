@@ -1,7 +1,5 @@
 """Which rows are recorded: few enough to be fast, enough to be right."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

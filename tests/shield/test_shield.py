@@ -1,7 +1,5 @@
 """Remembering, how much is claimed, and what a shield reports about it."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections import OrderedDict

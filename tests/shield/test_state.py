@@ -1,7 +1,5 @@
 """Saving a shield and going on: on the same model, on a renamed or grown one."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 from functools import partial

@@ -1,7 +1,5 @@
 """Steps follow the closed form, and the user's gradients and settings stay their own."""
 
-from __future__ import annotations
-
 import warnings
 from functools import partial
 from typing import Any

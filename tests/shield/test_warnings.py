@@ -1,7 +1,5 @@
 """What `remember` does not reach is reported; layers with other inputs than before are refused."""
 
-from __future__ import annotations
-
 import gc
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Experiments on a real Ray: lost workers, failures, and a driver that is killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
