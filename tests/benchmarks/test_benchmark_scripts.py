@@ -10,8 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
 common = pytest.importorskip("benchmarks.common", reason="no benchmarks beside the tests")
 Table = common.Table
@@ -139,22 +137,6 @@ def test_a_walk_counts_functions_and_names_them(capsys: pytest.CaptureFixture[st
 
 def test_the_examples_in_docstrings_hold() -> None:
     assert doctest.testmod(common).failed == 0
-
-
-def test_training_reports_divergence() -> None:
-    weight = nn.Parameter(torch.ones(1))
-    optimizer = torch.optim.SGD([weight], lr=1e20)
-    assert not common.train(optimizer, lambda _: weight.square().sum(), 8, epochs=9, batch=4)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [("method,accuracy\ncab,1\n", "no column 'seed'"), ("seed\n0\n0\n", "contains a run twice")],
-)
-def test_a_foreign_table_is_refused(tmp_path: Path, text: str, message: str) -> None:
-    (tmp_path / "runs.csv").write_text(text, encoding="utf-8")
-    with pytest.raises(ValueError, match=message):
-        Table(tmp_path / "runs.csv", ("seed",))
 
 
 def test_every_committed_table_is_read() -> None:

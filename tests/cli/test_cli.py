@@ -21,14 +21,6 @@ Capture = pytest.CaptureFixture[str]
 TUNE = ["tune", *RUN[1:], "--method", "sgd"]
 
 
-@pytest.mark.parametrize("command", ["run", "tune", "report", "explore", "list", "data"])
-def test_help(command: str, capsys: Capture) -> None:
-    with pytest.raises(SystemExit) as end:
-        main([command, "--help"])
-    assert end.value.code == 0
-    assert "usage: conceptors" in capsys.readouterr().out
-
-
 def test_as_a_module_without_a_command(capsys: Capture) -> None:
     command = [sys.executable, "-m", "conceptors", "--version"]
     process = subprocess.run(command, capture_output=True, text=True, check=True)
