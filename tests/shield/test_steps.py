@@ -95,16 +95,29 @@ def test_gradients_may_be_projected_early_and_clipped(momentum: float) -> None:
         torch.testing.assert_close(start - blocks(layer)["Linear"], step, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("to_none", [False, True])
+def test_only_gradients_that_were_projected_early_are_left_alone() -> None:
+    """A step that was skipped after `project_`, as for NaN, leaves nothing behind."""
+    (layer, shield), (other, reference) = linear(), linear()
+    optimizer = shield.guard(SGD(layer.parameters(), lr=0.1))
+    alone = reference.guard(SGD(other.parameters(), lr=0.1))
+    push(layer, 2)
+    shield.project_(optimizer)
+    optimizer.zero_grad()
+    for model, steps in ((layer, optimizer), (other, alone)):
+        push(model, 3)
+        steps.step()
+    assert torch.equal(blocks(layer)["Linear"], blocks(other)["Linear"])
+
+
 @pytest.mark.parametrize("hard", [False, True])
-def test_gradients_of_another_pass_are_projected(hard: bool, to_none: bool) -> None:
-    """After a step that was skipped, as for NaN; without `set_to_none` in the same memory."""
+def test_gradients_of_another_pass_in_the_same_memory_are_projected(hard: bool) -> None:
+    """After a step that was skipped, with `zero_grad(set_to_none=False)`."""
     (layer, shield), (other, reference) = linear(hard=hard), linear(hard=hard)
     optimizer = shield.guard(SGD(layer.parameters(), lr=0.1))
     alone = reference.guard(SGD(other.parameters(), lr=0.1))
     push(layer, 2)
     shield.project_(optimizer)
-    optimizer.zero_grad(set_to_none=to_none)
+    optimizer.zero_grad(set_to_none=False)
     push(layer, 3)
     shield.project_(optimizer)
     push(other, 3)
@@ -162,11 +175,37 @@ def test_early_projection_in_a_closure(name: str) -> None:
         return norm
 
     for _ in range(3):
-        assert isinstance(optimizer.step(closure=closure), float)
+        optimizer.step(closure)
         alone.zero_grad()
         push(other)
         alone.step()
     assert torch.equal(blocks(layer)["Linear"], blocks(other)["Linear"])
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_all_ways_to_step_are_the_same(name: str) -> None:
+    """With a closure by position or by name, or without."""
+    finals = []
+    for way in ("plain", "by position", "by name"):
+        layer, shield = linear()
+        optimizer: Any = shield.guard(OPTIMIZERS[name][0](layer.parameters()))
+
+        def closure(layer: nn.Module, optimizer: Any) -> float:
+            optimizer.zero_grad()
+            return float(push(layer).norm())
+
+        for _ in range(5):
+            call = partial(closure, layer, optimizer)
+            if way == "plain":
+                call()
+                optimizer.step()
+            elif way == "by position":
+                optimizer.step(call)
+            else:
+                assert isinstance(optimizer.step(closure=call), float)
+        finals.append(blocks(layer)["Linear"])
+    assert torch.equal(finals[0], finals[1])
+    assert torch.equal(finals[0], finals[2])
 
 
 def test_a_layer_that_hardly_learns_is_reported_once() -> None:
