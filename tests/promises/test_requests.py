@@ -13,22 +13,6 @@ from conceptors import Shield
 from promises.common import data, drift, network, outputs, shielded, train
 
 
-@pytest.mark.parametrize(
-    ("batches", "message"),
-    [
-        ({"x": data(1)}, r"got one mapping of \['x'\]; pass \[batch\]"),
-        (
-            (data(1), torch.zeros(20)),
-            r"one tuple of tensors of shapes \[\[20, 12\], \[20\]\].*pass the inputs alone",
-        ),
-        ([{"x": data(1)}], r"a mapping of \['x'\]: .*unexpected keyword.*model\(batch\['x'\]\)"),
-    ],
-)
-def test_one_batch_for_many_is_refused_with_a_remedy(batches: Any, message: str) -> None:
-    with pytest.raises(TypeError, match=message):
-        Shield(network()).remember(batches)
-
-
 def test_rounding_of_half_precision_is_not_taken_for_directions() -> None:
     x = data(1, count=2000, inputs=64, rank=8).float()
 
