@@ -134,14 +134,12 @@ FORGERIES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "negative odds": ({"odds": -HALF}, {}, "odds"),
     "skew vectors": ({"vectors": GOOD[0] + 0.1}, {}, "not orthonormal"),
     "zero column": ({"vectors": GOOD[0] * torch.tensor([1, 1, 0])}, {}, "zeros"),
-    "few odds": ({"odds": HALF[:2]}, {}, "shape"),
     "empty batch": ({"vectors": torch.zeros(0, 7, 3), "odds": torch.zeros(0, 3)}, {}, "shape"),
     "integers": ({"vectors": torch.eye(7, 3, dtype=torch.int64)}, {}, "int64"),
     "complex odds": ({"odds": HALF.to(torch.complex64)}, {}, "float32 or float64"),
     "mixed": ({"odds": HALF.float()}, {}, "float32"),
     "negative aperture": ({"aperture": torch.tensor(-1.0).double()}, {}, "aperture .*-1.0"),
     "infinite aperture": ({"aperture": torch.tensor(math.inf).double()}, {}, "aperture .*inf"),
-    "two apertures": ({"aperture": torch.tensor([2.0, 2.0]).double()}, {}, "aperture"),
 }
 
 

@@ -4,7 +4,6 @@ import csv
 import doctest
 import importlib
 import json
-import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -126,13 +125,6 @@ def test_a_comparison_runs_what_is_missing(
     )
     assert main("comparison", *command) == 1
     assert [c[c.index("--method") + 1] for c in runs.commands[6:]] == ["joint", "joint"]
-
-
-def test_a_walk_counts_functions_and_names_them(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main("walk", "--list") == 0
-    out = capsys.readouterr().out
-    assert re.search(r"^step: \d+ functions in \d+ files$", out, re.MULTILINE)
-    assert re.search(r"^  shield/collect\.py: .*\bcollect\b", out, re.MULTILINE)
 
 
 def test_the_examples_in_docstrings_hold() -> None:

@@ -194,14 +194,3 @@ def test_nan_and_infinity_are_refused(name: str, bad: float) -> None:
 def test_shapes_and_content(name: str, bad: torch.Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TENSORS[name](bad)
-
-
-@pytest.mark.parametrize("join", [lambda a, b: a | b, lambda a, b: a & b, similarity])
-@pytest.mark.parametrize("first", [DENSE, FACTORED], ids=["dense", "factored"])
-def test_pairs_that_do_not_fit(join: Callable[[Any, Any], object], first: Conceptor) -> None:
-    with pytest.raises(ValueError, match=r"different size, . and ., cannot.*the same space"):
-        join(first, Conceptor.zero(4))
-    with pytest.raises(TypeError, match=r"torch.float.*torch.float.*\.to\(dtype=\.\.\.\)"):
-        join(first, Conceptor.zero(3, dtype=torch.float32))
-    with pytest.raises(TypeError):
-        join(first, torch.eye(3).double())

@@ -50,7 +50,6 @@ def test_foreign_optimizers_are_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"aperture": 0.0}, "aperture"),
         ({"aperture": float("inf")}, "aperture"),
         ({"aperture": {}}, "empty mapping"),
         ({"aperture": {"nothing": 2.0}}, r"no aperture for layer '0'.*\['nothing'\]"),

@@ -162,50 +162,31 @@ def test_gradients_may_have_other_strides_than_their_parameters() -> None:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_early_projection_in_a_closure(name: str) -> None:
-    """Where it is called in the middle of a step, as lightning does."""
-    (layer, shield), (other, reference) = linear(), linear()
-    optimizer: Any = shield.guard(OPTIMIZERS[name][0](layer.parameters()))
-    alone: Any = reference.guard(OPTIMIZERS[name][0](other.parameters()))
-
-    def closure() -> float:
-        optimizer.zero_grad()
-        norm = float(push(layer).norm())
-        shield.project_(optimizer)
-        return norm
-
-    for _ in range(3):
-        optimizer.step(closure)
-        alone.zero_grad()
-        push(other)
-        alone.step()
-    assert torch.equal(blocks(layer)["Linear"], blocks(other)["Linear"])
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_all_ways_to_step_are_the_same(name: str) -> None:
-    """With a closure by position or by name, or without."""
+    """With a closure or without; it may project in the middle of a step, as lightning does."""
     finals = []
-    for way in ("plain", "by position", "by name"):
+    for way in ("plain", "by position", "by name", "early"):
         layer, shield = linear()
         optimizer: Any = shield.guard(OPTIMIZERS[name][0](layer.parameters()))
 
-        def closure(layer: nn.Module, optimizer: Any) -> float:
+        def closure(layer: nn.Module, shield: Shield, optimizer: Any, early: bool) -> float:
             optimizer.zero_grad()
-            return float(push(layer).norm())
+            norm = float(push(layer).norm())
+            if early:
+                shield.project_(optimizer)
+            return norm
 
         for _ in range(5):
-            call = partial(closure, layer, optimizer)
+            call = partial(closure, layer, shield, optimizer, way == "early")
             if way == "plain":
                 call()
                 optimizer.step()
-            elif way == "by position":
-                optimizer.step(call)
-            else:
+            elif way == "by name":
                 assert isinstance(optimizer.step(closure=call), float)
+            else:
+                optimizer.step(call)
         finals.append(blocks(layer)["Linear"])
-    assert torch.equal(finals[0], finals[1])
-    assert torch.equal(finals[0], finals[2])
+    assert all(torch.equal(final, finals[0]) for final in finals)
 
 
 def test_a_layer_that_hardly_learns_is_reported_once() -> None:
@@ -218,6 +199,20 @@ def test_a_layer_that_hardly_learns_is_reported_once() -> None:
             train(layer, optimizer, normal(seed, 6, 8), steps=1)
     (message,) = [str(w.message) for w in caught if w.category is ShieldFullWarning]
     assert "Linear (0.0%)" in message
+
+
+def test_parameter_groups_and_decay_that_come_later_are_noticed() -> None:
+    model = mlp(width=64)
+    shield = Shield(model, 1e4, hard=True).remember(samples())
+    optimizer = shield.guard(SGD(model[2].parameters(), lr=0.05))
+    before = model(samples()).detach()
+    train(model, optimizer, samples(2), steps=2)
+    optimizer.add_param_group({"params": list(model[0].parameters()), "lr": 0.02})
+    train(model, optimizer, samples(2), steps=2)
+    for group in optimizer.param_groups:
+        group["weight_decay"] = 0.5
+    train(model, optimizer, samples(2), steps=2)
+    assert drift(model(samples()), before) < 1e-9
 
 
 @pytest.mark.parametrize("make", [SGD, AdamW])
@@ -236,6 +231,27 @@ def test_the_increment_decays_towards_the_last_task(make: Any) -> None:
     with pytest.warns(UnprotectedWarning, match="moved in protected directions"):  # by this test
         optimizer.step()  # no gradient: only the decay acts, by 1 - η 2 λ = 0.6
     torch.testing.assert_close(blocks(layer)["Linear"] - anchor, 0.6 * (start - anchor))
+
+
+@pytest.mark.parametrize("make", [SGD, AdamW])
+@pytest.mark.parametrize("how", ["another optimizer", "a frozen bias"])
+def test_the_decay_of_a_part_of_a_layer_stays_in_the_free_space(make: Any, how: str) -> None:
+    """Weight and bias have moved together, so only together they may go back."""
+    layer = nn.Linear(6, 4).double()
+    factors = normal(0, 20, 3)
+    factors[:, 0] = 1  # so the inputs do not tell the bias from a weight
+    x = factors @ normal(1, 3, 6)
+    shield = Shield(layer, hard=True, increment_decay=0.5).remember(x)
+    optimizer = shield.guard(make(layer.parameters(), lr=0.1))
+    before, bias = layer(x).detach(), layer.bias.detach().clone()
+    train(layer, optimizer, normal(2, 9, 6), steps=5)
+    assert drift(layer.bias, bias) > 1e-3
+    if how == "a frozen bias":
+        layer.bias.requires_grad_(False)
+    else:
+        optimizer = shield.guard(make([layer.weight], lr=0.1))
+    train(layer, optimizer, normal(2, 9, 6), steps=5)
+    assert drift(layer(x), before) < 1e-9
 
 
 def pushed(shield: Shield, model: nn.Module, weight: Tensor, optimizer: Any) -> float:
