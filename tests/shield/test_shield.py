@@ -368,7 +368,7 @@ def test_explain_shows_what_is_done_where() -> None:
 def test_explain_prints_one_line_per_kind_of_layer_of_deep_models() -> None:
     def table(depth: int) -> Any:
         widths = [8, *[6] * (depth - 1)]
-        pairs = [OrderedDict(up=nn.Linear(4, w), down=nn.Linear(w, 4)) for w in widths]
+        pairs: list[Any] = [OrderedDict(up=nn.Linear(4, w), down=nn.Linear(w, 4)) for w in widths]
         blocks = nn.Sequential(*(nn.Sequential(pair) for pair in pairs))
         model = nn.Sequential(OrderedDict(blocks=blocks, head=nn.Linear(4, 2)))
         return Shield(model).remember(samples(inputs=4).float()).explain()
