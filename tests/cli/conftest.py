@@ -1,7 +1,5 @@
 """The command line runs on small made-up data, and leaves the user's folders alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Conceptor-aided SGD converges to the closed forms of the ridge estimators."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

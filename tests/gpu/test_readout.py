@@ -1,7 +1,5 @@
 """A readout on a GPU is the one on the CPU, and can go from one to the other."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -78,18 +76,6 @@ def test_readouts_of_different_devices_add_up() -> None:
         total.learn(X.to(device), y.to(device))
     fresh = there.fresh().learn(X.to(DEVICE), y.to(DEVICE))
     assert fresh.n_samples == 400
-
-
-def test_states_move_between_devices() -> None:
-    here, there = readouts("fourier")
-    X, y = samples(0)
-    there.learn(X.to(DEVICE), y.to(DEVICE))
-    here.load_state_dict(there.state_dict())
-    assert torch.equal(here.predict(X), there.predict(X.to(DEVICE)).cpu())
-    there.load_state_dict(here.state_dict())
-    there.learn(X.to(DEVICE), y.to(DEVICE))
-    assert there.n_samples == 800
-    assert copy.deepcopy(there).cpu().learn(X, y).n_samples == 1200
 
 
 def test_it_learns_from_a_network_there() -> None:

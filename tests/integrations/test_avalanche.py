@@ -1,7 +1,5 @@
 """The shield in Avalanche's own strategies, on streams of its own benchmarks."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 
@@ -12,7 +10,7 @@ from torch.utils.data import TensorDataset
 
 from conceptors import Readout, Shield
 from integrations.absent import stand_ins
-from integrations.common import CLASSES, DIM, task
+from integrations.trainers import CLASSES, DIM, task
 
 pytest.importorskip("torchmetrics")  # before the stand-ins: it looks what is there
 with warnings.catch_warnings(), stand_ins():

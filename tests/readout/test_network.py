@@ -1,7 +1,5 @@
 """Learning from a network's outputs for batches, and from the inputs of its layers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Saved, loaded, copied, moved, exported, added up; and damaged states, which change nothing."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable

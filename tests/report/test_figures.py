@@ -1,7 +1,5 @@
 """The numbers behind the figures, and their files: any names can be drawn."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from xml.etree import ElementTree as ET
 

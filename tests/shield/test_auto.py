@@ -4,8 +4,6 @@ While a task is learned, the objective is L + pull/2 · E|ΔW x|² / E|W x|² ov
 x, preconditioned by F as everything else.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -148,9 +146,7 @@ def test_a_full_layer_leaves_room(aperture: Any, room: float) -> None:
 
 
 @pytest.mark.parametrize("fails", ["error", "nan"])
-def test_a_decomposition_that_fails_in_float32_is_done_in_float64(
-    fails: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_decompositions_that_fail_in_float32(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As LAPACK's do for a few matrices with dead units."""
 
     def failing(solve: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
