@@ -15,7 +15,7 @@ from conceptors.algebra.checks import check_states
 from conceptors.algebra.conceptor import Conceptor
 
 _ROUNDING = 1e-12  # share of the energy that rounding in float32 may add after several layers
-PROTECTED = 0.9  # share of the energy that a soft shield protects by default
+PROTECTED = 0.8  # share of the energy that a soft shield protects by default
 
 
 @dataclass(frozen=True)
