@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Optimizer
 
-from conceptors._internal.precision import exactly
+from conceptors._internal.precision import exactly, full
 from conceptors.layers.magnitude import Magnitude
 from conceptors.shield.block import GuardedBlock
 from conceptors.shield.blocks import WeightBlock, whole
@@ -619,7 +619,7 @@ def _with_gradients(parameters: list[nn.Parameter], known: set[int]) -> set[int]
 def _norm(tensor: Tensor | None) -> Tensor:
     """Compute the norm of a whole tensor."""
     assert tensor is not None
-    return whole(torch.linalg.vector_norm(tensor, dtype=torch.float32)).cpu()
+    return whole(torch.linalg.vector_norm(full(tensor))).cpu().double()
 
 
 def _is_nonzero(gradient: Tensor | None) -> Tensor:
