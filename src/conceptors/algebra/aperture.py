@@ -15,7 +15,7 @@ from conceptors.algebra.checks import check_states
 from conceptors.algebra.conceptor import Conceptor
 
 _ROUNDING = 1e-12  # share of the energy that rounding in float32 may add after several layers
-PROTECTED = 0.8  # share of the energy that a soft shield protects by default
+PROTECTED = 0.85  # share of the energy that a soft shield protects by default
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Auto:
 
     Args:
         share: share of each task's energy that is protected, above 0 and below 1. The default is
-            0.8; for a hard shield it is everything above rounding, as with `Energy(1)`.
+            0.85; for a hard shield it is everything above rounding, as with `Energy(1)`.
         pull: strength of the pull, at least 0; 0 turns it off.
         room: share of each layer's input space that stays free, at least 0 and below 1. In a
             fuller layer all odds are scaled down alike for the projection, but not for the pull.
