@@ -29,6 +29,7 @@ from conceptors.shield.guard import Guards
 _FULL = 0.95  # a layer with a larger quota is full
 _STUCK = 0.05  # a layer hardly learns if a smaller share of its gradients is applied
 _STUCK_AUTO = 0.01  # the same for aperture="auto", whose directions stay soft
+_SLOW = 0.1  # the same where the gradients of a task have not become smaller
 _DROPPED = 1e-12  # of a sketch's largest direction: less is rounding
 
 _PROBES = 16  # random inputs of a fingerprint
@@ -77,10 +78,9 @@ _TEXTS = {
     "{names} of them. The later tasks are not protected any more. {remedy}",
     "full": "few free directions are left in: {names}. These layers will hardly learn later tasks. "
     "Create the shield with {remedy}, and remember the tasks again",
-    "stuck": "hardly any of this task's gradients {verb} applied in: {names}. Earlier tasks use "
-    "the same directions, so these layers hardly learn. Lower their aperture (with hard=True, use "
-    "Energy(0.9)), start with wider layers, forget a task, or replace the last layer by a Readout. "
-    "shield.explain() shows all layers",
+    "stuck": "{what} in: {names}. Earlier tasks use the same directions, so these layers hardly "
+    "learn. Lower their aperture (with hard=True, use Energy(0.9)), start with wider layers, forget "
+    "a task, or replace the last layer by a Readout. shield.explain() shows all layers",
 }
 
 
@@ -232,12 +232,16 @@ class Health:
         full_now = [f"{name} ({quotas[name]:.1%} protected)" for name in self._new("full", names)]
         _warn("full", full_now, remedy=remedy)
 
-    def passing(
-        self, shares: Mapping[str, float], auto: Mapping[str, bool], verb: str = "is"
-    ) -> None:
-        """Warn about `stuck` layers: after some steps of a task, or of a forecast."""
+    def forecast(self, shares: Mapping[str, float], auto: Mapping[str, bool]) -> None:
+        """Warn about layers that will hardly learn a task."""
         names = [f"{name} ({shares[name]:.1%})" for name in stuck(shares, auto)]
-        _warn("stuck", names, verb=verb)
+        _warn("stuck", names, what="hardly any of this task's gradients will be applied")
+
+    def slow(self, shares: Mapping[str, float]) -> None:
+        """Warn about a task whose gradients stay large while little of them is applied."""
+        names = [f"{name} ({share:.1%})" for name, share in shares.items() if share < _SLOW]
+        what = "this task is hardly being learned: its gradients stay large, and few are applied"
+        _warn("stuck", names, what=what)
 
     def check_stranger(self, optimizer: Optimizer, guards: Guards) -> None:
         """Warn if an optimizer that is not guarded steps protected layers.

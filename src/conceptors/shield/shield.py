@@ -116,7 +116,9 @@ class Shield:
             check_thread=self._health.check_thread,
             look_again=self._look_again,
             look_before_step=partial(self._look, before_step=True),
-            report_passing=lambda shares: self._health.passing(shares, self._large()),
+            report_passing=lambda shares: self._health.slow(
+                {name: share for name, share in shares.items() if name in self._large()}
+            ),
         )
         self._attached = True
         health.claim_model(
@@ -318,7 +320,7 @@ class Shield:
                 "shield.remember(sample) first"
             )
         passing = self._compare(inspect.expected_passing, "forecast", batches, feed, limit)
-        self._health.passing(passing, self._large(), "will be")
+        self._health.forecast(passing, self._large())
         return inspect.explain(self._scan, self._guards, self.quota(), passing)
 
     def similarity(
