@@ -12,7 +12,7 @@ exact answers.
 
     python -m benchmarks.finetuning --device cuda           # run what the table lacks
     python -m benchmarks.finetuning --size small            # ten intents, last ten layers, on a CPU
-    python -m benchmarks.finetuning --methods shield full --studies banking77 --out out/runs.csv
+    python -m benchmarks.finetuning --methods shield full --skills banking77 --out out/runs.csv
     python -m benchmarks.finetuning --table                 # print the tables of the docs
 
 Needs: pip install transformers peft, and the folder `text` below the folder that CONCEPTORS_DATA
@@ -30,33 +30,20 @@ import math
 import os
 import random
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.optim import AdamW, Optimizer
+from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
-from benchmarks.common import (
-    Row,
-    Table,
-    choices,
-    environment,
-    find_device,
-    markdown,
-    mean_and_std,
-    numbers,
-    options,
-    say,
-    tensors,
-    train,
-    words,
-)
+from benchmarks import common
+from benchmarks.common import Row, Table, say, words
 from benchmarks.cost import clock
 from conceptors import Auto, Energy, Shield
 
@@ -65,16 +52,20 @@ HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 KEY = ("size", "skills", "method", "settings", "seed")
 KINDS = ("encyclopedia", "passages", "reviews", "news")  # of texts; news is never in the sample
 PROMPTS = {"banking77": "Customer: {}\nIntent:", "news": "{}\nTopic:", "gsm8k": "{}\nAnswer:"}
-STUDIES = {
-    "variations": "banking77",
-    **{name: name for name in ("banking77", "gsm8k")},
-    "sequence": "banking77 news gsm8k",
-}
+SKILLS = (*PROMPTS, "+".join(PROMPTS))
 EARLIER = 400  # examples of an earlier skill that join the sample
 
 Settings = dict[str, Any]
 Batch = dict[str, Tensor]
 Examples = list[tuple[list[int], int]]  # tokens, and the number of the first one to predict
+
+
+class Task(NamedTuple):
+    """The examples of a skill, and the sample that a method may use to preserve the model."""
+
+    examples: Examples
+    sample: Examples  # generic texts, and some examples of earlier skills
+    settings: Settings
 
 
 # --- data and model -----------------------------------------------------------------------
@@ -93,42 +84,46 @@ class Lab:
     def __init__(self, base: Any, encode: Any, load: Any, size: dict[str, int]) -> None:
         self.base, self.encode, self.size, self.device = base.eval(), encode, size, base.device
         self.end = base.config.eos_token_id  # ends a text
-        self.fit_seconds, self.steps, draw = 0.0, 0, random.Random(0)
+        self.fit_seconds, self.steps, self.draw = 0.0, 0, random.Random(0)
         news = load("news")
+        files = ("banking77", "gsm8k")
+        both = {x: [load(f"{x}_{part}") for part in ("train", "test")] for x in files}
+        both["news"] = [news[:-2000], news[-2000:-1000]]
+        intents = sorted({intent for _, intent in both["banking77"][1]})[: size["intents"]]
+        both["banking77"] = [[p for p in x if p[1] in intents] for x in both["banking77"]]
+        self.skills = {skill: self.questions(skill, *both[skill]) for skill in PROMPTS}
         kinds = {**load("generic"), "news": [text for text, _ in news[-1000:]]}
-        self.texts: dict[str, dict[str, Examples]] = {"validation": {}, "test": {}}
-        others, count = [], size["texts"]
-        for kind in KINDS:
-            tokens = (ids[: size["tokens"]] for ids in encode(shuffled(draw, kinds[kind])))
-            texts = [(ids, 1) for ids in tokens if len(ids) > 1]
-            self.texts["validation"][kind] = texts[:count]
-            self.texts["test"][kind] = texts[count : 2 * count]
-            others.append(texts[2 * count :])
-        self.generic = [text for trio in zip(*others[:3]) for text in trio]
-        pairs = {"news": (news[:-2000], news[-2000:-1000])}
-        for skill in ("banking77", "gsm8k"):
-            pairs[skill] = (load(f"{skill}_train"), load(f"{skill}_test"))
-        intents = sorted({intent for _, intent in pairs["banking77"][1]})[: size["intents"]]
-        self.skills: dict[str, dict[str, Examples]] = {}
-        for skill, (learned, asked) in pairs.items():
-            if skill == "banking77":
-                learned, asked = ([p for p in x if p[1] in intents] for x in (learned, asked))
-            learned = self.examples(skill, shuffled(draw, learned))
-            self.skills[skill] = {
-                "validation": learned[: size["validation"]],
-                "train": learned[size["validation"] :][: size["train"]],
-                "test": self.examples(skill, shuffled(draw, asked)[: size["test"]]),
-            }
+        texts = {kind: self.plain(kinds[kind]) for kind in KINDS}
+        n = size["texts"]
+        self.texts = {
+            "validation": {kind: texts[kind][:n] for kind in KINDS},
+            "test": {kind: texts[kind][n : 2 * n] for kind in KINDS},
+        }
+        self.generic = [
+            x for trio in zip(*(texts[kind][2 * n :] for kind in KINDS[:3])) for x in trio
+        ]
         self.before = {part: entropies(self, base, part) for part in self.texts}
 
-    def examples(self, skill: str, pairs: list[tuple[str, str]]) -> Examples:
-        """Encode questions and answers."""
-        questions = self.encode([PROMPTS[skill].format(text[:400].strip()) for text, _ in pairs])
-        answers = self.encode([f" {answer.replace('_', ' ')}" for _, answer in pairs])
-        return [(q + a + [self.end], len(q)) for q, a in zip(questions, answers)]
+    def plain(self, texts: list[str]) -> Examples:
+        self.draw.shuffle(texts)
+        encoded = (ids[: self.size["tokens"]] for ids in self.encode(texts))
+        return [(ids, 1) for ids in encoded if len(ids) > 1]
+
+    def questions(self, skill: str, learned: Any, asked: Any) -> dict[str, Examples]:
+        """Encode questions and answers, and split those to learn."""
+        parts = []
+        for pairs in (learned, asked):
+            self.draw.shuffle(pairs)
+            prompts = self.encode([PROMPTS[skill].format(text[:600].strip()) for text, _ in pairs])
+            answers = self.encode([f" {answer.replace('_', ' ')}" for _, answer in pairs])
+            parts.append([(q + a + [self.end], len(q)) for q, a in zip(prompts, answers)])
+        train, test = parts
+        n = self.size["validation"]
+        train, validation = train[n : n + self.size["train"]], train[:n]
+        return {"train": train, "validation": validation, "test": test[: self.size["test"]]}
 
     def sample(self, settings: Settings) -> Examples:
-        """The texts that methods may use to preserve what the model knows."""
+        """The first generic texts, or texts that the model draws itself."""
         if "generated" not in settings:
             return self.generic[: settings.get("sample", self.size["sample"])]
         from conceptors.integrations.transformers import generate_sample
@@ -137,11 +132,9 @@ class Lab:
             bos_token_id = eos_token_id = self.end
 
         how = {"length": self.size["tokens"], "batch": 200}
-        rows: Examples = []
-        for batch in generate_sample(self.base, Tokens, settings["generated"], **how):
-            both = zip(batch["input_ids"], batch["attention_mask"])
-            rows += [(ids[mask > 0].tolist(), 1) for ids, mask in both]
-        return rows
+        batches = generate_sample(self.base, Tokens, settings["generated"], **how)
+        rows = [row for b in batches for row in zip(b["input_ids"], b["attention_mask"])]
+        return [(ids[mask > 0].tolist(), 1) for ids, mask in rows]
 
     def batch(self, examples: Examples) -> Batch:
         """Pad to the longest; labels are -100 where nothing is to be predicted."""
@@ -160,10 +153,6 @@ class Lab:
         ordered = sorted(examples, key=lambda example: len(example[0]))
         return [self.batch(ordered[i : i + 32]) for i in range(0, len(ordered), 32)]
 
-    def draw(self, texts: Examples) -> Batch:
-        """A random batch, for one step."""
-        return self.batch([texts[i] for i in torch.randperm(len(texts))[: self.size["drawn"]]])
-
     def logits(self, model: nn.Module, batch: Batch) -> Tensor:
         """Predictions `[n, t - 1, vocabulary]` of all tokens but the first."""
         with torch.autocast(self.device.type, torch.bfloat16):
@@ -176,46 +165,31 @@ class Lab:
         predicted = self.logits(model, batch)[labels >= 0].float()
         return functional.cross_entropy(predicted, labels[labels >= 0])
 
-    def adamw(self, model: nn.Module, settings: Settings) -> AdamW:
+    def fit(self, model: Any, task: Task, extra: Any = None, guard: Any = None) -> None:
+        """Minimise the cross-entropy of the answers, plus `extra()`, for one epoch of AdamW."""
         trained = [p for p in model.parameters() if p.requires_grad]
-        decay = settings.get("decay", 0.01)
-        return AdamW(trained, settings["rate"], weight_decay=decay, fused=True)
-
-    def fit(
-        self,
-        model: nn.Module,
-        examples: Examples,
-        optimizer: Optimizer,
-        extra: Any = None,
-        **more: Any,
-    ) -> None:
-        """Minimise the cross-entropy of the answers, plus `extra()`, for one epoch."""
-        batch = self.size["batch"]
-        steps = math.ceil(len(examples) / batch)
+        decay = task.settings.get("decay", 0.01)
+        optimizer = AdamW(trained, task.settings["rate"], weight_decay=decay, fused=True)
+        if guard:
+            guard(optimizer)
+        count, size, now = len(task.examples), self.size["batch"], clock(self.device)
+        steps = math.ceil(count / size)
 
         def share_of_rate(step: int) -> float:
             warm = min(1.0, (step + 1) / max(1, steps // 20))
             return warm * (1 + math.cos(math.pi * step / steps)) / 2
 
         def loss(indices: Tensor) -> Tensor:
-            value = self.loss(model, self.batch([examples[i] for i in indices.tolist()]))
+            value = self.loss(model, self.batch([task.examples[i] for i in indices.tolist()]))
             return value + extra() if extra else value
 
-        schedule = LambdaLR(optimizer, share_of_rate)
-        how: Any = {"epochs": 1, "batch": batch, "schedule": schedule, **more}
-        now = clock(self.device)
-        start = now()
-        train(optimizer, loss, len(examples), **how)
+        schedule, start = LambdaLR(optimizer, share_of_rate), now()
+        common.train(optimizer, loss, count, epochs=1, batch=size, schedule=schedule)
         self.fit_seconds, self.steps = self.fit_seconds + now() - start, self.steps + steps
 
-    def linear_layers(self) -> list[str]:
-        """Names of the trained linear layers but the last one, for peft."""
-        layers = [(n, m) for n, m in self.base.named_modules() if isinstance(m, nn.Linear)]
-        return [n for n, m in layers if m.weight.requires_grad and n != "lm_head"]
-
-
-def shuffled(draw: random.Random, items: list[Any]) -> list[Any]:
-    return draw.sample(items, len(items))
+    def some_of(self, sample: Examples) -> Batch:
+        """A random batch of the sample."""
+        return self.batch([sample[i] for i in torch.randperm(len(sample))[: self.size["drawn"]]])
 
 
 def smollm2(device: torch.device, size: dict[str, int]) -> Lab:
@@ -257,7 +231,7 @@ def repair(lab: Lab) -> None:
     if not path.is_file():
         torch.manual_seed(0)
         texts = lab.generic[-lab.size["repair"] :]
-        lab.fit(lab.base, texts, lab.adamw(lab.base, {"rate": 1e-4}))
+        lab.fit(lab.base, Task(texts, [], {"rate": 1e-4}))
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.save(lab.base.state_dict(), path.with_suffix(".part"))
         os.replace(path.with_suffix(".part"), path)
@@ -288,135 +262,128 @@ def made_up(device: torch.device, size: dict[str, int]) -> Lab:
 
 
 # --- methods ------------------------------------------------------------------------------
-# Each one trains `model` on the examples of a skill. `kept` is the sample that it may use, and 400
-# examples of every earlier skill. A method returns what it stores beside the model.
+# Each one trains `model` on a task, and returns the tensors that it stores beside the model.
 
 
-def full(lab: Lab, model: Any, examples: Examples, kept: Examples, settings: Settings) -> Any:
+def full(lab: Lab, model: Any, task: Task) -> Any:
     """Fine-tune all weights."""
-    lab.fit(model, examples, lab.adamw(model, settings))
+    lab.fit(model, task)
 
 
-def average(lab: Lab, model: Any, examples: Examples, kept: Examples, settings: Settings) -> Any:
-    """Return to a weighted mean of the weights before and after the skill."""
+def average(lab: Lab, model: Any, task: Task) -> Any:
+    """Return to a weighted mean of the weights before and after the task."""
     before = copy.deepcopy(model)
-    lab.fit(model, examples, lab.adamw(model, settings))
+    lab.fit(model, task)
     with torch.no_grad():
         for p, old in zip(model.parameters(), before.parameters()):
-            p.copy_(torch.lerp(old, p, settings["weight"]))
+            p.copy_(torch.lerp(old, p, task.settings["weight"]))
     return before.state_dict()
 
 
-def l2(lab: Lab, model: Any, examples: Examples, kept: Examples, settings: Settings) -> Any:
-    """Add strength · |θ - θ₀|² to the loss, where θ₀ are the weights before the skill."""
-    trained = [p for p in model.parameters() if p.requires_grad]
-    before = [p.detach().clone() for p in trained]
+def l2(lab: Lab, model: Any, task: Task) -> Any:
+    """Add strength · |θ - θ₀|² to the loss, where θ₀ are the weights before the task."""
+    before = [(p, p.detach().clone()) for p in model.parameters() if p.requires_grad]
 
-    def pull_back() -> None:
-        for p, old in zip(trained, before):
-            p.grad.add_(p.detach() - old, alpha=2 * settings["strength"])
+    def distance() -> Any:
+        return task.settings["strength"] * sum((p - old).square().sum() for p, old in before)
 
-    lab.fit(model, examples, lab.adamw(model, settings), after_backward=pull_back)
-    return before
+    lab.fit(model, task, distance)
+    return [old for _, old in before]
 
 
-def replay(lab: Lab, model: Any, examples: Examples, kept: Examples, settings: Settings) -> Any:
+def replay(lab: Lab, model: Any, task: Task) -> Any:
     """Learn some of the sample in every step."""
-
-    def old_loss() -> Tensor:
-        return lab.loss(model, lab.draw(kept))
-
-    lab.fit(model, examples, lab.adamw(model, settings), extra=old_loss)
-    return [torch.tensor(tokens, dtype=torch.int32) for tokens, _ in kept]
+    lab.fit(model, task, lambda: lab.loss(model, lab.some_of(task.sample)))
 
 
-def kl(lab: Lab, model: Any, examples: Examples, kept: Examples, settings: Settings) -> Any:
-    """Add the divergence from the model before the skill, on some of the sample in every step."""
+def kl(lab: Lab, model: Any, task: Task) -> Any:
+    """Add the divergence from the model before the task, on some of the sample in every step."""
     teacher = copy.deepcopy(model)
 
     def divergence() -> Tensor:
-        batch = lab.draw(kept)
+        batch = lab.some_of(task.sample)
         is_text = batch["labels"][:, 1:] >= 0
         with torch.no_grad():
             wanted = lab.logits(teacher, batch)[is_text].float().log_softmax(-1)
         now = lab.logits(model, batch)[is_text].float().log_softmax(-1)
         return functional.kl_div(now, wanted, log_target=True, reduction="batchmean")
 
-    lab.fit(model, examples, lab.adamw(model, settings), extra=divergence)
-    texts = [torch.tensor(tokens, dtype=torch.int32) for tokens, _ in kept]
-    return [teacher.state_dict(), texts]
+    lab.fit(model, task, divergence)
+    return teacher.state_dict()
 
 
-def lora(lab: Lab, model: Any, examples: Examples, kept: Examples, settings: Settings) -> Any:
+def lora(lab: Lab, model: Any, task: Task) -> Any:
     """Train adapters of rank 16 on all linear layers but the last, and merge them."""
-    from peft import LoraConfig, get_peft_model
+    from peft import get_peft_model
 
-    config = LoraConfig(r=16, lora_alpha=32, target_modules=lab.linear_layers())
-    adapted = get_peft_model(model, config)
-    lab.fit(adapted, examples, lab.adamw(adapted, settings))
+    adapted = get_peft_model(model, adapters(lab))
+    lab.fit(adapted, task)
     adapted.merge_and_unload()
 
 
-def free_lora(lab: Lab, model: Any, examples: Examples, kept: Examples, settings: Settings) -> Any:
+def free_lora(lab: Lab, model: Any, task: Task) -> Any:
     """The same adapters, confined to the free space of the sample."""
-    from peft import LoraConfig, get_peft_model
+    from peft import get_peft_model
 
-    config = LoraConfig(r=16, lora_alpha=32, target_modules=lab.linear_layers())
-    adapted = get_peft_model(model, config)
-    shield = Shield(adapted, aperture=aperture(settings))
-    shield.remember(lab.batches(kept), feed=lab.logits).free_adapters()
-    lab.fit(adapted, examples, shield.guard(lab.adamw(adapted, settings)))
+    adapted = get_peft_model(model, adapters(lab))
+    shield = Shield(adapted)
+    shield.remember(lab.batches(task.sample), feed=lab.logits).free_adapters()
+    lab.fit(adapted, task, guard=shield.guard)
     shield.detach()
     adapted.merge_and_unload()
     return shield.state_dict()
 
 
-def corda(lab: Lab, model: Any, examples: Examples, kept: Examples, settings: Settings) -> Any:
+def corda(lab: Lab, model: Any, task: Task) -> Any:
     """LoRA that starts as CorDA does to preserve knowledge: from covariances of the sample."""
-    from peft import LoraConfig, get_peft_model
+    from peft import get_peft_model
     from peft.tuners.lora.config import CordaConfig
     from peft.tuners.lora.corda import preprocess_corda
 
     @torch.no_grad()
     def run_model() -> None:
-        for text in kept[:256]:
+        for text in task.sample[:256]:
             lab.logits(model, lab.batch([text]))
 
-    config = LoraConfig(r=16, lora_alpha=32, target_modules=lab.linear_layers())
+    config = adapters(lab)
     config.init_lora_weights, config.corda_config = "corda", CordaConfig(corda_method="kpm")
     preprocess_corda(model, config, run_model=run_model)
     adapted = get_peft_model(model, config)
-    lab.fit(adapted, examples, lab.adamw(adapted, settings))
+    lab.fit(adapted, task)
     adapted.merge_and_unload()
 
 
-def osf(lab: Lab, model: Any, examples: Examples, kept: Examples, settings: Settings) -> Any:
+def osf(lab: Lab, model: Any, task: Task) -> Any:
     """Train what the leading half of every weight's singular directions leaves."""
     from peft import OSFConfig, get_peft_model
 
-    adapted = get_peft_model(model, OSFConfig(target_modules=lab.linear_layers()))
-    lab.fit(adapted, examples, lab.adamw(adapted, settings))
+    adapted = get_peft_model(model, OSFConfig(target_modules=adapters(lab).target_modules))
+    lab.fit(adapted, task)
     adapted.merge_and_unload()
 
 
-def shield(lab: Lab, model: Any, examples: Examples, kept: Examples, settings: Settings) -> Any:
+def shield(lab: Lab, model: Any, task: Task) -> Any:
     """Remember the sample, and train all weights under the shield."""
-    options = {name: settings[name] for name in ("hard", "exclude") if name in settings}
-    protection = Shield(model, aperture=aperture(settings), **options)
-    if kept:
-        protection.remember(lab.batches(kept), feed=lab.logits)
-    lab.fit(model, examples, protection.guard(lab.adamw(model, settings)))
+    chosen = {name: task.settings[name] for name in ("hard", "exclude") if name in task.settings}
+    auto = {name: task.settings[name] for name in ("share", "pull") if name in task.settings}
+    energy = task.settings.get("energy")
+    protection = Shield(model, Energy(energy) if energy else Auto(**auto), **chosen)
+    protection.remember(lab.batches(task.sample), feed=lab.logits)
+    lab.fit(model, task, guard=protection.guard)
     protection.detach()
     return protection.state_dict()
 
 
-def aperture(settings: Settings) -> Auto | Energy:
-    if "energy" in settings:
-        return Energy(settings["energy"])
-    return Auto(**{name: settings[name] for name in ("share", "pull") if name in settings})
+def adapters(lab: Lab) -> Any:
+    """The configuration of LoRA on all trained linear layers but the last one."""
+    from peft import LoraConfig
+
+    linear = [(name, m) for name, m in lab.base.named_modules() if isinstance(m, nn.Linear)]
+    names = [name for name, m in linear if m.weight.requires_grad and name != "lm_head"]
+    return LoraConfig(r=16, lora_alpha=32, target_modules=names)
 
 
-METHODS: dict[str, Callable[[Lab, Any, Examples, Examples, Settings], Any]] = {
+METHODS: dict[str, Callable[[Lab, Any, Task], Any]] = {
     "full": full,
     "lora": lora,
     "lora, decay 1": lora,
@@ -428,6 +395,7 @@ METHODS: dict[str, Callable[[Lab, Any, Examples, Examples, Settings], Any]] = {
     "kl": kl,
     "shield": shield,
     "shield, energy": shield,
+    "shield, varied": shield,
     "free lora": free_lora,
 }
 
@@ -438,15 +406,13 @@ METHODS: dict[str, Callable[[Lab, Any, Examples, Examples, Settings], Any]] = {
 @torch.no_grad()
 def accuracy(lab: Lab, model: nn.Module, skill: str, part: str) -> float:
     """The percentage of exact answers; of long answers, that of correct tokens."""
-    right, total = 0.0, 0
+    scores = []
     for batch in lab.batches(lab.skills[skill][part]):
         labels = batch["labels"][:, 1:]
-        correct, asked = lab.logits(model, batch).argmax(-1) == labels, labels >= 0
-        if skill == "gsm8k":
-            right, total = right + float((correct & asked).sum()), total + int(asked.sum())
-        else:
-            right, total = right + float((correct | ~asked).all(1).sum()), total + len(labels)
-    return 100 * right / total
+        correct = (lab.logits(model, batch).argmax(-1) == labels) & (labels >= 0)
+        share = correct.sum(1) / (labels >= 0).sum(1)
+        scores.append(share if skill == "gsm8k" else (share == 1).float())
+    return 100 * float(torch.cat(scores).mean())
 
 
 @torch.no_grad()
@@ -467,67 +433,48 @@ def run(lab: Lab, skills: str, method: str, settings: Settings, seed: int) -> Ro
     is_gpu, lab.fit_seconds, lab.steps = lab.device.type == "cuda", 0.0, 0
     if is_gpu:
         torch.cuda.reset_peak_memory_stats()
-    model, kept, stored = copy.deepcopy(lab.base), lab.sample(settings), None
+    model, sample, stored = copy.deepcopy(lab.base), lab.sample(settings), None
     now = clock(lab.device)
     start = now()
-    for skill in skills.split():
+    for skill in skills.split("+"):
         examples = lab.skills[skill]["train"]
-        stored = METHODS[method](lab, model, examples, kept, settings)
-        kept = kept + examples[:EARLIER]
+        stored = METHODS[method](lab, model, Task(examples, sample, settings))
+        sample = sample + examples[:EARLIER]
     row: Row = {
         "before_s": round(now() - start - lab.fit_seconds, 2),
         "step_ms": round(1000 * lab.fit_seconds / lab.steps, 2),
-        "stored_mib": round(sum(tensor.nbytes for tensor in tensors(stored)) / 2**20, 1),
+        "stored_mib": round(sum(tensor.nbytes for tensor in common.tensors(stored)) / 2**20, 1),
         "peak_mib": round(torch.cuda.max_memory_allocated() / 2**20) if is_gpu else "",
     }
     for part, before in lab.before.items():
-        scores = [accuracy(lab, model, skill, part) for skill in skills.split()]
+        scores = [accuracy(lab, model, skill, part) for skill in skills.split("+")]
         after = entropies(lab, model, part)
         rises = [after[kind] - before[kind] for kind in KINDS]
-        row |= {f"{part}_exact": round(mean(scores), 3), f"{part}_each": numbers(scores)}
+        row |= {f"{part}_exact": round(mean(scores), 3), f"{part}_each": common.numbers(scores)}
         row |= {f"{part}_rise": round(mean(rises), 5), f"{part}_rise_news": round(rises[-1], 5)}
     return row
 
 
-def grid(size: str, method: str) -> list[Settings]:
-    values = PLAN["settings"][size].get(method)
-    return [dict(zip(values, point)) for point in product(*values.values())] if values else []
-
-
 def chosen(table: Table, size: str, method: str) -> Settings | None:
     """The least rise within a point of the most exact answers, on validation data."""
-    here = {"size": size, "skills": "banking77", "method": method, "seed": 0}
+    here = {"size": size, "skills": SKILLS[0], "method": method, "seed": 0}
     tried = []
-    for settings in grid(size, method):
-        exact, rise = (
-            table.values(f"validation_{name}", **here, settings=words(settings))
-            for name in ("exact", "rise")
-        )
+    for settings in PLAN["settings"][size].get(method, []):
+        exact = table.values("validation_exact", **here, settings=words(settings))
+        rise = table.values("validation_rise", **here, settings=words(settings))
         tried += [(exact[0], rise[0], settings)] if exact else []
     most = max((exact for exact, *_ in tried), default=0.0)
     good = [entry for entry in tried if entry[0] >= most - 1]
     return min(good, key=lambda entry: entry[1])[2] if good else None
 
 
-def learn(table: Table, lab: Lab, size: str, study: str, method: str, seeds: int) -> None:
-    """Run what the table lacks of a study."""
-
-    def run_all(points: list[Settings], seeds: int) -> None:
-        for seed, settings in product(range(seeds), points):
-            key = {"size": size, "skills": STUDIES[study], "method": method}
-            key |= {"settings": words(settings), "seed": seed}
-            if key not in table:
-                row = run(lab, STUDIES[study], method, settings, seed)
-                table.add({**key, **row, **environment(lab.device)})
-                say(" ".join(f"{x}" for x in (*key.values(), row["test_exact"], row["test_rise"])))
-
-    if study == "banking77":
-        run_all(grid(size, method), 1)
+def runs(table: Table, size: str, skills: str, method: str, seeds: int) -> Iterator[Any]:
+    """Yield every setting with one seed, then the chosen one with all."""
+    if skills == SKILLS[0]:
+        yield from ((settings, 0) for settings in PLAN["settings"][size].get(method, []))
     best = chosen(table, size, method)
-    if best is not None and study != "variations":
-        run_all([best], seeds)
-    elif best is not None and method == "shield":
-        run_all([{**best, **variation} for variation in PLAN["variations"][size]], 1)
+    if best is not None and method != "shield, varied":
+        yield from ((best, seed) for seed in range(seeds))
 
 
 def tables(table: Table) -> str:
@@ -543,7 +490,7 @@ def tables(table: Table) -> str:
             is_chosen = settings == words(chosen(table, size, method) or {})
             cells = [method, f"**{settings}**" if is_chosen else settings]
             columns = {"test_exact": 1, "test_rise": 3, "test_rise_news": 3}
-            cells += [mean_and_std(table.values(c, **here), n) for c, n in columns.items()]
+            cells += [common.mean_and_std(table.values(c, **here), n) for c, n in columns.items()]
             step = table.values("step_ms", **here)
             cells.append(f"{mean(step) / mean(plain):.1f} ×" if plain else "–")
             for column in ("before_s", "peak_mib", "stored_mib"):
@@ -552,25 +499,34 @@ def tables(table: Table) -> str:
             lines.append(cells)
         heading = ["method", "settings", "exact", "rise", "rise on news", "step"]
         heading += ["before, s", "peak, MiB", "stored, MiB"]
-        parts.append(f"**{size}: {skills}**\n\n{markdown(heading, lines)}")
+        parts.append(f"**{size}: {skills}**\n\n{common.markdown(heading, lines)}")
     return "\n\n".join(parts)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = options(__doc__, "results/finetuning.csv")
-    choices(parser, "--methods", METHODS)
-    choices(parser, "--studies", STUDIES)
+    parser = common.options(__doc__, "results/finetuning.csv")
+    common.choices(parser, "--methods", METHODS)
+    common.choices(parser, "--skills", SKILLS)
     parser.add_argument("--size", choices=("full", "small"), default="full")
     asked = parser.parse_args(arguments)
     table = Table(asked.out, KEY)
-    if not asked.table:
-        size = "tiny" if asked.tiny else asked.size
-        create = made_up if asked.tiny else smollm2
-        lab = create(find_device(asked.device), PLAN["sizes"][size])
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of full layers, and those of peft
-            for study, method in product(asked.studies, asked.methods):
-                learn(table, lab, size, study, method, asked.seeds or (3 if size == "full" else 1))
+    if asked.table:
+        print(tables(table))
+        return 0
+    warnings.simplefilter("ignore")  # of full layers, and those of peft
+    size = "tiny" if asked.tiny else asked.size
+    lab = (made_up if asked.tiny else smollm2)(
+        common.find_device(asked.device), PLAN["sizes"][size]
+    )
+    seeds = asked.seeds or lab.size["seeds"]
+    for skills, method in product(asked.skills, asked.methods):
+        for settings, seed in runs(table, size, skills, method, seeds):
+            key = {"size": size, "skills": skills, "method": method}
+            key |= {"settings": words(settings), "seed": seed}
+            if key not in table:
+                row = run(lab, skills, method, settings, seed)
+                table.add({**key, **row, **common.environment(lab.device)})
+                say(f"{' | '.join(map(str, key.values()))}: {row['test_exact']} {row['test_rise']}")
     print(tables(table))
     return 0
 
