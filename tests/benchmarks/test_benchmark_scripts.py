@@ -15,7 +15,7 @@ pytest.importorskip("benchmarks.common", reason="no benchmarks beside the tests"
 from benchmarks.common import Table
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("avalanche", "comparison", "cost", "paper", "pretrained", "readout", "untuned", "walk")
+NAMES = ("comparison", "cost", "paper", "pretrained", "readout", "untuned", "walk")
 
 
 def main(name: str, *arguments: str) -> int:
@@ -34,7 +34,6 @@ def test_help_explains_the_benchmark(name: str, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("name", "arguments", "excerpt"),
     [
-        ("avalanche", (), "| **ShieldPlugin** | 95.5 ± 0.2 | 2.2 ± 0.3 |"),
         ("comparison", (), "| cab | 97.46 ± 0.08 |"),
         ("cost", (), "GPT-2 small"),
         ("paper", ("ablation",), "| disjoint-mnist | soft conceptors | 89.27 ± 1.64 |"),
