@@ -77,9 +77,8 @@ class Lab:
         self.size, self.end = PLAN["sizes"][size], base.config.eos_token_id
         self.fit_seconds, self.steps, self.draw = 0.0, 0, random.Random(0)
         news = load("news")
-        files = ("banking77", "gsm8k")
-        both = {x: [load(f"{x}_{part}") for part in ("train", "test")] for x in files}
-        both["news"] = [news[:-2000], news[-2000:-1000]]
+        both = {"news": [news[:-2000], news[-2000:-1000]]}  # to learn, to test
+        both |= {x: [load(f"{x}_train"), load(f"{x}_test")] for x in ("banking77", "gsm8k")}
         intents = sorted({x for _, x in both["banking77"][1]})[: self.size["intents"]]
         both["banking77"] = [[p for p in x if p[1] in intents] for x in both["banking77"]]
         self.skills = {skill: self.questions(skill, *both[skill]) for skill in PROMPTS}
@@ -92,9 +91,8 @@ class Lab:
         self.generic = [text for trio in trios for text in trio]
         self.before = {part: entropies(self, base, part) for part in self.texts}
 
-    def encode(self, texts: list[str]) -> list[list[int]]:
-        ids: list[list[int]] = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
-        return ids
+    def encode(self, texts: list[str]) -> Any:
+        return self.tokenizer(texts, add_special_tokens=False)["input_ids"]
 
     def plain(self, texts: list[str]) -> Examples:
         self.draw.shuffle(texts)
@@ -211,15 +209,14 @@ def repair(lab: Lab) -> None:
     path = cache / f"smollm2-{lab.size['repair']}.pt"
     if not path.is_file():
         torch.manual_seed(0)
-        texts = lab.generic[-lab.size["repair"] :]
-        lab.fit(lab.base, Task(texts, [], {"rate": 1e-4}))
+        lab.fit(lab.base, Task(lab.generic[-lab.size["repair"] :], [], {"rate": 1e-4}))
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.save(lab.base.state_dict(), path.with_suffix(".part"))
         os.replace(path.with_suffix(".part"), path)
     lab.base.load_state_dict(torch.load(path, weights_only=True, map_location=lab.device))
-    rounded = mean(lab.before["test"].values())
-    lab.before = {part: entropies(lab, lab.base, part) for part in lab.texts}
-    say(f"repair of cross-entropy: {rounded:.3f} -> {mean(lab.before['test'].values()):.3f}")
+    rounded, lab.before = lab.before, {part: entropies(lab, lab.base, part) for part in lab.texts}
+    old, new = (mean(before["test"].values()) for before in (rounded, lab.before))
+    say(f"cross-entropy of the 4-bit weights {old:.3f}, repaired {new:.3f}")
 
 
 def made_up(device: torch.device, size: str) -> Lab:
@@ -255,9 +252,8 @@ def average(lab: Lab, model: Any, task: Task) -> Any:
     """Return to a weighted mean of the weights before and after the task."""
     before = copy.deepcopy(model)
     lab.fit(model, task)
-    with torch.no_grad():
-        for p, old in zip(model.parameters(), before.parameters()):
-            p.copy_(torch.lerp(old, p, task.settings["weight"]))
+    for p, old in zip(model.parameters(), before.parameters()):
+        p.data.copy_(torch.lerp(old.data, p.data, task.settings["weight"]))
     return before.state_dict()
 
 
@@ -442,8 +438,7 @@ def tables(table: Table) -> str:
         size, skills, method, settings = run_of
         here = dict(zip(KEY, run_of))
         name = f"**{settings}**" if settings == chosen(table, size, method) else settings
-        columns = COLUMNS.items()
-        cells = [common.mean_and_std(table.values(c, **here), digits) for c, digits in columns]
+        cells = [common.mean_and_std(table.values(c, **here), COLUMNS[c]) for c in COLUMNS]
         lines.append([size, skills, method, name, *cells])
     return common.markdown([*KEY[:4], *COLUMNS], lines)
 

@@ -15,7 +15,7 @@ pytest.importorskip("benchmarks.common", reason="no benchmarks beside the tests"
 from benchmarks.common import Table
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("comparison", "cost", "paper", "pretrained", "readout", "untuned", "walk")
+NAMES = ("comparison", "cost", "finetuning", "paper", "pretrained", "readout", "untuned", "walk")
 
 
 def main(name: str, *arguments: str) -> int:
@@ -66,12 +66,15 @@ def test_the_tables_of_the_docs_come_from_results(
         ),
         ("pretrained", (), "one_head", 8),
         ("cost", ("--networks", "mlp", "layer-8b"), "ratio", 18),
+        ("finetuning", ("--skills", "banking77"), "test_exact", 14),
     ],
 )
 def test_a_tiny_run_writes_a_table_and_resumes(
     name: str, arguments: tuple[str, ...], key: str, rows: int, tmp_path: Path, monkeypatch: Any
 ) -> None:
     out = tmp_path / "runs.csv"
+    if name == "finetuning":
+        pytest.importorskip("peft")
     command = ("--tiny", "--device", "cpu", "--seeds", "1", "--out", str(out), *arguments)
     assert main(name, *command) == 0
     module = importlib.import_module(f"benchmarks.{name}")
