@@ -471,7 +471,7 @@ def main(arguments: list[str] | None = None) -> int:
             run_once(skills, method, settings, 0)
         best = chosen(table, size, method)
         for seed in range(asked.seeds or lab.size["seeds"]) if best else ():
-            run_once(skills, method, every[best], seed)
+            run_once(skills, method, every[str(best)], seed)
     print(tables(table))
     return 0
 

@@ -49,7 +49,7 @@ for name in ("without a shield", "with a shield"):
     model = copy.deepcopy(pretrained)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 3e-4)
     if name == "with a shield":
-        optimizer = Shield(model).remember(sample).guard(optimizer)
+        Shield(model).remember(sample).guard(optimizer)
     for _ in range(24):
         texts = [" ".join(train[i]) for i in torch.randperm(len(train))[:8]]
         batch = tokenizer(texts, padding=True, return_tensors="pt")
