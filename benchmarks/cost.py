@@ -38,7 +38,7 @@ from torch.utils.benchmark import Timer
 from torch.utils.benchmark import timer as gpu_timer
 
 from benchmarks.common import Row, Table, choices, environment, find_device, markdown, options, say
-from benchmarks.untuned import conv_net, digits, mlp
+from benchmarks.sequences import conv_net, digits, mlp
 from conceptors import Shield
 from conceptors.scenarios import build
 

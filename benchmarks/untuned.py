@@ -4,32 +4,35 @@ All methods use the loop of the quickstart, cross-entropy (squared error for reg
 optimizer at a usual rate. Scores are means over tasks: test accuracy in percent, or 100 R².
 
 A method is `plain`, `joint` (all tasks at once), `readout` (the first task trains the network; a
-closed-form readout of its input and layers learns all tasks), `shield`, `aperture NUMBER`, or
-`shield NAME=VALUE …` with options of `Auto`. An optimizer is AdamW or SGD (with momentum), and a
-rate. With --grid, 6 apertures x 3 rates are tried on validation data with seed 0, and the best pair
-runs with all seeds.
+closed-form readout of its input and layers learns all tasks), `replay SAMPLES` (a reservoir of past
+samples is half of each batch), `shield`, `aperture NUMBER`, or `shield NAME=VALUE …` with options
+of `Auto`. An optimizer is AdamW or SGD (with momentum), and a rate. The table shows the aperture
+and rate with the best validation score of seed 0 as "best of the grid".
 
     python -m benchmarks.untuned --device cuda                     # run what the table lacks
-    python -m benchmarks.untuned --sequences digits --grid --out out/untuned.csv
+    python -m benchmarks.untuned --quick --seeds 1 --methods plain shield "replay 200" \\
+        --out out/quick.csv
     python -m benchmarks.untuned --sequences "permuted x40" --optimizers "AdamW 0.001" \\
         --methods shield "shield room=0" "shield room=0.4" --out out/room.csv
-    python -m benchmarks.untuned --table                           # print the table of the docs
+    python -m benchmarks.untuned --table                           # print the tables of the docs
 
-A run takes seconds with digits, and up to minutes with MNIST or Fashion-MNIST.
+A run with --quick takes up to 40 seconds on one CPU core, others take minutes.
 """
 
 from __future__ import annotations
 
+import json
+import math
+import time
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cache, partial
-from itertools import pairwise
-from statistics import mean
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+from statistics import mean, median
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
 
@@ -43,275 +46,19 @@ from benchmarks.common import (
     numbers,
     options,
     say,
-    train,
 )
+from benchmarks.sequences import QUICK, SEQUENCES, Case, Part, Task, training_samples
 from conceptors import Auto, LayerInputs, Readout, Shield
-from conceptors.scenarios import Split, build
 
-Part = tuple[Tensor, Tensor]  # inputs and targets
+Curve = list[tuple[int, float]]  # steps and validation scores of the task that is being learned
 KEY = ("sequence", "optimizer", "method", "seed")
 METHODS = ("plain", "shield", "readout", "joint")
 OPTIMIZERS = ("AdamW 0.001", "SGD 0.1")
-APERTURES = (1, 3, 9, 27, 81, 243)
-FACTORS = (0.3, 1.0, 3.0)  # of the rate, for --grid
-PAIRS, HALVES = [[2 * i, 2 * i + 1] for i in range(5)], [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
-SINGLE = [[i] for i in range(10)]
-
-
-# --- networks -----------------------------------------------------------------------------
-
-
-def mlp(*sizes: int, activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for inputs, outputs in pairwise(sizes):
-        layers += [nn.Linear(inputs, outputs), activation()]
-    return nn.Sequential(*layers[:-1])
-
-
-def conv_net(classes: int = 10, norm: bool = False) -> nn.Sequential:
-    """Two convolutions and two linear layers for 28 x 28 pixels."""
-    layers: list[nn.Module] = [nn.Unflatten(1, (1, 28, 28))]
-    for inputs, outputs in ((1, 16), (16, 32)):
-        layers.append(nn.Conv2d(inputs, outputs, 3, padding=1))
-        layers += [nn.BatchNorm2d(outputs)] if norm else []
-        layers += [nn.ReLU(), nn.MaxPool2d(2)]
-    head = [nn.Flatten(), nn.Linear(32 * 49, 128), nn.ReLU(), nn.Linear(128, classes)]
-    return nn.Sequential(*layers, *head)
-
-
-class Growing(nn.Module):
-    """A head of two outputs, and two more with every task."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(64, 128), nn.ReLU())
-        self.head = nn.Linear(128, 2)
-
-    def grow(self, count: int) -> None:
-        old = self.head
-        head = nn.Linear(old.in_features, old.out_features + count).to(old.weight.device)
-        with torch.no_grad():
-            head.weight[: old.out_features] = old.weight
-            head.bias[: old.out_features] = old.bias
-        self.head = head
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.head(self.body(x))
-        return result
-
-
-class RowReader(nn.Module):
-    """A recurrent network that reads an 8 x 8 image row by row."""
-
-    def __init__(self, kind: Callable[..., nn.RNNBase]) -> None:
-        super().__init__()
-        self.body, self.head = kind(8, 64, batch_first=True), nn.Linear(64, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        states, _ = self.body(x.view(-1, 8, 8))
-        result: Tensor = self.head(states[:, -1])
-        return result
-
-
-# --- tasks --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Task:
-    """Training, validation and test data; with `outputs` the task has its own head."""
-
-    train: Part
-    validation: Part
-    test: Part
-    outputs: Tensor | None = field(default=None, kw_only=True)
-
-    def to(self, device: torch.device) -> Task:
-        parts = (self.train, self.validation, self.test)
-        outputs = None if self.outputs is None else self.outputs.to(device)
-        return Task(*((x.to(device), y.to(device)) for x, y in parts), outputs=outputs)
-
-    def head(self, out: Tensor, y: Tensor) -> Part:
-        """Outputs and targets of this task's head."""
-        if self.outputs is None:
-            return out, y
-        return out[:, self.outputs], torch.searchsorted(self.outputs, y)
-
-
-@cache
-def digits(scale: str) -> tuple[Part, Part, Part]:
-    """scikit-learn's 8 x 8 digits: training, validation and test rows."""
-    from sklearn.datasets import load_digits
-
-    x, y = (torch.as_tensor(part) for part in load_digits(return_X_y=True))
-    x, y, number = x.float(), y.long(), torch.arange(len(x))
-    test, validation = number % 4 == 0, number % 8 == 1
-    training = ~(test | validation)
-    if scale == "0-1":
-        x = x / 16
-    if scale == "z":
-        x = (x - x[training].mean(0)) / x[training].std(0).clamp_min(0.1)
-    return (x[training], y[training]), (x[validation], y[validation]), (x[test], y[test])
-
-
-def digit_tasks(groups: list[list[int]], scale: str = "0-1") -> list[Task]:
-    """A task for each group of classes."""
-    tasks = []
-    for group in groups:
-        masks = [(x, y, torch.isin(y, torch.tensor(group))) for x, y in digits(scale)]
-        tasks.append(Task(*((x[mask], y[mask]) for x, y, mask in masks)))
-    return tasks
-
-
-def permuted_digits(count: int) -> list[Task]:
-    """The digits with their pixels in another order each time."""
-    orders = [torch.arange(64)]
-    orders += [
-        torch.randperm(64, generator=torch.Generator().manual_seed(i)) for i in range(1, count)
-    ]
-    return [Task(*((x[:, order], y) for x, y in digits("0-1"))) for order in orders]
-
-
-def scenario_tasks(name: str, heads: bool = False, offset: int = 0, **more: Any) -> list[Task]:
-    """The tasks of a scenario of the package, whole in memory."""
-
-    def part(split: Split) -> Part:
-        x, y = split.take(torch.arange(len(split)))
-        return x.flatten(1), y + offset
-
-    tasks = []
-    for task in build(name, 0, **more).tasks:
-        outputs = torch.arange(10) + offset
-        if heads and task.classes is not None:
-            outputs = task.classes.nonzero().flatten() + offset
-        parts = (part(task.train), part(task.validation), part(task.test))
-        tasks.append(Task(*parts, outputs=outputs if heads else None))
-    return tasks
-
-
-def two_sets() -> list[Task]:
-    """MNIST, then Fashion-MNIST, each with its own ten outputs."""
-    first = scenario_tasks("disjoint-mnist", heads=True, tasks=1, limit=6_000)
-    return first + scenario_tasks("disjoint-fashion", heads=True, tasks=1, limit=6_000, offset=10)
-
-
-def subspaces() -> list[Task]:
-    """A smooth function of five numbers, in another five of twenty dimensions each time."""
-    draw = torch.Generator().manual_seed(0)
-    tasks = []
-    for _ in range(4):
-        basis = torch.linalg.qr(torch.randn(20, 5, generator=draw)).Q
-        weights = torch.randn(5, 2, generator=draw)
-        parts = []
-        for count in (800, 150, 300):
-            z = torch.randn(count, 5, generator=draw)
-            parts.append((2 * z @ basis.mT, torch.sin(z @ weights).sum(1, keepdim=True)))
-        tasks.append(Task(*parts))
-    return tasks
-
-
-def intervals() -> list[Task]:
-    """One function of one number, learned on one quarter of its range after the other."""
-    draw = torch.Generator().manual_seed(0)
-    tasks = []
-    for number in range(4):
-        parts = []
-        for count in (256, 64, 128):
-            x = number - 2.0 + torch.rand(count, 1, generator=draw)
-            parts.append((x, torch.sin(3 * x) + 0.5 * x))
-        tasks.append(Task(*parts))
-    return tasks
-
-
-# --- sequences ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Case:
-    """Tasks, a network and the length of training."""
-
-    tasks: Callable[[], list[Task]]
-    model: Callable[[], nn.Module]
-    epochs: int = 20
-    batch: int = 32
-    regression: bool = False
-    grows: bool = False
-
-    def loss(self, task: Task, out: Tensor, y: Tensor) -> Tensor:
-        if self.regression:
-            return functional.mse_loss(out, y)
-        return functional.cross_entropy(*task.head(out, y))
-
-    @torch.no_grad()
-    def score(self, model: nn.Module, task: Task, part: Part) -> float:
-        """Accuracy in percent or 100 R²; 0 if the outputs are not finite."""
-        model.eval()
-        out = torch.cat([model(x) for x in part[0].split(1000)])
-        model.train()
-        if not bool(out.isfinite().all()):
-            return 0.0
-        if self.regression:
-            variance = (part[1] - part[1].mean()).square().mean()
-            return 100 * float(1 - (out - part[1]).square().mean() / variance)
-        out, y = task.head(out, part[1])
-        return 100 * float((out.argmax(1) == y).float().mean())
-
-
-SMALL = partial(mlp, 64, 128, 10)
-LARGE = partial(mlp, 784, 800, 10)
-MNIST = partial(scenario_tasks, "disjoint-mnist")
-FASHION = partial(scenario_tasks, "disjoint-fashion")
-SEQUENCES = {
-    "digits 5x2, pixels 0-1": Case(lambda: digit_tasks(PAIRS), SMALL),
-    "digits 5x2, pixels 0-16": Case(lambda: digit_tasks(PAIRS, "0-16"), SMALL),
-    "digits 5x2, z-scored": Case(lambda: digit_tasks(PAIRS, "z"), SMALL),
-    "digits 2x5": Case(lambda: digit_tasks(HALVES), SMALL),
-    "digits, one class per task": Case(lambda: digit_tasks(SINGLE), SMALL),
-    "digits 5x2, growing head": Case(lambda: digit_tasks(PAIRS), Growing, grows=True),
-    "digits permuted x5": Case(lambda: permuted_digits(5), SMALL),
-    "regression, four subspaces": Case(
-        subspaces, partial(mlp, 20, 128, 128, 1), epochs=60, regression=True
-    ),
-    "regression, 1-D by intervals": Case(
-        intervals, partial(mlp, 1, 128, 128, 1, activation=nn.Tanh), epochs=150, regression=True
-    ),
-    "MNIST 2x5": Case(partial(MNIST, tasks=2), LARGE, epochs=5, batch=64),
-    "MNIST 5x2": Case(partial(MNIST, tasks=5), LARGE, epochs=2, batch=64),
-    "MNIST 10x1": Case(partial(MNIST, tasks=10), LARGE, epochs=2, batch=64),
-    "Fashion CNN 5x2, one head": Case(
-        partial(FASHION, tasks=5, limit=10_000), conv_net, epochs=12, batch=64
-    ),
-    "Fashion CNN 5x2, heads": Case(
-        partial(FASHION, heads=True, tasks=5, limit=10_000), conv_net, epochs=12, batch=64
-    ),
-    "MNIST permuted x10": Case(
-        partial(scenario_tasks, "permuted-mnist", tasks=10),
-        partial(mlp, 784, 100, 10),
-        epochs=2,
-        batch=64,
-    ),
-    "MNIST, then Fashion, BatchNorm": Case(
-        two_sets, partial(conv_net, 20, True), epochs=5, batch=64
-    ),
-}
-MORE = {  # behind single statements of the docs; run by name
-    "digits 2x5, 5 epochs": Case(
-        lambda: digit_tasks(HALVES), partial(mlp, 64, 256, 10), epochs=5, batch=64
-    ),
-    "digits 2x5, 10 epochs": Case(
-        lambda: digit_tasks(HALVES), partial(mlp, 64, 256, 10), epochs=10, batch=64
-    ),
-    **{
-        f"digits 2x5, {kind.__name__}": Case(
-            lambda: digit_tasks(HALVES), partial(RowReader, kind), epochs=30, batch=64
-        )
-        for kind in (nn.LSTM, nn.GRU, nn.RNN)
-    },
-    "digits permuted x40": Case(
-        lambda: permuted_digits(40), partial(mlp, 64, 200, 200, 10), epochs=3
-    ),
-    "Fashion 2x5": Case(partial(FASHION, tasks=2), LARGE, epochs=2, batch=128),
-}
-ALL = SEQUENCES | MORE
+STEPS = {round(2 ** (i / 4)) for i in range(80)}  # after which the validation score is measured
+SPEED = (
+    "Score right after each task, and steps to 90 % of plain training's best validation score as a "
+    "multiple of plain training's steps (median over later tasks)"
+)
 
 
 # --- one run ------------------------------------------------------------------------------
@@ -335,6 +82,16 @@ def make_shield(method: str, model: nn.Module) -> Shield | None:
     return Shield(model, Auto(**{name: float(value) for name, value in chosen.items()}))
 
 
+def reservoir(tasks: list[Task], size: int) -> list[Tensor]:
+    """The training samples that reservoir sampling keeps: those with the largest random keys."""
+    keys = [
+        torch.rand(len(t.train[1]), generator=Generator().manual_seed(i))
+        for i, t in enumerate(tasks)
+    ]
+    chosen = torch.cat(keys).topk(min(size, sum(map(len, keys)))).indices
+    return [part[chosen] for part in training_samples(tasks)]
+
+
 class Closed(nn.Module):
     """A closed-form readout of a network's input and layers, with default settings."""
 
@@ -352,160 +109,212 @@ class Closed(nn.Module):
         return result
 
 
+def loss(out: Tensor, y: Tensor, heads: Tensor) -> Tensor:
+    """Squared error or cross-entropy of the outputs that `heads` marks for each sample."""
+    if y.is_floating_point():
+        errors = (out - y).square()
+        return (errors if out.shape == y.shape else errors[heads]).mean()
+    heads = heads[:, : out.shape[1]]  # a readout outputs only the classes so far
+    return functional.cross_entropy(out.masked_fill(~heads, -math.inf), y)
+
+
+@torch.no_grad()
+def score(model: nn.Module, task: Task, part: Part) -> float:
+    """Accuracy in percent or 100 R²; 0 if the outputs are not finite."""
+    model.eval()
+    x, y, heads = task.samples(part)
+    out = torch.cat([model(inputs) for inputs in x.split(1000)])
+    model.train()
+    if not bool(out.isfinite().all()):
+        return 0.0
+    if y.is_floating_point():
+        return 100 * float(1 - loss(out, y, heads) / (y - y.mean(0)).square().mean())
+    out = out.masked_fill(~heads[:, : out.shape[1]], -math.inf)
+    return 100 * float((out.argmax(1) == y).float().mean())
+
+
+def train(
+    case: Case,
+    model: nn.Module,
+    optimizer: Optimizer,
+    tasks: list[Task],
+    memory: list[Tensor],
+    patience: int,
+) -> Curve:
+    """Train on one task, or on several mixed; the curve is empty if the loss became infinite."""
+    samples, value = training_samples(tasks), torch.zeros(())
+    curve: Curve = []
+    scores: list[float] = []
+
+    def now() -> float:
+        parts = ((x[:500], y[:500]) for x, y in (task.validation for task in tasks))
+        return mean(score(model, task, part) for task, part in zip(tasks, parts))
+
+    step = 0
+    for _ in range(case.epochs):
+        for indices in torch.randperm(len(samples[0])).split(case.batch):
+            batch = [part[indices] for part in samples]
+            if memory:
+                past = torch.randint(len(memory[0]), (len(indices),))
+                batch = [torch.cat([new, old[past]]) for new, old in zip(batch, memory)]
+            optimizer.zero_grad()
+            value = loss(model(batch[0]), *batch[1:])
+            value.backward()
+            optimizer.step()
+            step += 1
+            if step in STEPS:
+                curve.append((step, round(now(), 1)))
+        scores += [now()] if patience else []
+        if patience and max(scores[-patience:]) <= max(scores[:-patience], default=-math.inf):
+            break
+    return [*curve, (step, round(now(), 1))] if math.isfinite(float(value.detach())) else []
+
+
 def learn(
-    sequence: Case, method: str, optimizer_name: str, seed: int, device: torch.device
-) -> dict[str, list[float]]:
-    """Scores of all tasks after the last one, and test scores right after each task."""
-    tasks = [task.to(device) for task in sequence.tasks()]
+    case: Case, method: str, optimizer_name: str, seed: int, device: torch.device, patience: int = 0
+) -> dict[str, Any]:
+    """Scores of all tasks after the last one; test scores and curves of each task when learned."""
+    tasks = case.load(device)
     torch.manual_seed(seed)
-    model: Any = sequence.model().to(device)
-    if method == "joint" and sequence.grows:
-        model.grow(2 * (len(tasks) - 1))
+    model = case.model().to(device)
     shield = make_shield(method, model)
+    replayed = int(method.split()[1]) if method.startswith("replay ") else 0
     readout = Closed(model, tasks[0].train[0][:2]).to(device) if method == "readout" else None
     optimizer = make_optimizer(optimizer_name, model)
     if shield is not None:
         shield.guard(optimizer)
     learned: list[float] = []
+    curves: list[Curve] = []
     for number, group in enumerate([tasks] if method == "joint" else [[task] for task in tasks]):
-        is_fixed = readout is not None and number > 0
-        if number and sequence.grows and not is_fixed:
-            model.grow(2)
-            optimizer = make_optimizer(optimizer_name, model)
-            if shield is not None:
-                shield.guard(optimizer)
-        if not is_fixed and not _train(sequence, model, optimizer, group):
-            nothing = [0.0] * len(tasks)  # diverged: its outputs are chance
-            return {"validation": nothing, "test": nothing, "learned": nothing}
+        if readout is None or not number:
+            memory = reservoir(tasks[:number], replayed) if number and replayed else []
+            curves.append(train(case, model, optimizer, group, memory, patience))
+            if not curves[-1]:
+                nothing = [0.0] * len(tasks)  # diverged: its outputs are chance
+                return {"validation": nothing, "test": nothing, "learned": nothing, "curves": []}
         if readout is not None:
             readout.learn(group[0].train)
-        learned += [sequence.score(readout or model, task, task.test) for task in group]
+        learned += [score(readout or model, task, task.test) for task in group]
         if shield is not None:
             shield.remember(group[0].train[0])
     return {
-        "validation": [sequence.score(readout or model, task, task.validation) for task in tasks],
-        "test": [sequence.score(readout or model, task, task.test) for task in tasks],
+        "validation": [score(readout or model, task, task.validation) for task in tasks],
+        "test": [score(readout or model, task, task.test) for task in tasks],
         "learned": learned,
+        "curves": curves,
     }
 
 
-def _train(sequence: Case, model: nn.Module, optimizer: Optimizer, tasks: list[Task]) -> bool:
-    """Train on one task, or on several mixed; whether the loss stayed finite."""
-    x = torch.cat([task.train[0] for task in tasks])
-    y = torch.cat([task.train[1] for task in tasks])
-    owner = torch.repeat_interleave(
-        torch.arange(len(tasks)), torch.tensor([len(task.train[1]) for task in tasks])
-    ).to(x.device)
-
-    def loss(indices: Tensor) -> Tensor:
-        indices = indices.to(x.device)
-        out = model(x[indices])
-        if len(tasks) == 1 or tasks[0].outputs is None:
-            return sequence.loss(tasks[0], out, y[indices])
-        total: Tensor = out.new_zeros(())
-        for number, task in enumerate(tasks):
-            is_here = owner[indices] == number
-            if bool(is_here.any()):
-                share = is_here.float().mean()
-                total = total + share * sequence.loss(task, out[is_here], y[indices][is_here])
-        return total
-
-    model.train()
-    return train(optimizer, loss, len(x), epochs=sequence.epochs, batch=sequence.batch)
+# --- the tables ---------------------------------------------------------------------------
 
 
-# --- the table ----------------------------------------------------------------------------
-
-
-def run(table: Table, name: str, optimizer: str, method: str, seed: int, device: Any) -> None:
+def run(
+    table: Table, name: str, optimizer: str, method: str, seed: int, device: Any, patience: int = 0
+) -> None:
     """Add one run to the table unless it is in it."""
-    key = {"sequence": name, "optimizer": optimizer, "method": method, "seed": seed}
+    label = f"{method}, patience {patience}" if patience else method
+    key = {"sequence": name, "optimizer": optimizer, "method": label, "seed": seed}
     if key in table:
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # full layers are part of the question
-        scores = learn(ALL[name], method, optimizer, seed, device)
+        start = time.process_time()
+        scores = learn(SEQUENCES[name], method, optimizer, seed, device, patience)
     row: Row = {**key, "score": round(mean(scores["test"]), 4)}
     row |= {"validation": round(mean(scores["validation"]), 4)}
     row |= {"final_scores": numbers(scores["test"]), "learned": numbers(scores["learned"])}
+    row |= {"mean_learned": round(mean(scores["learned"]), 4)}
+    row["curves"] = json.dumps(scores["curves"], separators=(",", ":"))
+    row["seconds"] = round(time.process_time() - start, 1)
     table.add(row | environment(device))
-    say(f"{name} | {optimizer} | {method} | seed {seed}: {row['score']:.1f}")
+    say(f"{name} | {optimizer} | {label} | seed {seed}: {row['score']:.1f}, {row['seconds']} s")
 
 
-def grid(name: str, optimizer: str) -> list[tuple[str, str]]:
-    """Optimizers and methods to try."""
-    kind, rate = optimizer.split()
-    rates = [f"{kind} {float(rate) * factor:g}" for factor in FACTORS]
-    return [(rate, f"aperture {aperture}") for aperture in APERTURES for rate in rates]
+def best_of_grid(table: Table, name: str, optimizer: str) -> list[float]:
+    """Scores of the aperture and rate with the best validation score of seed 0."""
+    tried = [
+        row
+        for row in table.rows
+        if (row["sequence"], str(row["seed"])) == (name, "0")
+        and row["optimizer"].startswith(optimizer.partition(" ")[0])
+        and row["method"].startswith("aperture")
+    ]
+    if not tried:
+        return []
+    best = max(tried, key=lambda row: float(row["validation"]))
+    return table.values("score", **{key: best[key] for key in KEY[:3]})
 
 
-def best_of_grid(table: Table, name: str, optimizer: str) -> tuple[str, str] | None:
-    """The optimizer and aperture with the best validation score of seed 0."""
-    scores = {
-        cell: values[0]
-        for cell in grid(name, optimizer)
-        if (
-            values := table.values(
-                "validation", sequence=name, optimizer=cell[0], method=cell[1], seed=0
-            )
-        )
+def steps90(curve: Curve, of_plain: Curve) -> float:
+    """Steps to 90 % of plain training's best validation score."""
+    target = 0.9 * max(value for _, value in of_plain)
+    return next((step for step, value in curve if value >= target > 0), math.inf)
+
+
+def speed(table: Table, name: str, optimizer: str, method: str) -> str:
+    """The median of `steps90` over later tasks, as a multiple of plain training's steps."""
+    curves = {
+        (row["method"], row["seed"]): json.loads(row["curves"])
+        for row in table.rows
+        if (row["sequence"], row["optimizer"]) == (name, optimizer) and row.get("curves")
     }
-    return max(scores, key=lambda cell: scores[cell]) if scores else None
+    plain = "plain" + "".join(method.partition(",")[1:])  # with the same patience
+    ratios = [
+        steps90(curve, of_plain) / steps90(of_plain, of_plain)
+        for (label, seed), of_tasks in curves.items()
+        if label == method and (plain, seed) in curves
+        for curve, of_plain in list(zip(of_tasks, curves[plain, seed]))[1:]
+        if steps90(of_plain, of_plain) < math.inf  # plain training learned it at all
+    ]
+    return f", {median(ratios):.1f}".replace("inf", "never") if ratios else ""
 
 
 def tables(table: Table, names: Sequence[str], optimizers: Sequence[str]) -> str:
-    """One table per optimizer; the columns are methods."""
-    extra = dict.fromkeys(row["method"] for row in table.rows if " " in row["method"])
-    methods = [*METHODS, *(name for name in extra if name.startswith("shield "))]
+    """Two tables per optimizer, final scores and speed of learning; the columns are methods."""
+    others = dict.fromkeys(row["method"] for row in table.rows if row["method"] not in METHODS)
+    methods = [*METHODS, *(name for name in others if not name.startswith("aperture"))]
+    heading = ["sequence", *(f"`{method}`" for method in methods)]
     parts = []
     for optimizer in optimizers:
-        rows = []
+        rows, speeds = [], []
         for name in names:
-            here = {"sequence": name, "optimizer": optimizer}
-            cells = [mean_and_std(table.values("score", **here, method=m), 1) for m in methods]
-            best = best_of_grid(table, name, optimizer)
-            values = best and table.values(
-                "score", sequence=name, optimizer=best[0], method=best[1]
-            )
+            keys = [{"sequence": name, "optimizer": optimizer, "method": m} for m in methods]
+            cells = [mean_and_std(table.values("score", **key), 1) for key in keys]
             if set(cells) != {"–"}:
-                rows.append([name, *cells, mean_and_std(values or [], 1)])
-        heading = ["sequence", *(f"`{m}`" for m in methods), "best of the grid"]
-        parts.append(f"**{optimizer}**\n\n{markdown(heading, rows)}")
+                rows.append([name, *cells, mean_and_std(best_of_grid(table, name, optimizer), 1)])
+            cells = [mean_and_std(table.values("mean_learned", **key), 1) for key in keys]
+            if set(cells) != {"–"}:
+                times = [speed(table, name, optimizer, method) for method in methods]
+                speeds.append([name, *(cell + time for cell, time in zip(cells, times))])
+        parts.append(f"**{optimizer}**\n\n{markdown([*heading, 'best of the grid'], rows)}")
+        parts += [f"{SPEED}\n\n{markdown(heading, speeds)}"] if speeds else []
     return "\n\n".join(parts)
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = options(__doc__, "results/untuned.csv")
-    parser.add_argument(
-        "--sequences",
-        nargs="+",
-        metavar="PART",
-        help="names or parts of names (default: the 16 of the docs)",
-    )
+    about = "names or parts of names (default: all)"
+    parser.add_argument("--sequences", nargs="+", default=[""], metavar="PART", help=about)
     parser.add_argument("--optimizers", nargs="+", default=list(OPTIMIZERS), metavar='"NAME RATE"')
     parser.add_argument("--methods", nargs="+", default=list(METHODS), metavar="METHOD")
-    parser.add_argument("--grid", action="store_true", help="also try 6 apertures x 3 rates")
+    parser.add_argument("--quick", action="store_true", help="only sequences of seconds on a CPU")
+    about = "end a task when its validation score has not risen for so many epochs"
+    parser.add_argument("--early-stopping", type=int, default=0, metavar="PATIENCE", help=about)
     asked = parser.parse_args(arguments)
-    names = list(SEQUENCES)
-    if asked.sequences:
-        names = [name for name in ALL if any(part in name for part in asked.sequences)]
+    names = [
+        name
+        for name in (QUICK if asked.quick else SEQUENCES)
+        if any(part in name for part in asked.sequences)
+    ]
     if asked.tiny:
-        names = ["digits, one class per task"]
-        ALL[names[0]] = Case(lambda: digit_tasks(HALVES), partial(mlp, 64, 8, 10), epochs=1)
+        names = ["digits 2x5"]
+        SEQUENCES[names[0]] = replace(SEQUENCES[names[0]], epochs=1)
     if not names:
-        parser.error(f"no sequence has this in its name; there are {', '.join(ALL)}")
+        parser.error(f"no sequence has this in its name; there are {', '.join(SEQUENCES)}")
     table, device = Table(asked.out, KEY), find_device(asked.device)
-    seeds = range(asked.seeds or 3)
-    for name in () if asked.table else names:
-        for optimizer in asked.optimizers:
-            for method in asked.methods:
-                for seed in seeds:
-                    run(table, name, optimizer, method, seed, device)
-            for rate, method in grid(name, optimizer) if asked.grid else ():
-                run(table, name, rate, method, 0, device)
-            if asked.grid and (best := best_of_grid(table, name, optimizer)):
-                for seed in seeds:
-                    run(table, name, *best, seed, device)
+    runs = product(names, asked.optimizers, asked.methods, range(asked.seeds or 3))
+    for key in () if asked.table else runs:
+        run(table, *key, device, asked.early_stopping)
     print(tables(table, names, asked.optimizers))
     return 0
 

@@ -17,47 +17,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from conceptors.algebra.aperture import (
-        Auto,
-        Energy,
-        Quota,
-        aperture_by_validation,
-        aperture_for_quota,
-    )
+    from conceptors.algebra.aperture import Auto, Energy, Quota, aperture_for_quota
     from conceptors.algebra.conceptor import Conceptor, similarity
     from conceptors.estimators.ridge import ConceptorRidge, ConceptorRidgeClassifier
     from conceptors.estimators.sgd import ConceptorSGDRegressor
-    from conceptors.moments.correlation import Correlation
-    from conceptors.moments.frequent_directions import FrequentDirections
-    from conceptors.readout.features import RandomFeatures
-    from conceptors.readout.network import LayerInputs
-    from conceptors.readout.patches import PatchFeatures
-    from conceptors.readout.readout import Readout
+    from conceptors.moments import Correlation, FrequentDirections
+    from conceptors.readout import LayerInputs, PatchFeatures, RandomFeatures, Readout
     from conceptors.shield import Shield, UnprotectedWarning
 
 __version__ = "0.1.0"
 
 # Names are imported on first use: importing torch takes seconds, and scikit-learn is optional.
-_HOMES = {
-    "Auto": "algebra.aperture",
-    "Conceptor": "algebra.conceptor",
-    "ConceptorRidge": "estimators.ridge",
-    "ConceptorRidgeClassifier": "estimators.ridge",
-    "ConceptorSGDRegressor": "estimators.sgd",
-    "Correlation": "moments.correlation",
-    "Energy": "algebra.aperture",
-    "FrequentDirections": "moments.frequent_directions",
-    "LayerInputs": "readout.network",
-    "PatchFeatures": "readout.patches",
-    "Quota": "algebra.aperture",
-    "RandomFeatures": "readout.features",
-    "Readout": "readout.readout",
-    "Shield": "shield.shield",
-    "UnprotectedWarning": "shield.health",
-    "aperture_by_validation": "algebra.aperture",
-    "aperture_for_quota": "algebra.aperture",
-    "similarity": "algebra.conceptor",
+_NAMES = {
+    "algebra.aperture": "Auto Energy Quota aperture_for_quota",
+    "algebra.conceptor": "Conceptor similarity",
+    "estimators.ridge": "ConceptorRidge ConceptorRidgeClassifier",
+    "estimators.sgd": "ConceptorSGDRegressor",
+    "moments": "Correlation FrequentDirections",
+    "readout": "LayerInputs PatchFeatures RandomFeatures Readout",
+    "shield": "Shield UnprotectedWarning",
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
     "Auto",
@@ -76,7 +56,6 @@ __all__ = [
     "Shield",
     "UnprotectedWarning",
     "__version__",
-    "aperture_by_validation",
     "aperture_for_quota",
     "similarity",
 ]

@@ -242,7 +242,6 @@ def test_results_can_be_changed_freely(rank: int) -> None:
         lambda: C.quota,
         lambda: C.spectrum[0],
         lambda: C.spectrum[1],
-        C.truncation_errors,
         lambda: C @ x.clone(),
         (~C).matrix,
         (C | C).matrix,

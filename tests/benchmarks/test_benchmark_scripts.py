@@ -60,9 +60,9 @@ def test_the_tables_of_the_docs_come_from_results(
     [
         (
             "untuned",
-            ("--methods", "plain", "shield", "shield share=0.95", "readout", "joint"),
-            "score",
-            10,
+            ("--methods", "plain", "shield", "shield share=0.95", "readout", "joint", "replay 20"),
+            "curves",
+            12,
         ),
         ("pretrained", (), "one_head", 8),
         ("cost", ("--networks", "mlp", "layer-8b"), "ratio", 18),

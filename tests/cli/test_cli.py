@@ -18,7 +18,7 @@ from conceptors import Shield, __version__
 from conceptors.cli import main
 from conceptors.experiments.methods import METHODS
 from conceptors.experiments.scenarios import SCENARIOS
-from conceptors.experiments.scenarios.data import DataUnavailableError
+from conceptors.experiments.scenarios.data.files import DataUnavailableError
 from experiments.runs import read
 
 Capture = pytest.CaptureFixture[str]

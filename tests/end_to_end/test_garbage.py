@@ -17,7 +17,6 @@ from conceptors import (
     Conceptor,
     Correlation,
     FrequentDirections,
-    aperture_by_validation,
     aperture_for_quota,
     similarity,
 )
@@ -132,4 +131,3 @@ def test_everything_else(value: Any, x: Tensor, values: list[Any]) -> None:
         attempt(partial(aperture_for_quota, x.mT @ x if x.ndim == 2 else x, 0.3)),
     ):
         assert aperture is None or 0 < aperture < math.inf
-    attempt(partial(aperture_by_validation, x, lambda C, _: float(C.quota.mean()), values))

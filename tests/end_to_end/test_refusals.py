@@ -15,7 +15,6 @@ from conceptors import (
     Conceptor,
     Correlation,
     FrequentDirections,
-    aperture_by_validation,
     aperture_for_quota,
     similarity,
 )
@@ -27,16 +26,11 @@ DENSE = Conceptor.from_states(normal(0, 9, 3), 1.0)
 FACTORED = Conceptor.from_states(normal(0, 2, 3), 1.0)
 
 
-def score(_: Conceptor, __: torch.Tensor) -> float:
-    return 0.0
-
-
 APERTURES: dict[str, Call] = {
     "from_states": lambda a: Conceptor.from_states(EYE, a),
     "from_correlation": lambda a: Conceptor.from_correlation(EYE, a),
     "Correlation": Correlation(3).update(normal(0, 9, 3)).conceptor,
     "FrequentDirections": FrequentDirections(3, 2).update(normal(0, 9, 3)).conceptor,
-    "validation": lambda a: aperture_by_validation(normal(0, 9, 3), score, [1.0, a]),
 }
 NUMBERS: dict[str, Call] = {
     **APERTURES,
@@ -52,7 +46,6 @@ TENSORS: dict[str, Call] = {
     "Correlation.update": Correlation(3).update,
     "FrequentDirections.update": FrequentDirections(3, 1).update,
     "aperture_for_quota": lambda x: aperture_for_quota(x, 0.5),
-    "aperture_by_validation": lambda x: aperture_by_validation(x, score),
 }
 NOT_FLOATS: list[tuple[Any, str]] = [
     ([[1.0, 0, 0], [0, 1.0, 0], [0, 0, 1.0]], "got list"),
@@ -70,7 +63,6 @@ WRONG: list[tuple[str, torch.Tensor, str]] = [
     ("Correlation.update", torch.ones(2, 4), r"got \[2, 4\]"),
     ("FrequentDirections.update", torch.ones(3), r"got \[3\].*samples\[None\]"),
     ("aperture_for_quota", torch.ones(2, 3), r"got \[2, 3\]"),
-    ("aperture_by_validation", torch.ones(1, 3), "at least 2 rows, got 1"),
 ]
 
 

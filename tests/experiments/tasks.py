@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from conceptors.experiments.scenarios import Scenario, Split, Task
-from conceptors.experiments.scenarios.data import Arrays
+from conceptors.experiments.scenarios.data.read import Arrays
 
 
 def blobs(

@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 import torch
 
-from conceptors.experiments.scenarios.data import (
+from conceptors.experiments.scenarios.data.files import (
     CATALOGUE,
     DataFile,
     DataUnavailableError,
     fetch,
-    load,
     where,
 )
+from conceptors.experiments.scenarios.data.read import load
 
 CONTENT = {"alpha.bin": b"alpha" * 3000, "beta.bin": bytes(range(256)) * 40}
 PACKED = {f"{name}.gz": gzip.compress(content, mtime=0) for name, content in CONTENT.items()}

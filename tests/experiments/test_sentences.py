@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from conceptors.experiments.scenarios import build
-from conceptors.experiments.scenarios.data import CATALOGUE, DataUnavailableError
+from conceptors.experiments.scenarios.data.files import CATALOGUE, DataUnavailableError
 from conceptors.experiments.scenarios.data.sentences import encoded, load_encoded, sentences
 from experiments.test_data import facts
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from conceptors.experiments.scenarios.data import CATALOGUE, DataUnavailableError, fetch
 from conceptors.experiments.scenarios.data import files as module
+from conceptors.experiments.scenarios.data.files import CATALOGUE, DataUnavailableError, fetch
 from experiments.test_data import ARCHIVE, CONTENT, PACKED, folder, mirror, offer
 
 __all__ = ["folder", "mirror"]

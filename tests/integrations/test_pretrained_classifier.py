@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from conceptors.experiments.scenarios.data import CATALOGUE
+from conceptors.experiments.scenarios.data.files import CATALOGUE
 from experiments.test_data import facts
 
 PROGRAM = Path(__file__).parents[2] / "examples" / "pretrained_classifier.py"

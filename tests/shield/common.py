@@ -127,7 +127,7 @@ def moments(
     model: nn.Module, batches: Any, *, feed: Any = None, all_rows: bool = True, seed: int = 0
 ) -> dict[str, Any]:
     """Second moments of the inputs of all layers."""
-    options: dict[str, Any] = {"limit": None, "sketch": lambda dim: None, "progress": False}
+    options: dict[str, Any] = {"limit": None, "sketch": lambda dim: None}
     return dict(
         collect(model, sites(model), batches, feed=feed, all_rows=all_rows, seed=seed, **options)
     )

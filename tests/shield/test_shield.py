@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from conceptors import Conceptor, Energy, Quota, Shield, UnprotectedWarning, similarity
 from conceptors.shield import ShieldFullWarning
-from conceptors.shield.claims import join_novel, stride
 from helpers import drift
 from shield.common import Unknown, mlp, quiet, samples, train, with_unit
 
@@ -92,8 +91,6 @@ def test_a_failing_pass_loses_nothing() -> None:
         ([x.numpy()], {}, TypeError, "pass tensors: torch.as_tensor"),
         ([x, x[:, 1:]], {}, RuntimeError, "shapes cannot be multiplied"),
         (x, {"limit": 0}, ValueError, "limit"),
-        (x, {"known": -0.1}, ValueError, "known"),
-        (x, {"known": float("nan")}, ValueError, "known"),
     ]
     for given, options, error, message in cases:
         with pytest.raises(error, match=message) as caught:
@@ -228,20 +225,6 @@ def test_forgetting_a_task_frees_what_it_alone_claims(hard: bool) -> None:
     with pytest.raises(ValueError, match="task 2 is not remembered; there are 2"):
         shield.forget(2)
     assert shield.forget(0).forget(0).quota() == {"0": 0.0, "2": 0.0}
-
-
-def test_known_tasks_claim_less_and_allow_longer_steps() -> None:
-    old, new = samples(1), samples(1) + 0.1 * samples(2)
-    A, C = (Conceptor.from_states(with_unit(x), 3.0) for x in (old, new))
-    shield = quiet(mlp())
-    assert shield.strides(new, known=1.0) == {}  # nothing is remembered yet
-    shield.remember(old)
-    longer = shield.strides(new, known=0.8)["0"]
-    assert longer == pytest.approx(float(stride(A, C, 0.8)))
-    assert longer > 1
-    assert set(shield.strides(new, known=0.0).values()) == {1.0}
-    shield.remember(new, known=0.8)
-    torch.testing.assert_close(matrices(shield)["0"][0], join_novel(A, C, 0.8).matrix())
 
 
 def test_a_mark_measures_how_far_old_outputs_have_moved() -> None:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from inspect import signature
-from threading import Lock
+from threading import RLock
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from conceptors._internal.checks import outside
 
 Feed = Callable[[nn.Module, Any], object]
 
+_ONE_AT_A_TIME = RLock()
 _TENSOR_BATCH = 256
 _FEED = "define how to call the model: feed=lambda model, batch: model(batch[0], batch[1])"
 
@@ -36,8 +37,7 @@ def feed_first(model: nn.Module, batch: Any) -> object:
         if "argument" not in str(error):  # the model has failed on the right arguments
             raise
         kind = f"mapping of {list(batch)}" if isinstance(batch, Mapping) else type(batch).__name__
-        part = isinstance(batch, (tuple, list))
-        kind += f" of {len(batch)} (the first element was passed)" if part else ""
+        kind += " (the first element was passed)" * isinstance(batch, (tuple, list))
         raise TypeError(
             f"the model could not be called with a {kind}: {error}; {_how_to_feed(batch)}"
         ) from error
@@ -48,11 +48,10 @@ def _warn_of_unused_parts(model: nn.Module, batch: Any) -> None:
     arguments = signature(model.forward).parameters.values()
     accepted = [p.name for p in arguments if p.kind <= p.POSITIONAL_OR_KEYWORD]
     if len(batch) > 2 and len(accepted) > 1:
-        listed = ", ".join(accepted[:4]) + (", …" if len(accepted) > 4 else "")
         warnings.warn(
             f"only the first of {len(batch)} elements of a batch is passed to the model, which "
-            f"accepts {listed}; if it needs more, "
-            f"{_FEED}; to silence this, feed=lambda model, batch: model(batch[0])",
+            f"accepts {', '.join(accepted[:4])}; if it needs more, {_FEED}; to silence this, "
+            f"feed=lambda model, batch: model(batch[0])",
             stacklevel=outside(),
         )
 
@@ -83,49 +82,25 @@ def check_batches(batches: Any, who: str) -> None:
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Set evaluation mode, without gradients or compiled shortcuts; restore everything on exit."""
+    """Set evaluation mode, without gradients or compiled shortcuts; restore everything on exit.
+
+    Only one thread at a time is inside: random state and some settings are process-wide.
+    """
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"the network must be an nn.Module, got {type(model).__name__}; pass the module and "
             f"call it as you need in feed=lambda model, batch: ..."
         )
-    flags = [(module, module.training) for module in model.modules()]
     devices = {p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"}
-    forked = torch.random.fork_rng(devices, device_type="cuda", enabled=bool(devices))
-    try:
+    forked, fast = torch.random.fork_rng(devices, device_type="cuda"), torch.backends.mha
+    with _ONE_AT_A_TIME, forked, torch.no_grad(), ExitStack() as settings:
+        settings.enter_context(torch.compiler.set_stance("force_eager"))
+        settings.callback(fast.set_fastpath_enabled, fast.get_fastpath_enabled())
+        fast.set_fastpath_enabled(False)  # the fast path bypasses the layers inside
+        for module in model.modules():
+            settings.callback(setattr, module, "training", module.training)
         model.eval()
-        with torch.no_grad(), _EAGER, forked:
-            yield
-    finally:
-        for module, flag in flags:
-            module.training = flag
-
-
-class _Eager:
-    """Disable compiled shortcuts, process-wide, while at least one thread needs that."""
-
-    def __init__(self) -> None:
-        self._users, self._lock, self._settings = 0, Lock(), ExitStack()
-
-    def __enter__(self) -> None:
-        with self._lock, ExitStack() as settings:
-            if not self._users:
-                fast = torch.backends.mha
-                settings.callback(fast.set_fastpath_enabled, fast.get_fastpath_enabled())
-                fast.set_fastpath_enabled(False)  # the fast path bypasses the layers inside
-                settings.enter_context(torch.random.fork_rng([]))
-                settings.enter_context(torch.compiler.set_stance("force_eager"))
-                self._settings = settings.pop_all()
-            self._users += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._users -= 1
-            if not self._users:
-                self._settings.close()
-
-
-_EAGER = _Eager()
+        yield
 
 
 def iterate(batches: Any, limit: int | None, who: str) -> Iterator[Any]:
@@ -151,16 +126,12 @@ def iterate(batches: Any, limit: int | None, who: str) -> Iterator[Any]:
 
 def expected(batches: Any, limit: int | None, first: Any) -> int | None:
     """Estimate the number of batches from the first one; None if unknown."""
-    count: int | None = None
+    counts: list[int] = []
     with suppress(TypeError, NotImplementedError):
-        count = len(batches)
-    if count is not None and isinstance(batches, Tensor):
-        count = math.ceil(count / _TENSOR_BATCH)
-    size = _size(first)
-    if limit is None or not size:
-        return count
-    most = math.ceil(limit / size)
-    return most if count is None else min(most, count)
+        counts.append(len(batches.split(_TENSOR_BATCH) if isinstance(batches, Tensor) else batches))
+    if limit is not None and (size := _size(first)):
+        counts.append(math.ceil(limit / size))
+    return min(counts, default=None)
 
 
 def with_progress(batches: Iterable[Any], shown: bool, what: str) -> Iterable[Any]:

@@ -92,8 +92,16 @@ def positive_semidefinite(given: Any, name: str) -> Tensor:
     return x
 
 
-def number(value: Any, name: str, low: float, high: float, *, open_low: bool = False) -> float:
-    """Return a real number from `low` (above it with `open_low`) to `high` as a float."""
+def number(
+    value: Any,
+    name: str,
+    low: float,
+    high: float,
+    *,
+    open_low: bool = False,
+    open_high: bool = False,
+) -> float:
+    """Return a real number from `low` to `high`, which `open_low` and `open_high` exclude."""
     if isinstance(value, Tensor) and value.ndim == 0:
         value = value.item()
     if not isinstance(value, Real) or isinstance(value, bool):
@@ -102,9 +110,10 @@ def number(value: Any, name: str, low: float, high: float, *, open_low: bool = F
         result = float(value)
     except OverflowError:
         raise ValueError(f"{name} exceeds the range of floats; pass less") from None
-    if not low <= result <= high or (open_low and result == low):
-        least, most = "above" if open_low else "at least", f" and at most {high:g}"
-        limit = most if high < math.inf else ""
+    is_open = (open_low and result == low) or (open_high and result == high)
+    if not low <= result <= high or is_open:
+        least, most = "above" if open_low else "at least", "below" if open_high else "at most"
+        limit = f" and {most} {high:g}" if high < math.inf or open_high else ""
         raise ValueError(f"{name} must be a number {least} {low:g}{limit}, got {result}")
     return result
 
@@ -113,15 +122,8 @@ def aperture(value: Any, batch: torch.Size, like: Tensor) -> Tensor:
     """Return a positive, finite aperture, or one per member of a batch, as a tensor `[...]`."""
     if isinstance(value, Tensor) and value.ndim > 0:
         each = real_tensor(value, "aperture").detach()
-        if not bool((torch.isfinite(each) & (each > 0)).all()):
-            raise ValueError(f"every aperture must be positive and finite, got {each.tolist()}")
     else:
-        one = number(value, "aperture", 0.0, math.inf, open_low=True)
-        if math.isinf(one):
-            raise ValueError(
-                f"aperture must be finite, got {value}; for the limit call .adapt(math.inf) on a "
-                f"conceptor"
-            )
+        one = number(value, "aperture", 0.0, math.inf, open_low=True, open_high=True)
         each = torch.tensor(one, dtype=torch.float64)
     try:
         alpha = each.broadcast_to(batch).to(like).clone()
@@ -131,7 +133,7 @@ def aperture(value: Any, batch: torch.Size, like: Tensor) -> Tensor:
             f"pass one number, or one per member of the batch"
         ) from None
     if not bool((torch.isfinite(alpha) & (alpha > 0)).all()):
-        raise ValueError(f"aperture {value} exceeds the range of {like.dtype}; scale the data")
+        raise ValueError(f"aperture must be above 0 and finite as {like.dtype}, got {value}")
     return alpha
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from itertools import cycle
@@ -55,17 +55,13 @@ class CudaGraph:
     def _record(self) -> None:
         graph = torch.cuda.CUDAGraph()
         with self._precision(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            _side_by_side(self._pieces)
+            main = torch.cuda.current_stream()
+            branches = [torch.cuda.Stream() for _ in self._pieces[1:_BRANCHES]]
+            for branch in branches:
+                branch.wait_stream(main)
+            for piece, stream in zip(self._pieces, cycle([main, *branches])):
+                with torch.cuda.stream(stream):
+                    piece()
+            for branch in branches:
+                main.wait_stream(branch)
         self._graph = graph
-
-
-def _side_by_side(pieces: Sequence[Callable[[], None]]) -> None:
-    main = torch.cuda.current_stream()
-    branches = [torch.cuda.Stream() for _ in pieces[1:_BRANCHES]]
-    for branch in branches:
-        branch.wait_stream(main)
-    for piece, stream in zip(pieces, cycle([main, *branches])):
-        with torch.cuda.stream(stream):
-            piece()
-    for branch in branches:
-        main.wait_stream(branch)

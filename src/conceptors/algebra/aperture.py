@@ -1,9 +1,8 @@
-"""Ways to choose an aperture: rules for tasks and layers, a given quota, cross-validation."""
+"""Ways to choose an aperture: rules for tasks and layers, and a given quota."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,8 +10,6 @@ from torch import Tensor
 
 from conceptors._internal import checks
 from conceptors.algebra import spectrum as spectra
-from conceptors.algebra.checks import check_states
-from conceptors.algebra.conceptor import Conceptor
 
 _ROUNDING = 1e-12  # share of the energy that rounding in float32 may add after several layers
 PROTECTED = 0.9  # share of the energy that a soft shield protects by default
@@ -47,17 +44,9 @@ class Auto:
 
     def __post_init__(self) -> None:
         if self.share is not None:
-            checks.number(self.share, "Auto share", 0.0, 1.0, open_low=True)
-        checks.number(self.pull, "Auto pull", 0.0, float("inf"))
-        checks.number(self.room, "Auto room", 0.0, 1.0)
-        if self.room == 1.0:
-            raise ValueError(
-                "Auto room must be below 1: room=1 leaves nothing to protect; the default is 0.2"
-            )
-        if self.share == 1.0:
-            raise ValueError(
-                "Auto share must be below 1: no soft conceptor retains all energy; use share=0.99"
-            )
+            checks.number(self.share, "Auto share", 0.0, 1.0, open_low=True, open_high=True)
+        checks.number(self.pull, "Auto pull", 0.0, math.inf)
+        checks.number(self.room, "Auto room", 0.0, 1.0, open_high=True)
 
     def aperture(self, sigma: Tensor, dim: int, hard: bool, rounding: float = _ROUNDING) -> Tensor:
         """α `[g]` for the largest eigenvalues `[g, <= d]`, descending, of R `[g, d, d]`."""
@@ -137,6 +126,7 @@ def aperture_for_quota(correlation: Tensor, quota: float) -> float:
         ValueError: the quota is not above 0 and below rank(R) / d.
 
     >>> import torch
+    >>> from conceptors import Conceptor
     >>> R = torch.diag(torch.tensor([4.0, 1.0, 0.25]))
     >>> alpha = aperture_for_quota(R, 0.5)
     >>> round(alpha, 6), round(float(Conceptor.from_correlation(R, alpha).quota), 6)
@@ -154,55 +144,6 @@ def aperture_for_quota(correlation: Tensor, quota: float) -> float:
             f"{len(sigma)}; choose a quota below {rank / len(sigma):g}"
         )
     return float(Quota(quota).aperture(sigma.flip(0), len(sigma), hard=False))
-
-
-def aperture_by_validation(
-    states: Tensor,
-    score: Callable[[Conceptor, Tensor], float],
-    apertures: Sequence[float] = (0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256),
-    *,
-    folds: int = 5,
-    seed: int = 0,
-) -> float:
-    """Find the aperture with the best mean score in k-fold cross-validation.
-
-    Args:
-        states: samples in rows, `[n, d]`.
-        score: `score(conceptor, rows)` rates the conceptor of the training folds on held-out rows;
-            larger is better.
-        apertures: candidates. Each fold is factored once, however many there are.
-        folds, seed: number of folds, from 2 to n, and seed of the shuffle.
-
-    Raises:
-        ValueError: fewer than 2 rows, no candidate, or a score of NaN.
-
-    >>> import torch
-    >>> X = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
-    >>> aperture_by_validation(X, lambda C, rows: -abs(float(C.quota) - 0.5), [0.1, 1.0, 10.0])
-    1.0
-    """
-    rows = check_states(states)
-    if rows.ndim != 2:
-        raise ValueError(f"states must have shape [n, d], got {list(rows.shape)}")
-    if len(rows) < 2:
-        raise ValueError("cross-validation needs at least 2 rows, got 1; pass more samples")
-    folds = checks.whole(folds, "folds", 2, len(rows))
-    candidates = [float(checks.aperture(a, torch.Size(()), rows)) for a in apertures]
-    if not candidates:
-        raise ValueError("apertures is empty; give at least one candidate")
-    generator = torch.Generator().manual_seed(checks.whole(seed, "seed", 0, 2**63 - 1))
-    order = torch.randperm(len(rows), generator=generator)
-    parts = order.to(rows.device).tensor_split(folds)
-    totals = [0.0] * len(candidates)
-    for i, held_out in enumerate(parts):
-        training = torch.cat([part for j, part in enumerate(parts) if j != i])
-        unit = Conceptor.from_states(rows[training], 1.0)
-        for k, candidate in enumerate(candidates):
-            value = float(score(unit.adapt(candidate), rows[held_out]))
-            if math.isnan(value):
-                raise ValueError(f"score is NaN at aperture {candidate:g}, fold {i}; check score")
-            totals[k] += value
-    return candidates[totals.index(max(totals))]
 
 
 def _shares(sigma: Tensor) -> Tensor:

@@ -71,10 +71,12 @@ def check_spectrum(vectors: Any, values: Any, rest: Any) -> tuple[Tensor, Tensor
     return vectors, values, float(rest)
 
 
-def fit_together(*shapes: torch.Size) -> bool:
-    """Whether shapes broadcast."""
+def check_broadcast(batch: torch.Size, other: torch.Size, what: str) -> None:
+    """Refuse shapes that do not broadcast with a batch of conceptors."""
     try:
-        torch.broadcast_shapes(*shapes)
+        torch.broadcast_shapes(batch, other)
     except RuntimeError:
-        return False
-    return True
+        raise ValueError(
+            f"{what} does not broadcast with a batch of conceptors of shape {list(batch)}; index "
+            f"one of them"
+        ) from None

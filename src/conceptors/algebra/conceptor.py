@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any, NoReturn
@@ -9,14 +10,15 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from conceptors._internal import checks
+from conceptors._internal import checks, storage
 from conceptors.algebra import logic
 from conceptors.algebra import spectrum as spectra
-from conceptors.algebra.checks import check_spectrum, check_states, fit_together
+from conceptors.algebra.checks import check_broadcast, check_spectrum, check_states
 from conceptors.algebra.forms import Change, Form, OddsForm, SpectrumForm
 from conceptors.algebra.spectrum import Spectrum
 
 Device = torch.device | str | None
+_FORMAT, _VERSION = "conceptors.Conceptor", "1"  # of files
 
 
 class Conceptor:
@@ -89,13 +91,9 @@ class Conceptor:
         wide = rows.to(spectra.work_dtype(rows))
         wide = wide * (alpha.to(wide) / math.sqrt(count))[..., None, None]
         _check_overflow(wide.square().sum((-2, -1)), aperture)
-        by_rows = count < dim and not _scales_differ(wide)
-        odds = None if by_rows else wide.mT @ wide
+        odds = wide.mT @ wide if count >= dim else None
         if odds is None or not spectra.is_accurate(odds):
             return cls.from_form(SpectrumForm(spectra.from_rows(wide), rows.dtype), alpha)
-        if count < dim:
-            spectrum = spectra.truncate(spectra.from_odds_matrix(odds), count)
-            return cls.from_form(SpectrumForm(spectrum, rows.dtype), alpha)
         return cls.from_form(OddsForm(odds, rows.dtype), alpha)
 
     @classmethod
@@ -218,8 +216,8 @@ class Conceptor:
     def spectrum(self) -> tuple[Tensor, Tensor, float]:
         """(U `[..., d, r]`, s `[..., r]`, rest): C = U diag(s) Uᵀ + rest (I - U Uᵀ)."""
         parts = self.form.spectrum()
-        rest = 0.0 if parts.is_dense else spectra.value_of_rest(parts)
-        return parts.vectors.clone(), spectra.values_of(parts.odds), rest
+        values = spectra.values_of(parts.odds)
+        return parts.vectors.clone(), values, spectra.value_of_rest(parts)
 
     @property
     def quota(self) -> Tensor:
@@ -232,13 +230,7 @@ class Conceptor:
 
     def matrix(self) -> Tensor:
         """Return the d x d matrix, `[..., d, d]`."""
-        if self.is_factored:
-            return spectra.to_matrix(self.form.spectrum())
         return self.form.dense(keep=False)
-
-    def truncation_errors(self) -> Tensor:
-        """Return the spectral norms ‖C - C.factored(rank=k)‖ for k = 0 … rank."""
-        return spectra.truncation_errors(self.form.spectrum())
 
     # --- logic ----------------------------------------------------------------------------
 
@@ -267,10 +259,6 @@ class Conceptor:
         """Whether `other` - self has no negative eigenvalue, up to rounding: bool `[...]`."""
         self._check_partner(other)
         return logic.precedes(self.form.spectrum(), other.form.spectrum())
-
-    def __ge__(self, other: Conceptor) -> Tensor:
-        self._check_partner(other)
-        return other <= self
 
     def adapt(self, gamma: float) -> Conceptor:
         """Multiply the aperture by γ: φ(C, γ) = C (C + γ⁻² (I - C))⁻¹ for γ in [0, ∞].
@@ -319,12 +307,7 @@ class Conceptor:
                 f"{list(x.shape)}; transpose x if its samples are columns"
             )
         checks.same_kind(x, self, "x", "the conceptor")
-        if x.ndim > 1 and not fit_together(self.batch_shape, x.shape[:-2]):
-            raise ValueError(
-                f"rows x of shape {list(x.shape)} do not fit a batch of conceptors of shape "
-                f"{list(self.batch_shape)}; x needs shape [..., n, {self.dim}] with leading "
-                f"dimensions that broadcast"
-            )
+        check_broadcast(self.batch_shape, x.shape[:-2], f"x [..., n, d] of shape {list(x.shape)}")
         if not self.is_factored:
             return x @ self.form.dense()
         if x.ndim == 1:
@@ -338,24 +321,19 @@ class Conceptor:
 
     # --- forms ----------------------------------------------------------------------------
 
-    def factored(self, rank: int | None = None, tolerance: float | None = None) -> Conceptor:
-        """Return the factored form with at most `rank` directions, or within `tolerance`.
+    def factored(self, rank: int | None = None) -> Conceptor:
+        """Return the factored form with the `rank` directions that differ most from the rest.
 
-        The error ‖C - C.factored(...)‖ in the spectral norm is at most `tolerance`, or, for a
-        given rank, `C.truncation_errors()[rank]`. Without arguments it is 0.
+        By default, it has as many as needed to be exact.
         """
-        if rank is not None and tolerance is not None:
-            raise ValueError(f"pass rank ({rank}) or tolerance ({tolerance}), not both")
-        if rank is not None:
-            rank = checks.whole(rank, "rank", 0, self.dim)
-        allowed = 0.0 if tolerance is None else checks.number(tolerance, "tolerance", 0.0, 1.0)
         parts = self.form.spectrum()
         if rank is None:
-            errors = spectra.truncation_errors(parts).reshape(-1, parts.rank + 1)
-            rank = int((errors <= allowed).all(0).nonzero()[0])
-        if rank == self.dim:
-            return self
-        return self._with(spectra.truncate(parts, rank), self._aperture)
+            differs = spectra.values_of(parts.odds) != spectra.value_of_rest(parts)
+            rank = int(differs.sum(-1).amax())
+        rank = checks.whole(rank, "rank", 0, self.dim)
+        return (
+            self if rank == self.dim else self._with(spectra.truncate(parts, rank), self._aperture)
+        )
 
     def top_k(self, rank: int) -> Conceptor:
         """Retain the `rank` largest singular values and set all others to 0, in factored form."""
@@ -404,17 +382,52 @@ class Conceptor:
         return self.from_form(self.form.mapped(change, depth), aperture)
 
     def save(self, path: str | Path) -> None:
-        """Write a safetensors file (see `conceptors.algebra.files`)."""
-        from conceptors.algebra.files import save
+        """Write a safetensors file with version, aperture and a checksum.
 
-        save(self, path)
+        The write is atomic: the file is written beside `path` and then renamed.
 
-    @staticmethod
-    def load(path: str | Path) -> Conceptor:
-        """Read a file that `save` wrote."""
-        from conceptors.algebra.files import load
+        Raises:
+            OSError: the folder is read-only or full; an older file stays intact.
+        """
+        parts = self.form.spectrum()
+        tensors = {"vectors": parts.vectors, "odds": parts.odds}
+        if self._aperture is not None:
+            tensors["aperture"] = self._aperture
+        header = {"format": _FORMAT, "version": _VERSION, "rest": json.dumps(self.spectrum[2])}
+        storage.write(tensors, header, path)
 
-        return load(path)
+    @classmethod
+    def load(cls, path: str | Path) -> Conceptor:
+        """Read a file that `save` wrote, onto the CPU. Loading executes no code.
+
+        Raises:
+            ValueError: the file is damaged, contains no conceptor, or has a newer version.
+        """
+        tensors, header = storage.read(path, "conceptor")
+        if header.get("format") != _FORMAT:
+            raise ValueError(
+                f"{path} contains no conceptor (format {header.get('format')!r:.60}, tensors "
+                f"{sorted(tensors)[:5]}); write it with C.save(path)"
+            )
+        if header.get("version") != _VERSION:
+            raise ValueError(
+                f"{path} has conceptor file version {header.get('version')!r:.60}; this release "
+                f"reads version {_VERSION}: upgrade with pip install -U conceptors"
+            )
+        try:
+            odds, alpha = checks.real_tensor(tensors["odds"], "odds"), tensors.get("aperture")
+            if bool((odds.isnan() | (odds < 0)).any()):
+                raise ValueError("odds must be numbers in [0, inf]")
+            values, rest = spectra.values_of(odds), json.loads(header["rest"])
+            vectors, values, rest = check_spectrum(tensors["vectors"], values, rest)
+            if alpha is not None:
+                alpha = checks.aperture(alpha, values.shape[:-1], values)
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise ValueError(
+                f"{path} is marked as a conceptor file but its content is not valid: {error!s:.500}"
+            ) from error
+        spectrum = Spectrum(vectors, odds, math.inf if rest else 0.0)
+        return cls.from_form(SpectrumForm(spectrum, odds.dtype), alpha)
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(f"a Conceptor never changes; cannot set {name!r}")
@@ -444,11 +457,8 @@ class Conceptor:
                 f"both must describe the same space"
             )
         checks.same_kind(self, other, "one conceptor", "the other")
-        if not fit_together(self.batch_shape, other.batch_shape):
-            raise ValueError(
-                f"batches of conceptors of shape {list(self.batch_shape)} and "
-                f"{list(other.batch_shape)} do not broadcast; index one of them"
-            )
+        shape = other.batch_shape
+        check_broadcast(self.batch_shape, shape, f"a batch of shape {list(shape)}")
 
 
 def similarity(a: Conceptor, b: Conceptor) -> Tensor:
@@ -469,9 +479,7 @@ def similarity(a: Conceptor, b: Conceptor) -> Tensor:
     if not isinstance(a, Conceptor):
         raise TypeError(f"similarity compares two Conceptors, got {type(a).__name__}")
     a._check_partner(b)
-    if a.is_factored or b.is_factored:
-        return logic.similarity(a.form.spectrum(), b.form.spectrum())
-    return logic.similarity_of_matrices(a.form.dense(), b.form.dense())
+    return logic.similarity(a.form.spectrum(), b.form.spectrum())
 
 
 def _common_aperture(a: Tensor | None, b: Tensor | None) -> Tensor | None:
@@ -483,13 +491,6 @@ def _common_aperture(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 def _valid_aperture(aperture: Tensor) -> Tensor | None:
     """The aperture, if it is positive and finite."""
     return aperture if bool(((aperture > 0) & torch.isfinite(aperture)).all()) else None
-
-
-def _scales_differ(rows: Tensor) -> bool:
-    """Whether columns differ so much in scale that rounding in large ones hides small ones."""
-    sizes = rows.square().sum(-2)
-    least = torch.where(sizes > 0, sizes, torch.inf).amin(-1)
-    return bool((least < 1e-6 * sizes.amax(-1)).any())
 
 
 def _check_overflow(trace: Tensor, aperture: object) -> None:

@@ -13,7 +13,33 @@ from conceptors.algebra.spectrum import Spectrum
 Change = Callable[[Tensor, torch.Size], Tensor]
 
 
-class OddsForm:
+class _Form:
+    """What the spectrum determines in both forms."""
+
+    dtype: torch.dtype
+    _dense: Tensor | None = None
+
+    def exact_spectrum(self) -> Spectrum:
+        """Return directions that are not rounded to the dtype: AND may magnify such rounding."""
+        raise NotImplementedError
+
+    def spectrum(self) -> Spectrum:
+        return spectra.cast(self.exact_spectrum(), self.dtype)
+
+    def dense(self, keep: bool = True) -> Tensor:
+        """Return C `[..., d, d]`; with `keep` a cached tensor that callers must not change."""
+        if self._dense is not None:
+            return self._dense if keep else self._dense.clone()
+        matrix = spectra.to_matrix(self.exact_spectrum()).to(self.dtype)
+        self._dense = matrix if keep else None
+        return matrix
+
+    def quota(self) -> Tensor:
+        """Return the mean singular value `[...]`."""
+        return spectra.singular_values(self.exact_spectrum()).mean(-1).to(self.dtype)
+
+
+class OddsForm(_Form):
     """Q = α² R `[..., d, d]` in full precision; factored on first use.
 
     Attributes:
@@ -25,37 +51,16 @@ class OddsForm:
     def __init__(self, matrix: Tensor, dtype: torch.dtype) -> None:
         self.matrix, self.dtype = matrix.contiguous(), dtype
         self.exact: Spectrum | None = None
-        self._dense: Tensor | None = None
 
     @property
     def tensor(self) -> Tensor:
         """The tensor that defines shape and device."""
         return self.matrix
 
-    def spectrum(self) -> Spectrum:
-        return spectra.cast(self.exact_spectrum(), self.dtype)
-
     def exact_spectrum(self) -> Spectrum:
-        """Return directions that are not rounded to the dtype: AND may magnify such rounding."""
         if self.exact is None:
             self.exact = spectra.from_odds_matrix(self.matrix)
         return self.exact
-
-    def dense(self, keep: bool = True) -> Tensor:
-        """Return C `[..., d, d]`; with `keep` a cached tensor that callers must not change."""
-        if self._dense is not None:
-            return self._dense if keep else self._dense.clone()
-        exact = spectra.matrix_of_odds(self.matrix)
-        matrix = spectra.to_matrix(self.spectrum()) if exact is None else exact.to(self.dtype)
-        if keep:
-            self._dense = matrix
-        return matrix
-
-    def quota(self) -> Tensor:
-        """Return the mean singular value `[...]`."""
-        if self.exact is not None:
-            return spectra.values_of(self.exact.odds).mean(-1).to(self.dtype)
-        return self.dense(keep=False).diagonal(dim1=-2, dim2=-1).mean(-1).clamp(0, 1)
 
     def trace(self) -> Tensor:
         """Return tr Q `[...]`."""
@@ -72,32 +77,18 @@ class OddsForm:
         return self if dtype == self.dtype else OddsForm(self.matrix, dtype)
 
 
-class SpectrumForm:
+class SpectrumForm(_Form):
     """Directions and their odds, all of them or fewer (the factored form)."""
 
     def __init__(self, parts: Spectrum, dtype: torch.dtype) -> None:
         self._parts, self.dtype = spectra.cast(parts, dtype), dtype
-        self._dense: Tensor | None = None
 
     @property
     def tensor(self) -> Tensor:
         return self._parts.vectors
 
-    def spectrum(self) -> Spectrum:
-        return self._parts
-
     def exact_spectrum(self) -> Spectrum:
         return self._parts
-
-    def dense(self, keep: bool = True) -> Tensor:
-        if not keep:
-            return spectra.to_matrix(self._parts)
-        if self._dense is None:
-            self._dense = spectra.to_matrix(self._parts)
-        return self._dense
-
-    def quota(self) -> Tensor:
-        return spectra.singular_values(self._parts).mean(-1)
 
     def trace(self) -> Tensor:
         missing = self._parts.dim - self._parts.rank

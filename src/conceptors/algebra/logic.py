@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from conceptors.algebra import spectrum as spectra
-from conceptors.algebra.spectrum import Spectrum, tolerance, value_of_rest, values_of
+from conceptors.algebra.spectrum import Spectrum, tolerance, value_of_rest
 
 _ACCURATE = 1e-12  # an error of singular values that eigh may make
 
@@ -35,16 +35,14 @@ def disjoin(a: Spectrum, b: Spectrum, stored: torch.dtype | None = None) -> Spec
     if a.dim == 1:  # often thousands of numbers: one per token
         total = _number(a) + _number(b)
         return spectra.cast(Spectrum(torch.ones_like(total).unsqueeze(-1), total), stored)
-    is_dense = a.rank + b.rank >= a.dim
-    if is_dense:
-        a, b = (x if x.is_dense or not x.rest else spectra.complete(x) for x in (a, b))
-    elif a.rest or b.rest:
-        batch = _common_batch(a, b)
-        pairs = zip(spectra.items_of(a, batch), spectra.items_of(b, batch))
-        return spectra.cast(
-            spectra.stack([_add_outside(x, y, stored) for x, y in pairs], batch), stored
-        )
-    return spectra.cast(_add_inside(a, b, stored, is_dense), stored)
+    basis, inner_a, inner_b = _in_common_span(a, b)
+    joined = _add(inner_a, inner_b, stored)
+    if basis is not None:
+        joined = Spectrum(basis @ joined.vectors, joined.odds, max(a.rest, b.rest))
+        distance = 1 / joined.odds if joined.rest else joined.odds
+        count = int((joined.odds != joined.rest).sum(-1).amax())
+        joined = spectra.take(joined, distance.topk(count, dim=-1).indices)
+    return spectra.cast(joined, stored)
 
 
 def conjoin(a: Spectrum, b: Spectrum, stored: torch.dtype | None = None) -> Spectrum:
@@ -62,54 +60,27 @@ def conjoin(a: Spectrum, b: Spectrum, stored: torch.dtype | None = None) -> Spec
 def precedes(a: Spectrum, b: Spectrum) -> Tensor:
     """Whether A <= B: B - A has no negative eigenvalue, up to the tolerance."""
     tol = tolerance(a.dim, a.vectors.dtype)
-    a, b = _widen(a), _widen(b)
-    if a.rank + b.rank >= a.dim:
-        gap = spectra.to_matrix(b) - spectra.to_matrix(a)
-    elif a.rest > b.rest:
-        return torch.zeros(_common_batch(a, b), dtype=torch.bool, device=a.odds.device)
-    else:  # within the span of the directions of both
-        basis = torch.linalg.qr(torch.cat([x.vectors for x in _expanded(a, b)], -1)).Q
-        gap = _compress(b, basis) - _compress(a, basis)
-        gap = torch.nn.functional.pad(gap, (0, 1, 0, 1))  # both may have rank 0
+    basis, inner_a, inner_b = _in_common_span(_widen(a), _widen(b))
+    gap = spectra.to_matrix(inner_b) - spectra.to_matrix(inner_a)
+    gap = torch.nn.functional.pad(gap, (0, 1, 0, 1))  # the span may be empty
     is_below: Tensor = torch.linalg.eigvalsh(gap).amin(-1) >= -4 * tol
-    return is_below
+    return is_below & (basis is None or a.rest <= b.rest)
 
 
 def similarity(a: Spectrum, b: Spectrum) -> Tensor:
     """Return ρ = tr(A B) / (‖A‖ ‖B‖) in [0, 1]; 0 where A or B is zero."""
-    rest_a, rest_b = value_of_rest(a), value_of_rest(b)
-    values_a, values_b = _relative_values(a), _relative_values(b)
-    over_a, over_b = values_a - rest_a, values_b - rest_b
-    cosines = (a.vectors.mT @ b.vectors).square()
-    shared = (over_a.unsqueeze(-2) @ cosines @ over_b.unsqueeze(-1)).squeeze(-1).squeeze(-1)
-    shared = shared + rest_a * over_b.sum(-1) + rest_b * over_a.sum(-1) + rest_a * rest_b * a.dim
-    norm_a = (values_a.square().sum(-1) + rest_a * (a.dim - a.rank)).sqrt()
-    norm_b = (values_b.square().sum(-1) + rest_b * (b.dim - b.rank)).sqrt()
-    return _ratio(shared, norm_a, norm_b, a.dim)
-
-
-def similarity_of_matrices(a: Tensor, b: Tensor) -> Tensor:
-    """Return ρ of dense conceptor matrices `[..., d, d]` without computing spectra."""
-    tiny = torch.finfo(a.dtype).tiny  # ρ does not depend on scale, and squares may underflow
-    a = a / a.abs().amax((-2, -1), keepdim=True).clamp_min(tiny)
-    b = b / b.abs().amax((-2, -1), keepdim=True).clamp_min(tiny)
-    norms = (torch.linalg.matrix_norm(a), torch.linalg.matrix_norm(b))
-    return _ratio((a * b).sum((-2, -1)), *norms, a.shape[-1])
-
-
-def _relative_values(spectrum: Spectrum) -> Tensor:
-    """Singular values divided by the largest of all, so that their squares do not underflow."""
-    values = values_of(spectrum.odds)
-    if not spectrum.rank or value_of_rest(spectrum):
-        return values
-    return values / values.amax(-1, keepdim=True).clamp_min(torch.finfo(values.dtype).tiny)
-
-
-def _ratio(shared: Tensor, norm_a: Tensor, norm_b: Tensor, dim: int) -> Tensor:
-    """shared / (norm_a norm_b), clamped to [0, 1]; 0 / 0 is 0."""
-    product = norm_a * norm_b
-    rho = torch.where(product > 0, shared / product, 0.0)
-    return spectra.snap(rho, tolerance(dim, shared.dtype))
+    basis, *parts = _in_common_span(_widen(a), _widen(b))
+    outside = 0 if basis is None else a.dim - basis.shape[-1]
+    matrices = []
+    for x, part in zip((a, b), parts):
+        matrix = torch.nn.functional.pad(spectra.to_matrix(part), (0, 1, 0, 1))
+        matrix[..., -1, -1] = value_of_rest(x) * math.sqrt(outside)  # for all directions outside
+        size = matrix.abs().amax((-2, -1), keepdim=True)  # squares may underflow
+        matrices.append(matrix / size.clamp_min(torch.finfo(matrix.dtype).tiny))
+    norm_a, norm_b = map(torch.linalg.matrix_norm, matrices)
+    overlap = (matrices[0] * matrices[1]).sum((-2, -1))
+    rho = torch.where(norm_a * norm_b > 0, overlap / (norm_a * norm_b), 0.0)
+    return spectra.snap(rho.to(a.odds), tolerance(a.dim, a.odds.dtype))
 
 
 # --- parts of OR -------------------------------------------------------------------------
@@ -130,44 +101,39 @@ def _number(spectrum: Spectrum) -> Tensor:
     return odds if spectrum.rank else odds.new_full((*odds.shape[:-1], 1), spectrum.rest)
 
 
-def _add_inside(a: Spectrum, b: Spectrum, stored: torch.dtype, is_dense: bool) -> Spectrum:
-    """A ∨ B where directions that a spectrum does not store have the odds 0."""
-    hard_a, hard_b = (_hard_columns(x) for x in _expanded(a, b))
+def _in_common_span(a: Spectrum, b: Spectrum) -> tuple[Tensor | None, Spectrum, Spectrum]:
+    """Return a basis `[..., d, m]` of the directions that a and b store, and both within its span.
+
+    The basis is None where the span is the whole space. Beside it, all directions have the odds
+    `rest`; within it, all directions of odds other than 0 are stored.
+    """
+    parts, basis = _expanded(a, b), None
+    if a.rank + b.rank < a.dim:
+        basis = torch.linalg.qr(torch.cat([x.vectors for x in parts], -1)).Q
+        parts = [x._replace(vectors=basis.mT @ x.vectors) for x in parts]
+    a, b = (x if x.is_dense or not x.rest else spectra.complete(x) for x in parts)
+    return basis, a, b
+
+
+def _add(a: Spectrum, b: Spectrum, stored: torch.dtype) -> Spectrum:
+    """A ∨ B with all directions, where those that a spectrum does not store have the odds 0."""
+    hard_a, hard_b = _hard_columns(a), _hard_columns(b)
     hard = torch.cat([hard_a, _added(hard_a, hard_b, same_angle(stored))], -1)
-    roots = _roots(a, b)
+    roots = torch.cat([_roots(a), _roots(b)], -1)
     if hard.shape[-1]:
         roots = roots - hard @ (hard.mT @ roots)
     vectors, odds = _squares(roots, stored)
     if hard.shape[-1]:
         infinite = torch.where(hard.abs().amax(-2) > 0, torch.inf, 0.0)
         vectors, odds = torch.cat([hard, vectors], -1), torch.cat([infinite, odds], -1)
-    odds, order = odds.sort(dim=-1, descending=True, stable=True)
-    vectors = vectors.take_along_dim(order.unsqueeze(-2), -1)
-    count = a.dim if is_dense else int((odds > 0).sum(-1).amax())
-    joined = spectra.pad(Spectrum(vectors[..., :count], odds[..., :count]), count)
+    order = odds.argsort(dim=-1, descending=True, stable=True)[..., : a.dim]
+    joined = spectra.pad(spectra.take(Spectrum(vectors, odds), order), a.dim)
     claimed = joined.odds.unsqueeze(-2) > 0
-    if hard.shape[-1] or (is_dense and not bool(claimed.all())):
+    if hard.shape[-1] or not bool(claimed.all()):
         # claimed columns come first: QR makes them orthonormal, and the others complete them
         vectors = torch.linalg.qr(torch.where(claimed, joined.vectors, 0.0)).Q
-        joined = joined._replace(vectors=vectors if is_dense else torch.where(claimed, vectors, 0))
+        joined = joined._replace(vectors=vectors)
     return joined
-
-
-def _add_outside(a: Spectrum, b: Spectrum, stored: torch.dtype) -> Spectrum:
-    """A ∨ B without batch, where at least one includes all directions that it does not store."""
-    if not a.rest:
-        a, b = b, a
-    free = a.vectors[:, ~a.odds.isinf()]  # [d, k]: A does not include these fully
-    if b.rest:
-        free_b = b.vectors[:, ~b.odds.isinf()]
-        claimed = free - free_b @ (free_b.mT @ free)
-    else:
-        claimed = _hard_columns(b).mT @ free
-    free = free @ _null_space(claimed, same_angle(stored))  # nor B
-    roots = free.mT @ _roots(a, b)
-    missing = roots.new_zeros(len(roots), max(0, len(roots) - roots.shape[1]))
-    turn, odds = _squares(torch.cat([roots, missing], -1), stored)
-    return Spectrum(free @ turn, odds, math.inf)
 
 
 def _hard_columns(spectrum: Spectrum) -> Tensor:
@@ -182,14 +148,11 @@ def _in_any(mask: Tensor) -> Tensor:
     return mask.flatten(0, -2).any(0) if mask.ndim > 1 else mask
 
 
-def _roots(a: Spectrum, b: Spectrum) -> Tensor:
-    """F = [U_a √o_a, U_b √o_b] `[..., d, r]` of the finite odds, so that F Fᵀ is their sum."""
-    parts = []
-    for x in _expanded(a, b):
-        soft = torch.where(x.odds.isinf(), 0.0, x.odds)
-        columns = _in_any(soft > 0)
-        parts.append(x.vectors[..., columns] * soft[..., None, columns].sqrt())
-    return torch.cat(parts, -1)
+def _roots(spectrum: Spectrum) -> Tensor:
+    """U √o `[..., d, r]` of the finite odds."""
+    soft = torch.where(spectrum.odds.isinf(), 0.0, spectrum.odds)
+    columns = _in_any(soft > 0)
+    return spectrum.vectors[..., columns] * soft[..., None, columns].sqrt()
 
 
 def _common_batch(a: Spectrum, b: Spectrum) -> torch.Size:
@@ -243,15 +206,6 @@ def _squares(roots: Tensor, stored: torch.dtype) -> tuple[Tensor, Tensor]:
     return vectors if basis is None else basis @ vectors, odds
 
 
-def _compress(spectrum: Spectrum, basis: Tensor) -> Tensor:
-    """The conceptor matrix within the span of orthonormal columns."""
-    rest = value_of_rest(spectrum)
-    u = basis.mT @ spectrum.vectors
-    matrix: Tensor = (u * (values_of(spectrum.odds) - rest).unsqueeze(-2)) @ u.mT
-    matrix.diagonal(dim1=-2, dim2=-1).add_(rest)
-    return matrix
-
-
 def _widen(spectrum: Spectrum) -> Spectrum:
     """Convert to the dtype of factorisations, with directions orthonormal in that dtype."""
     dtype = spectra.work_dtype(spectrum.vectors)
@@ -287,14 +241,3 @@ def _added(u: Tensor, v: Tensor, least: float) -> Tensor:
     new = new - u @ (u.mT @ new)  # directions of tiny sine need it again
     orthonormal: Tensor = torch.linalg.qr(new).Q * is_new[..., None, :count]
     return orthonormal
-
-
-def _null_space(matrix: Tensor, least: float) -> Tensor:
-    """Orthonormal columns x `[k, m]` with |matrix x| <= least, for a matrix `[n, k]`."""
-    rows, columns = matrix.shape
-    if rows > columns:
-        matrix = torch.linalg.qr(matrix, mode="r").R
-    _, sines, right = spectra.svd(matrix, full_matrices=True)
-    large = int((sines > least).sum())
-    basis: Tensor = right[large:].mT
-    return basis

@@ -64,8 +64,8 @@ def values_of(odds: Tensor) -> Tensor:
 
 
 def value_of_rest(spectrum: Spectrum) -> float:
-    """The singular value, 0 or 1, of all directions that the spectrum does not store."""
-    return 1.0 if math.isinf(spectrum.rest) else 0.0
+    """The singular value, 0 or 1, of all directions that the spectrum does not store, if any."""
+    return 1.0 if spectrum.rest and not spectrum.is_dense else 0.0
 
 
 def snap(values: Tensor, tol: float) -> Tensor:
@@ -189,21 +189,7 @@ def svd(matrix: Tensor, full_matrices: bool = True) -> tuple[Tensor, Tensor, Ten
     return u, values, vh
 
 
-# --- matrices without spectra ------------------------------------------------------------
-
-
-def matrix_of_odds(odds: Tensor) -> Tensor | None:
-    """Return C = Q (I + Q)⁻¹ = I - (I + Q)⁻¹ by Cholesky, or None as `_complement` does."""
-    if odds.shape[-1] == 1:
-        return values_of(odds.clamp_min(0))
-    inverse = _complement(odds)
-    if inverse is None:
-        return None
-    eye = torch.eye(odds.shape[-1], dtype=odds.dtype, device=odds.device)
-    is_large = _diagonal(odds).amax(-1)[..., None, None] >= 1
-    if bool(is_large.all()):
-        return eye - inverse
-    return torch.where(is_large, eye - inverse, odds @ inverse)  # small C to relative accuracy
+# --- accuracy of odds matrices -----------------------------------------------------------
 
 
 def is_accurate(odds: Tensor) -> bool:
@@ -226,7 +212,7 @@ def _complement(odds: Tensor) -> Tensor | None:
     if bool((torch.linalg.cholesky_ex(shifted).info != 0).any()):
         return None
     _diagonal(shifted).add_(1 - allowed)
-    inverse = _inverse_from(torch.linalg.cholesky(shifted))
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(shifted))
     sizes = _diagonal(odds).clamp_min(0).sqrt()
     if float(sizes.amax()) ** 2 * limits.eps * odds.shape[-1] > allowed:
         spread = (inverse.abs() @ sizes.unsqueeze(-1)).square().sum((-2, -1))
@@ -237,23 +223,13 @@ def _complement(odds: Tensor) -> Tensor | None:
     return inverse
 
 
-def _inverse_from(lower: Tensor) -> Tensor:
-    """Return (L Lᵀ)⁻¹; on a GPU by matrix products, which are faster there."""
-    if not lower.is_cuda:
-        return torch.cholesky_inverse(lower)
-    eye = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device)
-    inverse: Tensor = torch.linalg.solve_triangular(lower, eye.expand_as(lower), upper=False)
-    return inverse.mT @ inverse
-
-
 def _diagonal(matrix: Tensor) -> Tensor:
     return matrix.diagonal(dim1=-2, dim2=-1)
 
 
 def to_matrix(spectrum: Spectrum) -> Tensor:
     """The conceptor matrix U diag(s) Uᵀ + s_rest (I - U Uᵀ), `[..., d, d]`."""
-    u = spectrum.vectors
-    rest = 0.0 if spectrum.is_dense else value_of_rest(spectrum)
+    u, rest = spectrum.vectors, value_of_rest(spectrum)
     matrix: Tensor = (u * (values_of(spectrum.odds) - rest).unsqueeze(-2)) @ u.mT
     if rest:
         _diagonal(matrix).add_(rest)
@@ -302,21 +278,15 @@ def project(spectrum: Spectrum, x: Tensor) -> Tensor:
 
 def truncate(spectrum: Spectrum, rank: int) -> Spectrum:
     """Retain the `rank` directions that differ most from the rest."""
-    strongest = _distance(spectrum).topk(min(rank, spectrum.rank), dim=-1).indices
-    vectors = spectrum.vectors.take_along_dim(strongest.unsqueeze(-2), -1)
-    rest = 0.0 if spectrum.is_dense else spectrum.rest
-    return Spectrum(vectors, spectrum.odds.take_along_dim(strongest, -1), rest)
+    distance = (values_of(spectrum.odds) - value_of_rest(spectrum)).abs()
+    strongest = distance.topk(min(rank, spectrum.rank), dim=-1).indices
+    return take(spectrum, strongest)._replace(rest=0.0 if spectrum.is_dense else spectrum.rest)
 
 
-def truncation_errors(spectrum: Spectrum) -> Tensor:
-    """Entry k is the spectral norm of the error of `truncate` to rank k, `[..., r + 1]`."""
-    ordered = _distance(spectrum).sort(-1, descending=True).values
-    return torch.cat([ordered, ordered.new_zeros((*ordered.shape[:-1], 1))], -1)
-
-
-def _distance(spectrum: Spectrum) -> Tensor:
-    rest = 0.0 if spectrum.is_dense else value_of_rest(spectrum)
-    return (values_of(spectrum.odds) - rest).abs()
+def take(spectrum: Spectrum, indices: Tensor) -> Spectrum:
+    """Select directions by their indices `[..., k]`."""
+    vectors = spectrum.vectors.take_along_dim(indices.unsqueeze(-2), -1)
+    return Spectrum(vectors, spectrum.odds.take_along_dim(indices, -1), spectrum.rest)
 
 
 def complete(spectrum: Spectrum) -> Spectrum:

@@ -13,13 +13,13 @@ from typing import Any
 from conceptors._internal.checks import nearest
 from conceptors.cli.progress import ProgressLine
 from conceptors.experiments.engines import Engine, Local, Ray
-from conceptors.experiments.experiment import Experiment, ExperimentError
+from conceptors.experiments.experiment import Experiment
 from conceptors.experiments.methods import METHODS, explain_settings, import_methods
 from conceptors.experiments.presets import presets, presets_of
 from conceptors.experiments.results import Results
 from conceptors.experiments.runner import UnfinishedError, run
 from conceptors.experiments.scenarios import SCENARIOS
-from conceptors.experiments.scenarios.data import (
+from conceptors.experiments.scenarios.data.files import (
     CATALOGUE,
     DataUnavailableError,
     cache_folder,
@@ -84,7 +84,7 @@ def _tune(options: argparse.Namespace) -> int:
 
     for text in options.vary:
         if "=" in text and not set(":,") & set(text):
-            raise ExperimentError(f"--vary {text}: write a range as NAME=LOW:HIGH, or NAME=a,b,c")
+            raise ValueError(f"--vary {text}: write a range as NAME=LOW:HIGH, or NAME=a,b,c")
     line = ProgressLine(options.quiet)
     best = tune(
         _experiment(options),
@@ -200,12 +200,12 @@ def _table(results: Results) -> str:
 
 
 def _engine(options: argparse.Namespace) -> Engine:
-    """The engine that is asked for; ExperimentError for options of another engine."""
+    """The engine that is asked for; ValueError for options of another engine."""
     engines = {"address": "ray", "cpus_per_run": "ray", "gpus_per_run": "ray", "jobs": "local"}
     for name, engine in engines.items():
         if getattr(options, name) is not None and options.engine != engine:
             flag = name.replace("_", "-")
-            raise ExperimentError(f"--{flag} needs --engine {engine}, got {options.engine}")
+            raise ValueError(f"--{flag} needs --engine {engine}, got {options.engine}")
     imports = [str(Path(file).expanduser().resolve()) for file in options.imports]
     if options.engine == "local":
         return Local(options.jobs or 1, imports)
@@ -218,7 +218,7 @@ def _engine(options: argparse.Namespace) -> Engine:
 def _check_method(name: str) -> None:
     if name not in METHODS:
         hint = "load your own with --import FILE.py"
-        raise ExperimentError(f"unknown method {name!r}{nearest(name, METHODS)}; {hint}")
+        raise ValueError(f"unknown method {name!r}{nearest(name, METHODS)}; {hint}")
 
 
 def _experiment(options: argparse.Namespace) -> Experiment:
@@ -228,10 +228,10 @@ def _experiment(options: argparse.Namespace) -> Experiment:
     for text in options.set:
         name, sign, value = text.partition("=")
         if not sign or not name:
-            raise ExperimentError(f"--set takes NAME=VALUE or METHOD.NAME=VALUE, got {text!r}")
+            raise ValueError(f"--set takes NAME=VALUE or METHOD.NAME=VALUE, got {text!r}")
         method, _, name = name.rpartition(".")
         if method in set(METHODS) - set(options.method):
-            raise ExperimentError(f"--set {text}: {method} is not among the methods of this run")
+            raise ValueError(f"--set {text}: {method} is not among the methods of this run")
         settings.setdefault(method or "*", {})[name] = value
     chosen = {
         name: getattr(options, name)

@@ -7,13 +7,8 @@ from typing import Any
 
 from conceptors._internal.checks import nearest
 from conceptors.experiments.methods import METHODS, Settings, parse_settings
-from conceptors.experiments.methods.settings import INEFFECTIVE
 from conceptors.experiments.presets import Preset, preset
 from conceptors.experiments.scenarios import SCENARIOS
-
-
-class ExperimentError(ValueError):
-    """A request that must be changed; the message says what."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +37,16 @@ class Experiment:
         shared = common | chosen.methods.get(method, {}) | self.settings.get("*", {})
         names = {entry.name for entry in fields(kind)}
         known = {name: value for name, value in shared.items() if name in names}
-        return asdict(parse_settings(kind, known | self.settings.get(method, {})))
+        config = asdict(parse_settings(kind, known | self.settings.get(method, {})))
+        if config.get("steps") and "epochs" in self._asked(method):
+            raise ValueError(
+                f"epochs has no effect on method {method!r} because steps is {config['steps']}. "
+                f"Leave epochs out, or add --set steps=0."
+            )
+        return config
+
+    def _asked(self, method: str) -> dict[str, Any]:
+        return self.settings.get("*", {}) | self.settings.get(method, {})
 
     def identity(self) -> dict[str, Any]:
         """What must be the same for results to belong together."""
@@ -51,38 +55,19 @@ class Experiment:
         return {**request, "configs": configs}
 
     def check(self) -> None:
-        """Raise an ExperimentError for an impossible request."""
+        """Raise a ValueError for an impossible request."""
         if self.scenario not in SCENARIOS:
             close = nearest(self.scenario, SCENARIOS)
-            raise ExperimentError(f"unknown scenario {self.scenario!r}{close}")
+            raise ValueError(f"unknown scenario {self.scenario!r}{close}")
         if not self.methods:
-            raise ExperimentError(f"no method given{nearest('', METHODS)}")
-        for method in [*self.methods, *self.settings]:
-            if method not in METHODS and (method != "*" or method in self.methods):
-                raise ExperimentError(f"unknown method {method!r}{nearest(method, METHODS)}")
+            raise ValueError(f"no method given{nearest('', METHODS)}")
+        for method in sorted({*self.methods, *self.settings.keys() - {"*"}} - {*METHODS}):
+            raise ValueError(f"unknown method {method!r}{nearest(method, METHODS)}")
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
-            raise ExperimentError(f"seeds must be different numbers, got {self.seeds}")
+            raise ValueError(f"seeds must be different numbers, got {self.seeds}")
         kinds = [METHODS[method].settings_type for method in self.methods]
         names = {entry.name for kind in kinds for entry in fields(kind)}
-        if unknown := sorted({*self.settings.get("*", {})} - names):
-            raise ExperimentError(
-                f"none of these methods has a setting {unknown[0]!r}{nearest(unknown[0], names)}"
-            )
-        try:
-            for method in self.methods:
-                self._refuse_ineffective(method, self.config(method))
-        except ValueError as error:
-            raise ExperimentError(str(error)) from error
-
-    def _asked(self, method: str) -> dict[str, Any]:
-        return self.settings.get("*", {}) | self.settings.get(method, {})
-
-    def _refuse_ineffective(self, method: str, config: dict[str, Any]) -> None:
-        for name in sorted({*self._asked(method)} & {*INEFFECTIVE} & {*config}):
-            other, overrides_when_on = INEFFECTIVE[name]
-            if bool(config[other]) == overrides_when_on:
-                raise ValueError(
-                    f"{name} has no effect on method {method!r} because {other} is "
-                    f"{config[other]}. Results would not reflect the value that you asked for. "
-                    f"Leave {name} out, or add --set {other}={0 if overrides_when_on else 'VALUE'}."
-                )
+        for name in sorted({*self.settings.get("*", {})} - names):
+            close = nearest(name, names)
+            raise ValueError(f"none of these methods has a setting {name!r}{close}")
+        self.identity()

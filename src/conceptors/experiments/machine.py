@@ -13,11 +13,7 @@ from conceptors import __version__
 
 
 def find_device(name: str) -> torch.device:
-    """Return the device of that name; "auto" is the first GPU, or else the CPU.
-
-    Raises:
-        ValueError: this machine has no such device; the message lists those it has.
-    """
+    """Return the device of that name; "auto" is the first GPU, or else the CPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:

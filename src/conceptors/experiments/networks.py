@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from conceptors.readout.features import blurred
+
 if TYPE_CHECKING:
     from conceptors.experiments.scenarios import Scenario
 
 ACTIVATIONS = {"sigmoid": torch.sigmoid, "relu": torch.relu, "tanh": torch.tanh}
-Image = tuple[int, int, int]  # channels, height, width
 
 
 class MLP(nn.Module):
@@ -31,13 +32,10 @@ class MLP(nn.Module):
         super().__init__()
         self.activation = ACTIVATIONS[activation]
         self.layers = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(sizes))
-        draw = {"truncated": _truncated_normal, "uniform": _uniform}[init]
-        generator = torch.Generator().manual_seed(7_919 + seed)
-        with torch.no_grad():
-            for (inputs, outputs), layer in zip(pairwise(sizes), self.layers):
-                block = draw(outputs, inputs, scale, generator)
-                for parameter, value in zip(layer.parameters(), (block[:, :-1], block[:, -1])):
-                    parameter.copy_(value)
+        draw = torch.Generator().manual_seed(7_919 + seed)
+        for pair, layer in zip(pairwise(sizes), self.layers):
+            block = _initial(*pair, init, scale, draw)
+            layer.weight.data, layer.bias.data = block[:, :-1].contiguous(), block[:, -1].clone()
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(1)
@@ -107,15 +105,9 @@ class AlexNet(nn.Module):
 
 
 def build_network(scenario: Scenario, settings: Any) -> nn.Module:
-    """Build the network that settings ask for: fully connected, or AlexNet for colour images.
-
-    Raises:
-        ValueError: a setting that does not apply to this scenario's inputs.
-    """
+    """Build the network that settings ask for: fully connected, or AlexNet for colour images."""
     s, image = settings, scenario.image
     if len(scenario.inputs) == 3:
-        if s.shift >= min(scenario.inputs[1:]):
-            raise ValueError(f"shift={s.shift} moves whole images away; use a few pixels")
         return AlexNet(scenario.classes, scenario.seed, s.dropout)
     for name in ("mirror", "shift", *(("smooth", "local") if image is None else ())):
         if getattr(s, name):
@@ -125,42 +117,26 @@ def build_network(scenario: Scenario, settings: Any) -> nn.Module:
     sizes = [math.prod(scenario.inputs), *s.sizes, scenario.classes]
     network = MLP(sizes, s.activation, s.init, s.scale, scenario.seed)
     weight = next(network.parameters())
-    with torch.no_grad():
-        if image is not None and s.smooth:
-            weight.copy_(_blurred(weight, image, s.smooth))
-        if image is not None and s.local:
-            weight.copy_(_windowed(weight, image, s.local, scenario.seed))
+    if image is not None:
+        weight.data = blurred(weight.data, image, s.smooth)
+        if s.local:
+            weight.data = _windowed(weight.data, image, s.local, scenario.seed)
     return network
 
 
-def _truncated_normal(
-    outputs: int, inputs: int, scale: float, generator: torch.Generator
-) -> Tensor:
-    """[W | b] `[outputs, inputs + 1]`."""
-    block = torch.empty(outputs, inputs + 1).normal_(generator=generator)
-    while bool((wrong := block.abs() > 2).any()):
-        block[wrong] = torch.randn(int(wrong.sum()), generator=generator)
+def _initial(inputs: int, outputs: int, init: str, scale: float, draw: torch.Generator) -> Tensor:
+    """Weights and biases [W | b] `[outputs, inputs + 1]` of a layer."""
+    block = torch.empty(outputs, inputs + 1)
+    if init == "uniform":
+        block.uniform_(-1, 1, generator=draw)[:, -1] = 0
+        return block * (scale / math.sqrt(inputs))
+    block.normal_(generator=draw)
+    while bool((is_cut := block.abs() > 2).any()):
+        block[is_cut] = torch.randn(int(is_cut.sum()), generator=draw)
     return block * scale
 
 
-def _uniform(outputs: int, inputs: int, scale: float, generator: torch.Generator) -> Tensor:
-    """[W | b] `[outputs, inputs + 1]` with b = 0."""
-    block = torch.empty(outputs, inputs + 1).uniform_(-1, 1, generator=generator)
-    block[:, -1] = 0
-    return block * (scale / math.sqrt(inputs))
-
-
-def _blurred(weight: Tensor, image: Image, sigma: float) -> Tensor:
-    """Blur each neuron's weights as an image, at the same expected mean square."""
-    reach = math.ceil(4 * sigma)
-    bell = torch.exp(-(torch.arange(-reach, reach + 1.0) ** 2) / (2 * sigma**2))
-    bell /= bell.norm()
-    pictures = weight.reshape(-1, 1, *image[1:])
-    across = functional.conv2d(pictures, bell.view(1, 1, 1, -1), padding=(0, reach))
-    return functional.conv2d(across, bell.view(1, 1, -1, 1), padding=(reach, 0)).reshape_as(weight)
-
-
-def _windowed(weight: Tensor, image: Image, width: float, seed: int) -> Tensor:
+def _windowed(weight: Tensor, image: tuple[int, int, int], width: float, seed: int) -> Tensor:
     """Multiply each neuron's weights by a Gaussian window, at the same mean square.
 
     Windows have an sd of `width` pixels and random centres, a seventh of the image or more away

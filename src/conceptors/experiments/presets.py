@@ -51,10 +51,7 @@ def preset(
     """A preset of a scenario; without a name, defaults.
 
     "best" is the first benchmark with the tasks and heads that the options ask for; if there are
-    several, the one with these hidden layers.
-
-    Raises:
-        ValueError: there is no such preset, or not for this scenario and its options.
+    several, the one with these hidden layers. ValueError: there is no such preset.
     """
     if name is None:
         return Preset()

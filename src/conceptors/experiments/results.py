@@ -62,13 +62,9 @@ class Results:
     def add(self, entry: dict[str, Any], methods: Sequence[str]) -> None:
         """Add a run, or a failure (it has a reason), in the order of methods and seeds."""
         (self.failed if "reason" in entry else self.runs).append(entry)
-        self.failed.sort(key=_pair)
+        self.failed.sort(key=lambda failure: (failure["method"], failure["seed"]))
         self.runs.sort(key=lambda run: (methods.index(run["method"]), run["seed"]))
         self.summary = summarise(self.runs)
-
-
-def _pair(entry: dict[str, Any]) -> tuple[str, int]:
-    return entry["method"], entry["seed"]
 
 
 def summarise(runs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -193,10 +189,12 @@ def _check(results: Any, finished: bool) -> None:
         raise ValueError(f"runs is empty: {_cut(reason)}")
     rows = runs[0]["accuracy"] if runs else []
     tasks = len(results.get("task_names") or ()) or max(map(len, rows), default=0)
+    pairs: set[tuple[str, int]] = set()
     for k, run in enumerate(runs):
         _check_run(run, f"runs[{k}]", tasks)
-        if any(_pair(run) == _pair(earlier) for earlier in runs[:k]):
+        if (pair := (run["method"], run["seed"])) in pairs:
             raise ValueError(f"runs[{k}] is a second run of a method with seed {run['seed']}")
+        pairs.add(pair)
     for name in {run["method"] for run in runs} ^ set(results["summary"]):
         raise ValueError(f"summary and runs must have the same methods, got {_cut(repr(name))}")
 

@@ -7,7 +7,6 @@ Other processes and machines only compute; this process alone writes.
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -20,13 +19,13 @@ import torch
 
 from conceptors.experiments.engines import Engine, Local
 from conceptors.experiments.events import Event, Progress, quiet
-from conceptors.experiments.experiment import Experiment, ExperimentError
+from conceptors.experiments.experiment import Experiment
 from conceptors.experiments.machine import environment, find_device
 from conceptors.experiments.methods import METHODS, Learner, parse_settings
 from conceptors.experiments.results import Results, measures
 from conceptors.experiments.scenarios import build
 
-__all__ = ["Experiment", "ExperimentError", "UnfinishedError", "run"]
+__all__ = ["Experiment", "UnfinishedError", "run"]
 
 _TESTED_AHEAD = 20  # tasks up to which future tasks are tested too: it is half of the testing
 
@@ -56,7 +55,7 @@ def run(
     Seeds that diverged count as done: they would diverge again.
 
     Raises:
-        ExperimentError: the request is impossible, or the folder has another run, other settings
+        ValueError: the request is impossible, or the folder has another run, other settings
             or a damaged results file. Nothing is overwritten.
         UnfinishedError: seeds failed on another machine, or diverged, now or earlier. Everything
             else is written.
@@ -76,8 +75,8 @@ def run(
             entry, results.task_names, results.environment = outcome.value
             results.add(entry, list(results.identity["configs"]))
             results.write(folder / "results.json")
-    failed = {(entry["method"], entry["seed"]): entry["reason"] for entry in results.failed}
-    diverged = [f"{pair[0]} seed {pair[1]} {failed[pair]}" for pair in pairs if pair in failed]
+    failed = [entry for entry in results.failed if (entry["method"], entry["seed"]) in pairs]
+    diverged = ["{method} seed {seed} {reason}".format(**entry) for entry in failed]
     if failures or diverged:
         raise UnfinishedError(failures, results, diverged)
     return results
@@ -98,10 +97,7 @@ def counted(progress: Progress, seeds: int) -> Progress:
 def placed(experiment: Experiment, engine: Engine) -> Experiment:
     """Check an experiment and set the device that the engine chooses for it."""
     experiment.check()
-    try:
-        return replace(experiment, device=engine.device(experiment.device))
-    except ValueError as error:
-        raise ExperimentError(str(error)) from error
+    return replace(experiment, device=engine.device(experiment.device))
 
 
 @dataclass(frozen=True)
@@ -154,50 +150,43 @@ class Piece:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Create a folder and lock it for one run; the lock of a killed run is gone with it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise ExperimentError(f"cannot write into {folder}: {error.strerror}") from error
-    try:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("a") as handle:
         if sys.platform != "win32":
             import fcntl
 
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise ExperimentError(
+                raise ValueError(
                     f"another run is writing to {folder}; wait for it, or choose another --out"
                 ) from None
         yield
-    finally:
-        os.close(handle)
 
 
 def _resume(experiment: Experiment, path: Path) -> Results:
     """Earlier results of the same settings, or new ones."""
     wanted = json.loads(json.dumps(experiment.identity()))
-    chosen = experiment.chosen(experiment.methods[0])
-    fresh = Results(
-        scenario=experiment.scenario,
-        preset=experiment.preset,
-        command=experiment.command,
-        identity=wanted,
-        deviations=chosen.deviations,
-        reference=chosen.reference,
-    )
     if not path.exists():
-        return fresh
+        chosen = experiment.chosen(experiment.methods[0])
+        return Results(
+            scenario=experiment.scenario,
+            preset=experiment.preset,
+            command=experiment.command,
+            identity=wanted,
+            deviations=chosen.deviations,
+            reference=chosen.reference,
+        )
     try:
         earlier = Results.read(path)
         methods = {entry["method"] for entry in [*earlier.runs, *earlier.failed]}
         if methods - set(earlier.identity.get("configs", ())):
             raise ValueError(f"{path} does not say with which settings it was made")
     except (ValueError, OSError) as error:
-        raise ExperimentError(f"{error}; move it away, or choose another --out") from error
+        raise ValueError(f"{error}; move it away, or choose another --out") from error
     if changes := _changes(earlier, wanted, methods):
         lines = "\n".join(f"  {line}" for line in changes)
-        raise ExperimentError(
+        raise ValueError(
             f"{path.parent} has results of other settings:\n{lines}\nResults of different settings "
             f"cannot be compared. Choose another --out, or use the settings of the folder."
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -17,7 +17,7 @@ from typing import Any, get_type_hints
 from conceptors._internal.checks import nearest
 from conceptors.experiments.engines import Engine, Local
 from conceptors.experiments.events import Event, Progress, quiet
-from conceptors.experiments.experiment import Experiment, ExperimentError
+from conceptors.experiments.experiment import Experiment
 from conceptors.experiments.methods import METHODS
 from conceptors.experiments.runner import Piece, placed
 
@@ -34,42 +34,33 @@ def tune(
     """Search the settings of one method; return the best as `{"value": accuracy, "params": {...}}`.
 
     The score is the accuracy on the validation samples of all tasks after the last one, averaged
-    over seeds; diverged seeds count as 0. The engine does the seeds of one trial.
-
-    Raises:
-        ExperimentError: the request is impossible, or the folder has a search with other settings.
+    over seeds; diverged seeds count as 0. The engine does the seeds of one trial. ValueError: the
+    request is impossible, or the folder has a search with other settings.
     """
     if find_spec("optuna") is None:
         raise ImportError("tuning needs optuna: pip install 'conceptors[tune]'")
     if len(experiment.methods) != 1:
-        raise ExperimentError(f"tune takes one method at a time, got {experiment.methods}")
+        raise ValueError(f"tune takes one method at a time, got {experiment.methods}")
     (method,), engine = experiment.methods, engine or Local()
     experiment = placed(experiment, engine)
     types = get_type_hints(METHODS[method].settings_type)
     ranges = dict(parse_range(text, types) for text in spaces)
-
-    def score(trial: Any) -> float:
-        chosen = {name: suggest(trial) for name, suggest in ranges.items()}
-        settings = experiment.settings.get(method, {}) | chosen
+    study = _open(experiment, folder)
+    ended = sum(trial.state.is_finished() for trial in study.trials)
+    for number in range(ended + 1, trials + 1):
+        trial = study.ask(ranges)
+        settings = experiment.settings.get(method, {}) | trial.params
         tried = replace(experiment, settings={**experiment.settings, method: settings})
         jobs = [partial(_score_seed, Piece(tried, method, seed)) for seed in tried.seeds]
         outcomes = list(engine.work(jobs, quiet))
         for outcome in outcomes:
             if outcome.failure:
-                raise RuntimeError(f"a trial failed with {chosen}:\n{outcome.failure}")
-        return statistics.mean(float(outcome.value) for outcome in outcomes)
-
-    def report(study: Any, trial: Any) -> None:
-        if trial.value is not None:
-            number = trial.number + 1
-            settings = ", ".join(f"{name}={value}" for name, value in trial.params.items())
-            text = f"trial {number} of {trials}: {trial.value:.2f} % on validation data, {settings}"
-            progress(Event("trial", text, share=min(1.0, number / trials)))
-
-    study = _open(experiment, folder)
-    ended = sum(trial.state.is_finished() for trial in study.trials)
-    if ended < trials:
-        study.optimize(score, n_trials=trials - ended, callbacks=[report])
+                raise RuntimeError(f"a trial failed with {trial.params}:\n{outcome.failure}")
+        score = statistics.mean(float(outcome.value) for outcome in outcomes)
+        study.tell(trial, score)
+        chosen = ", ".join(f"{name}={value}" for name, value in trial.params.items())
+        text = f"trial {number} of {trials}: {score:.2f} % on validation data, {chosen}"
+        progress(Event("trial", text, share=number / trials))
     return {"value": study.best_value, "params": study.best_params}
 
 
@@ -88,7 +79,7 @@ def _score_seed(piece: Piece, progress: Progress) -> float:
 
 
 def _open(experiment: Experiment, folder: Path) -> Any:
-    """The study in a folder; ExperimentError if it is damaged, or of another experiment."""
+    """The study in a folder; ValueError if it is damaged, or of another experiment."""
     import optuna
     from optuna.storages.journal import JournalFileBackend
 
@@ -108,12 +99,12 @@ def _open(experiment: Experiment, folder: Path) -> Any:
         raise
     except Exception as error:  # optuna replays the journal, and trusts it
         reason = " ".join(f"{type(error).__name__}: {error!s:.200}".split())
-        raise ExperimentError(
+        raise ValueError(
             f"{journal} is damaged ({reason}); move it away, or choose another --out"
         ) from error
     request = json.dumps({**experiment.identity(), "seeds": experiment.seeds}, sort_keys=True)
     if study.user_attrs.get("request", request) != request:
-        raise ExperimentError(f"{folder} has a search with other settings; choose another --out")
+        raise ValueError(f"{folder} has a search with other settings; choose another --out")
     study.set_user_attr("request", request)
     return study
 
@@ -131,28 +122,26 @@ def _check_journal(path: Path) -> None:
             raise ValueError(f"line {number} is not an entry")
 
 
-def parse_range(text: str, types: Mapping[str, type]) -> tuple[str, Callable[[Any], Any]]:
-    """`rate=0.01:1:log`, `aperture=1:30`, `labels=all,true` as a way to ask optuna for a value."""
+def parse_range(text: str, types: Mapping[str, type]) -> tuple[str, Any]:
+    """`rate=0.01:1:log`, `aperture=1:30`, `labels=all,true` as a name and optuna's distribution."""
+    from optuna import distributions
+
     name, _, values = text.partition("=")
     if not name or not values:
-        raise ExperimentError(f"--vary takes NAME=LOW:HIGH[:log] or NAME=a,b,c, got {text!r}")
+        raise ValueError(f"--vary takes NAME=LOW:HIGH[:log] or NAME=a,b,c, got {text!r}")
     if name not in types:
-        raise ExperimentError(f"--vary {text}: no setting {name!r}{nearest(name, types)}")
+        raise ValueError(f"--vary {text}: no setting {name!r}{nearest(name, types)}")
     if ":" not in values:
-        choices = values.split(",")
-        return name, lambda trial: trial.suggest_categorical(name, choices)
+        return name, distributions.CategoricalDistribution(values.split(","))
     low, high, *scale = values.split(":")
-    kind, is_log = types[name], scale == ["log"]
+    kind, numbers = types[name], (distributions.IntDistribution, distributions.FloatDistribution)
     try:
-        if kind not in (int, float) or scale not in ([], ["log"]):
+        distribution = dict(zip((int, float), numbers))[kind]
+        if scale not in ([], ["log"]) or kind(low) == kind(high):
             raise ValueError
-        least, most = kind(low), kind(high)
-        if least >= most or (is_log and least <= 0):
-            raise ValueError
-    except ValueError:
-        raise ExperimentError(
+        return name, distribution(kind(low), kind(high), log=scale == ["log"])
+    except (KeyError, ValueError):
+        raise ValueError(
             f"--vary {text}: {name} is of type {kind.__name__}; a range needs two numbers, "
             f"LOW < HIGH, and LOW > 0 with :log; choices are {name}=a,b,c"
         ) from None
-    suggest = "suggest_int" if kind is int else "suggest_float"
-    return name, lambda trial: getattr(trial, suggest)(name, least, most, log=is_log)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -88,13 +89,11 @@ class ReadoutPlugin(SupervisedPlugin):  # type: ignore[misc]
     def after_training_exp(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
         """Learn the experience in closed form."""
         dataset = strategy.experience.dataset  # the strategy's loader may mix in stored samples
-        batches = DataLoader(
-            dataset,
-            batch_size=strategy.train_mb_size,
-            collate_fn=getattr(dataset, "collate_fn", None),
-        )
-        self.readout.to(strategy.device).learn_from(
-            self.body, batches, feed=feed_experience, target=_labels, shield=self.shield
+        collate = getattr(dataset, "collate_fn", None)
+        batches = DataLoader(dataset, batch_size=strategy.train_mb_size, collate_fn=collate)
+        readout, labels = self.readout.to(strategy.device), itemgetter(1)
+        readout.learn_from(
+            self.body, batches, feed=feed_experience, target=labels, shield=self.shield
         )
 
     def after_eval_forward(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
@@ -108,9 +107,3 @@ class ReadoutPlugin(SupervisedPlugin):  # type: ignore[misc]
         replaced = lowest.repeat(1, max(outputs.shape[1], scores.shape[1]))
         replaced[:, seen] = scores[:, seen].to(outputs.dtype)
         strategy.mb_output = replaced
-
-
-def _labels(batch: Any) -> Tensor:
-    """Return the labels of a batch (inputs, labels, ..., task labels)."""
-    labels: Tensor = batch[1]
-    return labels

@@ -69,48 +69,33 @@ class ShieldCallback(TrainerCallback):  # type: ignore[misc]
         self.sample = sample
         self.feed = feed
         self.limit = limit
-        self._clipping: tuple[TrainingArguments, float] | None = (
-            None  # its max_grad_norm is 0 meanwhile
-        )
+        # arguments whose max_grad_norm is 0 meanwhile, and its value
+        self._clipping: tuple[TrainingArguments, float] | None = None
 
     def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: Any,
-        *,
-        optimizer: Any = None,
-        processing_class: Any = None,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any
     ) -> None:
         """Guard the optimizer; load the shield of a resumed checkpoint, or remember the sample."""
         entry = state.stateful_callbacks.get(_ENTRY)
         clips = self._clips(args)
-        self.shield.guard(optimizer)
+        self.shield.guard(kwargs["optimizer"])
         if entry:
             self._load(resumed_folder(args, state, entry))
         elif self.sample is not None and not self.shield.n_tasks:
-            self.shield.remember(tokenized(self.sample, processing_class), feed=self.feed)
+            batches = tokenized(self.sample, kwargs.get("processing_class"))
+            self.shield.remember(batches, feed=self.feed)
         if clips and self.shield.n_tasks:
             self._clipping = args, args.max_grad_norm
             args.max_grad_norm = 0.0
-        state.stateful_callbacks[_ENTRY] = {
-            "run": uuid.uuid4().hex,
-            "folder": str(Path(args.output_dir).absolute()),
-        }
+        folder = str(Path(args.output_dir).absolute())
+        state.stateful_callbacks[_ENTRY] = {"run": uuid.uuid4().hex, "folder": folder}
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: Any, **_: Any) -> None:
         """Save the shield in the checkpoint's folder."""
         self._save(args, Path(args.output_dir) / f"checkpoint-{state.global_step}")
 
     def on_train_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: Any,
-        *,
-        train_dataloader: Any = None,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any
     ) -> None:
         """Remember the task, and save the shield in the output directory."""
         if args.load_best_model_at_end and state.best_model_checkpoint:
@@ -118,7 +103,7 @@ class ShieldCallback(TrainerCallback):  # type: ignore[misc]
             if best.is_file():  # the weights are those of that checkpoint now
                 self.shield.load(best)
         self._restore_clipping()
-        self.shield.remember(train_dataloader, feed=self.feed, limit=self.limit)
+        self.shield.remember(kwargs["train_dataloader"], feed=self.feed, limit=self.limit)
         self._save(args, Path(args.output_dir))
 
     def _clips(self, args: TrainingArguments) -> bool:
@@ -127,9 +112,7 @@ class ShieldCallback(TrainerCallback):  # type: ignore[misc]
         clips_first = any(getattr(args, name, None) for name in ("fp16", "fsdp", "deepspeed"))
         return bool(args.max_grad_norm) and not clips_first
 
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: Any, control: Any, *, optimizer: Any = None, **_: Any
-    ) -> None:
+    def on_pre_optimizer_step(self, *_: Any, optimizer: Any, **__: Any) -> None:
         """Clip the projected gradients."""
         if self._clipping is not None:
             self.shield.project_(optimizer)
@@ -148,11 +131,10 @@ class ShieldCallback(TrainerCallback):  # type: ignore[misc]
     def _load(self, folder: Path) -> None:
         before = self.shield.n_tasks
         self.shield.load(folder / FILE)
-        warn_of_lost_tasks(
-            before,
-            self.shield.n_tasks,
-            "Use a separate output_dir for each task, and resume from a checkpoint of this task",
+        advice = (
+            "Use a separate output_dir for each task, and resume from a checkpoint of this task"
         )
+        warn_of_lost_tasks(before, self.shield.n_tasks, advice)
 
 
 def tokenized(sample: Any, tokenizer: Any) -> Any:
@@ -229,9 +211,8 @@ def generate_sample(
         torch.manual_seed(seed)
         for count in with_progress(counts, progress, "generate_sample"):
             first = torch.full((count, 1), start, device=model.device)
-            ids = model.generate(
-                input_ids=first, attention_mask=first.new_ones(count, 1), **options
-            )
+            mask = first.new_ones(count, 1)
+            ids = model.generate(input_ids=first, attention_mask=mask, **options)
             ended = (ids[:, 1:-1] == end).cumsum(1) > 0  # at an earlier token
             mask = torch.cat([first.new_ones(count, 2), (~ended).long()], 1)
             batches.append({"input_ids": ids, "attention_mask": mask})

@@ -12,7 +12,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -65,54 +65,39 @@ class Call(NamedTuple):
 class Draws:
     """Draw the random rows of one pass over the data, reproducibly for each seed.
 
-    Within a batch, layers with the same number of rows share their random indices, and layers
-    that receive the same tensor (queries, keys and values) share the rows. Padding is never drawn.
+    Within a batch, layers with the same number of rows share their random indices. Padding is
+    never drawn.
     """
 
     def __init__(self, seed: int) -> None:
-        self._seed = seed
-        self._generators: dict[torch.device, torch.Generator] = {}
+        self._generator = torch.Generator("cpu").manual_seed(seed)
         self._chosen: dict[object, Tensor] = {}
-        self._last: tuple[weakref.ref[Tensor], object, Rows] | None = None
-        self._mask: Tensor | None = None
-        self._real: dict[torch.device, Tensor] = {}
+        self._real: tuple[torch.Size, Tensor] | None = None  # a mask's shape, and where it is 1
 
     def renew(self, mask: Tensor | None = None) -> None:
         """Draw new indices, for a new batch with a mask `[n, t]` that is 0 for padding."""
         self._chosen.clear()
-        self._last = None
-        self._mask, self._real = mask, {}
+        self._real = None if mask is None else (mask.shape, mask.flatten().nonzero().flatten())
 
     def unpadded(self, x: Tensor) -> Tensor:
         """Return x `[n, t, ..., d]` or `[n · t, ..., d]` without padding; others as they are."""
-        mask, places = self._mask, x.shape[:-1]
-        if mask is None or (places[:2] != mask.shape and places[:1] != (mask.numel(),)):
+        if self._real is None:
             return x
-        if x.device not in self._real:
-            self._real[x.device] = mask.flatten().nonzero().flatten().to(x.device)
-        positions = x.flatten(0, 1) if places[:2] == mask.shape else x
-        return positions.index_select(0, self._real[x.device])
+        (shape, real), places = self._real, x.shape[:-1]
+        if places[:2] != shape and places[:1] != (shape.numel(),):
+            return x
+        positions = x.flatten(0, 1) if places[:2] == shape else x
+        return positions.index_select(0, real.to(x.device))
 
     def indices(self, count: int, size: int, device: torch.device) -> Tensor:
         """Draw `size` of `count` indices, ascending: one from each of `size` equal parts."""
         key = (count, size, device)
         if key not in self._chosen:
-            if device not in self._generators:
-                self._generators[device] = torch.Generator(device).manual_seed(self._seed)
-            dtype = torch.float32 if device.type == "mps" else torch.float64
-            spots = torch.rand(size, generator=self._generators[device], dtype=dtype, device=device)
-            spots += torch.arange(size, device=device)
-            self._chosen[key] = (spots * (count / size)).long().clamp_(max=count - 1)
+            spots = torch.rand(size, generator=self._generator, dtype=torch.float64, device="cpu")
+            spots += torch.arange(size, device="cpu")
+            chosen = (spots * (count / size)).long().clamp_(max=count - 1)
+            self._chosen[key] = chosen.to(device)
         return self._chosen[key]
-
-    def shared(self, x: Tensor, key: object, take: Callable[[], Rows]) -> Rows:
-        """Return `take()`, or its last result if that was computed from the same unchanged x."""
-        if x.is_inference():  # inference tensors have no version counter
-            return take()
-        key = (key, x._version)
-        if self._last is None or self._last[0]() is not x or self._last[1] != key:
-            self._last = (weakref.ref(x), key, take())
-        return self._last[2]
 
 
 class Sample:
@@ -137,9 +122,7 @@ class Sample:
 
     def __call__(self, x: Tensor) -> Rows:
         """Return rows of x `[..., d]` as a matrix product uses them: rounded under autocast."""
-        size = self.size(math.prod(x.shape[:-1]), x.shape[-1])
-        dtype = multiplied_dtype(x)
-        return self._draws.shared(x, (size, dtype), lambda: self._take(x, dtype))
+        return self._take(x, multiplied_dtype(x))
 
     def unrounded(self, x: Tensor) -> Rows:
         """Return rows of x `[..., d]` in the dtype of x."""
@@ -147,17 +130,12 @@ class Sample:
 
     def _take(self, x: Tensor, dtype: torch.dtype) -> Rows:
         x = self.unpadded(x)
-        count = math.prod(x.shape[:-1])
-        size = self.size(count, x.shape[-1])
+        rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+        count, size = len(rows), self.size(*rows.shape)
         if size is None:
-            rows = x[None].flatten(0, -2)[None]  # also where d is 0
-            return Rows(rows.to(dtype))
+            return Rows(rows[None].to(dtype))
         chosen = self._draws.indices(count, size, x.device)
-        if x.is_contiguous():
-            rows = x.view(count, -1).index_select(0, chosen)
-        else:
-            rows = x[torch.unravel_index(chosen, x.shape[:-1])]
-        return Rows(rows[None].to(dtype), count / size)
+        return Rows(rows.index_select(0, chosen)[None].to(dtype), count / size)
 
 
 def multiplied_dtype(x: Tensor) -> torch.dtype:
@@ -177,8 +155,6 @@ class Rule(Protocol):
     def rows(self, layer: Any, call: Call, sample: Sample) -> RowsByBlock:
         """Yield (block name, rows) of one call; a block may occur several times."""
 
-
-Wrapping = TypeVar("Wrapping", bound=Callable[[Rule], Rule])
 
 _RULES: dict[type[nn.Module], Rule] = {}
 _BY_BEHAVIOUR: list[tuple[Callable[[nn.Module], bool], Rule]] = []
@@ -211,10 +187,10 @@ def recognise(fits: Callable[[nn.Module], bool]) -> Callable[[type[Rule]], type[
     return decorate
 
 
-def around(fits: Callable[[nn.Module], bool]) -> Callable[[Wrapping], Wrapping]:
+def around(fits: Callable[[nn.Module], bool]) -> Callable[[type[Any]], type[Any]]:
     """Wrap the rule of a layer's class in the decorated rule class where `fits` accepts it."""
 
-    def decorate(rule: Wrapping) -> Wrapping:
+    def decorate(rule: type[Any]) -> type[Any]:
         _AROUND.append((fits, rule))
         return rule
 
@@ -233,8 +209,7 @@ def find_rule(layer: nn.Module) -> Rule | None:
     owner = owner_of(layer)
     if owner is None:
         return _by_behaviour(layer)
-    wrapping = next((wrap for fits, wrap in _AROUND if fits(layer)), None)
-    return _RULES[owner] if wrapping is None else wrapping(_RULES[owner])
+    return next((wrap(_RULES[owner]) for fits, wrap in _AROUND if fits(layer)), _RULES[owner])
 
 
 def _by_behaviour(layer: nn.Module) -> Rule | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -26,15 +26,8 @@ _CHUNK = 2**22  # numbers of the patches in memory at a time
 @register(nn.Conv1d, nn.Conv2d, nn.Conv3d)
 class ConvRule:
     def blocks(self, layer: Any) -> list[Block]:
-        groups = layer.groups
-        return [
-            Block(
-                view=lambda weight: weight.unflatten(0, (groups, -1)),
-                bias_view=lambda bias: bias.unflatten(0, (groups, -1)),
-                layout=f"conv{groups}",
-                rows_first=groups == 1,
-            )
-        ]
+        view, layout = _by_group(layer.groups), f"conv{layer.groups}"
+        return [Block(view=view, bias_view=view, layout=layout, rows_first=layer.groups == 1)]
 
     def rows(self, layer: Any, call: Call, sample: Sample) -> RowsByBlock:
         x = call.argument(0, "input")
@@ -53,16 +46,12 @@ class ConvTransposeRule:
     """A transposed convolution convolves the input with zeros inserted between its pixels."""
 
     def blocks(self, layer: Any) -> list[Block]:
-        groups = layer.groups
-        return [
-            Block(
-                # [in, out / g, k...] seen as [g, out / g, in / g, k...]
-                view=lambda weight: weight.unflatten(0, (groups, -1)).transpose(1, 2),
-                bias_view=lambda bias: bias.unflatten(0, (groups, -1)),
-                layout=f"conv-transpose{groups}",
-                rows_first=False,
-            )
-        ]
+        by_group, layout = _by_group(layer.groups), f"conv-transpose{layer.groups}"
+
+        def view(weight: Tensor) -> Tensor:  # of [in, out / g, k...]
+            return by_group(weight).transpose(1, 2)
+
+        return [Block(view=view, bias_view=by_group, layout=layout, rows_first=False)]
 
     def rows(self, layer: Any, call: Call, sample: Sample) -> RowsByBlock:
         x = call.argument(0, "input")
@@ -85,20 +74,15 @@ class ConvTransposeRule:
             yield "", Rows(taps.flip(tuple(range(-spatial, 0))).flatten(2), weight)
 
 
+def _by_group(groups: int) -> Callable[[Tensor], Tensor]:
+    return lambda tensor: tensor.unflatten(0, (groups, -1))
+
+
 def windows_of(x: Tensor, kernel: Any, stride: Any, dilation: Any) -> Tensor:
     """View all windows of x `[n, c, ...]` as `[n, positions..., c, k...]` without copying."""
-    steps = list(zip(x.shape[2:], x.stride()[2:], kernel, stride, dilation))
-    positions = [max(0, (size - d * (k - 1) - 1) // s + 1) for size, _, k, s, d in steps]
-    return x.as_strided(
-        [x.shape[0], *positions, x.shape[1], *kernel],
-        [
-            x.stride(0),
-            *(hop * s for _, hop, _, s, _ in steps),
-            x.stride(1),
-            *(hop * d for _, hop, _, _, d in steps),
-        ],
-        x.storage_offset(),
-    )
+    for axis, (size, step, gap) in enumerate(zip(kernel, stride, dilation), 2):
+        x = x.unfold(axis, (size - 1) * gap + 1, step)[..., ::gap]
+    return x.movedim(1, 1 + len(kernel))
 
 
 def patches(windows: Tensor, groups: int, spatial: int, sample: Sample) -> Iterator[Rows]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -55,13 +56,11 @@ class WeightReads:
     def watching(self) -> Iterator[None]:
         """Observe the calls of one pass."""
         with ExitStack() as hooks:
-            for adapter in self._adapters:
-                for handle in (
-                    adapter.magnitude.register_forward_pre_hook(self._enter(adapter)),
-                    adapter.magnitude.register_forward_hook(self._leave(adapter)),
-                    adapter.down.register_forward_hook(self._after_down),
-                ):
-                    hooks.callback(handle.remove)
+            for magnitude, down, *_ in self._adapters:
+                enter, leave = partial(self._enter, down), partial(self._leave, down)
+                hooks.callback(magnitude.register_forward_pre_hook(enter).remove)
+                hooks.callback(magnitude.register_forward_hook(leave).remove)
+                hooks.callback(down.register_forward_hook(self._after_down).remove)
             yield
         self._inside, self._read = {}, []
 
@@ -71,18 +70,12 @@ class WeightReads:
         inside = layer in self._inside and x is not self._inside[layer]
         return inside or any(x is output for output in self._read)
 
-    def _enter(self, adapter: Adapter) -> Any:
-        def enter(_layer: nn.Module, args: tuple[Any, ...]) -> None:
-            self._inside[adapter.down] = args[0]
+    def _enter(self, down: nn.Module, _layer: nn.Module, args: tuple[Any, ...]) -> None:
+        self._inside[down] = args[0]
 
-        return enter
-
-    def _leave(self, adapter: Adapter) -> Any:
-        def leave(_layer: nn.Module, _args: Any, _output: Any) -> None:
-            self._inside.pop(adapter.down, None)
-            self._read = []
-
-        return leave
+    def _leave(self, down: nn.Module, *_: Any) -> None:
+        self._inside.pop(down, None)
+        self._read = []
 
     def _after_down(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if self(layer, args):

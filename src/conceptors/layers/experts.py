@@ -30,39 +30,31 @@ def _up(layer: nn.Module) -> str:
     return names[0] if len(names) == 1 else ""
 
 
-def are_chosen(layer: nn.Module) -> bool:
-    """Whether a layer stores experts and receives rows, chosen experts, and shares."""
+def inputs_of_experts(layer: nn.Module) -> int:
+    """Return 3 for a layer with chosen experts, 1 with sorted experts, and 0 for other layers."""
     parameters, up = own_parameters(layer), _up(layer)
-    if not up or not {up, "down_proj"} <= parameters.keys():
-        return False
     dims = {up: 3, "down_proj": 3, f"{up}_bias": 2, "down_proj_bias": 2}
-    return (
-        all(p.ndim == dims.get(name) for name, p in parameters.items())
-        and len({len(p) for p in parameters.values()}) == 1
-        and _count_of_arguments(layer) == 3
-        and callable(getattr(layer, "_apply_gate", getattr(layer, "act_fn", None)))
-    )
+    if (
+        not {up, "down_proj"} <= parameters.keys()
+        or not all(p.ndim == dims.get(name) for name, p in parameters.items())
+        or len({len(p) for p in parameters.values()}) > 1
+        or not callable(getattr(layer, "_apply_gate", getattr(layer, "act_fn", None)))
+    ):
+        return 0
+    inputs = len(inspect.signature(type(layer).forward).parameters) - 1
+    if inputs == 1:  # weights [experts, d, out]
+        down = parameters["down_proj"]
+        fits = parameters[up].shape == (down.shape[0], down.shape[2], 2 * down.shape[1])
+        return int(fits and parameters.keys() == {"gate_up_proj", "down_proj"})
+    return inputs if inputs == 3 else 0
 
 
 def are_sorted(layer: nn.Module) -> bool:
     """Whether a layer stores experts with weights `[experts, d, out]` and receives only rows."""
-    parameters = own_parameters(layer)
-    if parameters.keys() != {"gate_up_proj", "down_proj"}:
-        return False
-    down, up = parameters["down_proj"], parameters["gate_up_proj"]
-    return (
-        down.ndim == 3
-        and up.shape == (down.shape[0], down.shape[2], 2 * down.shape[1])
-        and _count_of_arguments(layer) == 1
-        and callable(getattr(layer, "act_fn", None))
-    )
+    return inputs_of_experts(layer) == 1
 
 
-def _count_of_arguments(layer: nn.Module) -> int:
-    return len(inspect.signature(type(layer).forward).parameters) - 1
-
-
-@recognise(lambda layer: are_chosen(layer) or are_sorted(layer))
+@recognise(lambda layer: inputs_of_experts(layer) > 0)
 class ExpertsRule:
     def blocks(self, layer: Any) -> list[Block]:
         count = len(layer.down_proj)

@@ -7,7 +7,6 @@ torch function, the arguments of that function are the inputs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -27,7 +26,7 @@ _ARGUMENTS: dict[object, tuple[str, ...]] = {  # of the functions that layers ca
     functional.batch_norm: ("input", "running_mean", "running_var", "weight", "bias"),
     **dict.fromkeys(_CONVOLUTIONS, _CONV),
 }
-_SETTINGS = ("normalized_shape", "num_groups", "running_mean", "running_var")
+_DEFAULTS = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}  # of convolutions
 SINGLE = (  # layers that are one torch function
     *(nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm),
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.Conv1d, nn.Conv2d, nn.Conv3d),
@@ -52,29 +51,16 @@ def inner_call(layer: Any, func: Any, args: Any, kwargs: Any, output: Any) -> Ca
     names = _ARGUMENTS.get(func)
     if names is None or not isinstance(layer, SINGLE) or weight is None:
         return None
-    passed = dict(zip(names, args)) | {k: v for k, v in kwargs.items() if k in names}
-    fits = (
-        passed.get("weight") is weight
-        and passed.get("bias") is getattr(layer, "bias", None)
-        and all(_is_equal(passed[k], getattr(layer, k)) for k in _SETTINGS if k in passed)
-        and (func not in _CONVOLUTIONS or _uses_settings(layer, passed))
-    )
-    return Call((passed["input"],), {}, output) if fits else None
+    passed: dict[str, Any] = {"weight": None, "bias": None}
+    passed |= _DEFAULTS if func in _CONVOLUTIONS else {}
+    passed |= dict(zip(names, args)) | {k: v for k, v in kwargs.items() if k in names}
+    x, pads_zeros = passed.pop("input"), getattr(layer, "padding_mode", "zeros") == "zeros"
+    fits = all(_is_same(value, getattr(layer, name, None)) for name, value in passed.items())
+    return Call((x,), {}, output) if fits and pads_zeros else None
 
 
-def _is_equal(one: Any, other: Any) -> bool:
-    return one is other or (not isinstance(one, torch.Tensor) and bool(one == other))
-
-
-def _uses_settings(layer: Any, passed: Mapping[str, Any]) -> bool:
-    """Whether a convolution was called with the layer's own settings."""
-    size = len(layer.kernel_size)
-    defaults = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
-    return layer.padding_mode == "zeros" and all(
-        _per_axis(passed.get(name, value), size) == _per_axis(getattr(layer, name), size)
-        for name, value in defaults.items()
-    )
-
-
-def _per_axis(value: Any, size: int) -> Any:
-    return (value,) * size if isinstance(value, int) else value
+def _is_same(passed: Any, own: Any) -> bool:
+    """Whether an argument is the layer's own parameter or setting."""
+    if isinstance(own, tuple) and isinstance(passed, int):
+        passed = (passed,) * len(own)
+    return passed is own or (not isinstance(own, torch.Tensor) and bool(passed == own))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -62,16 +63,11 @@ class Magnitude:
 def magnitudes(model: nn.Module) -> Iterator[Magnitude]:
     """Yield the trainable magnitudes of a model."""
     for layer in model.modules():
-        parts = normed(layer)
-        if parts is not None:
-            g, v = parts
-            yield Magnitude(g, (v,), lambda layer=layer: length_of_direction(layer))  # type: ignore[misc]
+        if (parts := normed(layer)) is not None:
+            yield Magnitude(parts[0], parts[1:], partial(length_of_direction, layer))
         for adapter in adapters(layer):
-            yield Magnitude(
-                adapter.magnitude.weight,
-                (adapter.down.weight, adapter.up.weight),
-                lambda adapter=adapter: length_of_adapted(adapter),  # type: ignore[misc]
-            )
+            directions, length = (adapter.down.weight, adapter.up.weight), length_of_adapted
+            yield Magnitude(adapter.magnitude.weight, directions, partial(length, adapter))
 
 
 @around(lambda layer: normed(layer) is not None)

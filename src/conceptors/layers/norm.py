@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn import functional
 
-from conceptors.layers.base import Block, Call, Rows, RowsByBlock, Sample, register
+from conceptors.layers.base import Block, Call, Rows, RowsByBlock, Sample, owner_of, register
+from conceptors.layers.twin import twin
 
 
 def channels(bias: str | None = "bias", weight: str = "weight") -> Block:
@@ -27,6 +27,13 @@ def by_channel(normalised: Tensor, weight: float) -> Rows:
     return Rows(normalised[0].mT[..., None], weight)
 
 
+def normalised(layer: nn.Module, x: Tensor) -> Tensor:
+    """Compute the output of a layer in evaluation mode without its weight and bias."""
+    kind: Any = owner_of(layer)  # a subclass may override forward
+    output: Tensor = kind.forward(twin(layer, {"weight": None, "bias": None}), x)
+    return output
+
+
 @register(nn.LayerNorm, nn.RMSNorm)
 class LayerNormRule:
     """Normalises each row separately, so only the rows that are used are computed."""
@@ -35,48 +42,23 @@ class LayerNormRule:
         return [channels(None if isinstance(layer, nn.RMSNorm) else "bias")]
 
     def rows(self, layer: Any, call: Call, sample: Sample) -> RowsByBlock:
-        x = call.argument(0, "input").flatten(-len(layer.normalized_shape))
-        rows, weight = sample.unrounded(x)
-        shape = rows.shape[-1:]
-        if isinstance(layer, nn.RMSNorm):
-            normalised = functional.rms_norm(rows, shape, None, layer.eps)
-        else:
-            normalised = functional.layer_norm(rows, shape, None, None, layer.eps)
-        yield "", by_channel(normalised, weight)
+        shape = layer.normalized_shape
+        rows, weight = sample.unrounded(call.argument(0, "input").flatten(-len(shape)))
+        yield "", by_channel(normalised(layer, rows.unflatten(-1, shape)).flatten(2), weight)
 
 
+@register(
+    *(nn.GroupNorm, nn.SyncBatchNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
+    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
+)
 class ChannelNormRule:
-    """Normalises a whole batch `[n, channels, ...]`; subclasses implement `normalise`."""
+    """Normalises a whole batch `[n, channels, ...]`, with running statistics if there are any."""
 
     def blocks(self, layer: Any) -> list[Block]:
         return [channels()]
 
     def rows(self, layer: Any, call: Call, sample: Sample) -> RowsByBlock:
-        normalised = self.normalise(layer, call.argument(0, "input"))
-        yield "", by_channel(*sample.unrounded(normalised.movedim(1, -1)))
-
-    def normalise(self, layer: Any, x: Tensor) -> Tensor:
-        raise NotImplementedError
-
-
-@register(nn.GroupNorm)
-class GroupNormRule(ChannelNormRule):
-    def normalise(self, layer: Any, x: Tensor) -> Tensor:
-        return functional.group_norm(x, layer.num_groups, None, None, layer.eps)
-
-
-@register(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-class BatchNormRule(ChannelNormRule):
-    """Normalises as in evaluation: with the running statistics if there are any."""
-
-    def normalise(self, layer: Any, x: Tensor) -> Tensor:
-        mean, var = layer.running_mean, layer.running_var
-        return functional.batch_norm(x, mean, var, None, None, mean is None, 0.0, layer.eps)
-
-
-@register(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
-class InstanceNormRule(ChannelNormRule):
-    def normalise(self, layer: Any, x: Tensor) -> Tensor:
-        mean, var = layer.running_mean, layer.running_var
-        x = x[None] if x.ndim == layer._get_no_batch_dim() else x
-        return functional.instance_norm(x, mean, var, None, None, mean is None, 0.0, layer.eps)
+        output = normalised(layer, call.argument(0, "input"))
+        if isinstance(layer, nn.modules.instancenorm._InstanceNorm):
+            output = output[None] if output.ndim == layer._get_no_batch_dim() else output
+        yield "", by_channel(*sample.unrounded(output.movedim(1, -1)))

@@ -18,6 +18,11 @@ from conceptors.layers.base import Block, Call, RowsByBlock, Sample, recognise
 from conceptors.layers.twin import answer, can_have_twin, own_parameters, sizes_apart, tried
 
 _MATMULS = (torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__)
+_PLACES: dict[Any, tuple[int, int, int]] = {  # of rows, weight and bias among the arguments
+    functional.linear: (0, 1, 2),
+    torch.addmm: (1, 2, 0),
+    **dict.fromkeys(_MATMULS, (0, 1, 2)),
+}
 
 
 class ProductTracer(TorchFunctionMode):
@@ -32,8 +37,8 @@ class ProductTracer(TorchFunctionMode):
         super().__init__()
         self.transposed: list[bool] = []
         self.has_other_use = False
-        self._x, self._has_bias = x, bias is not None
-        self._known = [(weight, "weight"), (bias, "bias")]
+        self._x, self._weight, self._bias = x, weight, bias
+        self._turned: list[Tensor] = []  # the weight, transposed
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -41,50 +46,38 @@ class ProductTracer(TorchFunctionMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         inputs = [*args, *kwargs.values()]
-        roles = [self._role(x) for x in inputs]
         is_data = isinstance(result, (Tensor, tuple, list)) and not isinstance(result, torch.Size)
-        if any(roles) and is_data:
-            self._classify(func, inputs, roles, kwargs, result)
+        is_cast = result is inputs[0]  # to its own dtype
+        if is_data and not is_cast and any(map(self._is_parameter, inputs)):
+            self._classify(func, inputs, kwargs, result)
         return result
 
-    def _role(self, x: Any) -> str:
-        known = (role for tensor, role in self._known if x is tensor)
-        return "" if x is None else next(known, "")
+    def _is_parameter(self, x: Any) -> bool:
+        parameters = (self._weight, self._bias, *self._turned)
+        return x is not None and any(x is parameter for parameter in parameters)
 
-    def _classify(
-        self, func: Any, inputs: list[Any], roles: list[str], kwargs: Any, result: Any
-    ) -> None:
-        name = getattr(getattr(func, "__self__", None), "__name__", "")  # of an attribute
-        if roles == ["weight"] and (name in ("T", "mT") or func in (torch.t, Tensor.t)):
-            self._known.append((result, "transposed"))
-        elif result is inputs[0]:  # a cast to its own dtype
-            return
-        elif func is functional.linear and set(kwargs) <= {"bias"}:
-            self._add_product(inputs[0], roles[1], roles[2:], straight="weight")
-        elif func is torch.addmm and not kwargs and roles[0] == "bias":
-            self._add_product(inputs[1], roles[2], roles[:1], straight="transposed")
-        elif func in _MATMULS and not kwargs:
-            self._add_product(inputs[0], roles[1], [], straight="transposed")
+    def _classify(self, func: Any, inputs: list[Any], kwargs: Any, result: Any) -> None:
+        attribute = getattr(getattr(func, "__self__", None), "__name__", "")
+        turns = attribute in ("T", "mT") or func in (torch.t, Tensor.t)
+        if turns and inputs[0] is self._weight:
+            self._turned.append(result)
+        elif func in _PLACES and set(kwargs) <= {"bias"}:
+            x, weight, bias = ([*inputs, None][i] for i in _PLACES[func])
+            is_turned = any(weight is tensor for tensor in self._turned)
+            self.transposed.append(is_turned == (func is functional.linear))
+            self.has_other_use |= not (
+                _is_same_rows(x, self._x)
+                and (is_turned or weight is self._weight)
+                and bias is self._bias
+            )
         else:
             self.has_other_use = True
-
-    def _add_product(self, x: Any, weight: str, bias: list[str], straight: str) -> None:
-        self.transposed.append(weight != straight)
-        self.has_other_use |= (
-            not _is_same_rows(x, self._x)
-            or weight not in ("weight", "transposed")
-            or ("bias" in bias) != self._has_bias
-        )
 
 
 def _is_same_rows(entering: Tensor, x: Tensor) -> bool:
     """Whether a tensor has the rows of x, possibly with fewer dimensions."""
-    is_view = entering is x or entering._base is x
-    return (
-        is_view
-        and entering.is_contiguous()
-        and (entering.numel(), entering.shape[-1]) == (x.numel(), x.shape[-1])
-    )
+    is_view = (entering is x or entering._base is x) and entering.is_contiguous()
+    return is_view and (entering.numel(), entering.shape[-1]) == (x.numel(), x.shape[-1])
 
 
 def _parts(layer: nn.Module) -> tuple[str, str | None]:
@@ -93,16 +86,11 @@ def _parts(layer: nn.Module) -> tuple[str, str | None]:
     return by_ndim[2], by_ndim.get(1)
 
 
-def has_transposed_weight(layer: nn.Module) -> bool | None:
-    """True for a product with a weight `[d, out]`, False for `[out, d]`, None for no product."""
-    if not can_have_twin(layer):
-        return None
-    if sorted(p.ndim for p in own_parameters(layer).values()) not in ([2], [1, 2]):
-        return None
-    for transposed in (False, True):
-        if tried(partial(_probe, layer, transposed)):
-            return transposed
-    return None
+def multiplies(layer: nn.Module, transposed: bool) -> bool:
+    """Whether a layer is a product with one weight `[out, d]`, or `[d, out]` if transposed."""
+    ndims = sorted(p.ndim for p in own_parameters(layer).values())
+    is_candidate = ndims in ([2], [1, 2]) and can_have_twin(layer)
+    return is_candidate and tried(partial(_probe, layer, transposed))
 
 
 def _probe(layer: nn.Module, transposed: bool) -> bool:
@@ -115,8 +103,10 @@ def _probe(layer: nn.Module, transposed: bool) -> bool:
     return tracer.transposed == [transposed] and not tracer.has_other_use
 
 
+@recognise(partial(multiplies, transposed=False))
 class ProductRule:
-    """The rows of straight and transposed products: the inputs of the layer."""
+    def blocks(self, layer: nn.Module) -> list[Block]:
+        return [Block(*_parts(layer))]
 
     def rows(self, layer: nn.Module, call: Call, sample: Sample) -> RowsByBlock:
         inputs = [*call.args, *call.kwargs.values()]
@@ -128,13 +118,7 @@ class ProductRule:
         yield "", sample(inputs[0])
 
 
-@recognise(lambda layer: has_transposed_weight(layer) is False)
-class StraightProductRule(ProductRule):
-    def blocks(self, layer: nn.Module) -> list[Block]:
-        return [Block(*_parts(layer))]
-
-
-@recognise(lambda layer: has_transposed_weight(layer) is True)
+@recognise(partial(multiplies, transposed=True))
 class TransposedProductRule(ProductRule):
     def blocks(self, layer: nn.Module) -> list[Block]:
         view, layout = lambda weight: weight.mT[None], "linear-transposed"

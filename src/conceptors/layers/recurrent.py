@@ -30,15 +30,12 @@ class RecurrentRule:
         x, lengths, order = _padded(layer, call.argument(0, "input"))  # [time, batch, d]
         hidden, cell = _initial(layer, call.argument(1, "hx"), x, order)
         valid = torch.arange(len(x), device=x.device)[:, None] < lengths
-        directions = 2 if layer.bidirectional else 1
-        for depth in range(layer.num_layers):
+        runs = iter(zip(_suffixes(layer), hidden, cell))
+        for _ in range(layer.num_layers):
             outputs = []
-            for way in range(directions):
-                suffix = _suffixes(layer)[depth * directions + way]
-                start = depth * directions + way
-                states, inner, before = _run(
-                    layer, suffix, x, valid, hidden[start], cell[start], backwards=way == 1
-                )
+            for backwards in (False, True) if layer.bidirectional else (False,):
+                suffix, h, c = next(runs)
+                states, inner, before = _run(layer, suffix, x, valid, h, c, backwards)
                 outputs.append(states)
                 yield "ih" + suffix, sample(x[valid])
                 yield "hh" + suffix, sample(before[valid])
@@ -65,29 +62,20 @@ class CellRule:
 
 
 def _run(
-    layer: Any,
-    suffix: str,
-    x: Tensor,
-    valid: Tensor,
-    hidden: Tensor,
-    cell: Tensor,
-    *,
-    backwards: bool,
+    layer: Any, suffix: str, x: Tensor, valid: Tensor, hidden: Tensor, cell: Tensor, backwards: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return states, states before the projection, and previous states `[time, batch, ...]`."""
-    weights = {part: getattr(layer, f"weight_{part}{suffix}") for part in ("ih", "hh")}
-    biases = {part: getattr(layer, f"bias_{part}{suffix}", None) for part in ("ih", "hh")}
-    shrink = getattr(layer, f"weight_hr{suffix}", None)
-    driven = nn.functional.linear(x, weights["ih"], biases["ih"])
-    states: list[Tensor] = [hidden] * len(x)
-    inners: list[Tensor] = [cell] * len(x)
-    befores: list[Tensor] = [hidden] * len(x)
+    names = ("weight_ih", "weight_hh", "weight_hr", "bias_ih", "bias_hh")
+    parameters: list[Any] = [getattr(layer, name + suffix, None) for name in names]
+    w_ih, w_hh, w_hr, b_ih, b_hh = parameters
+    driven = nn.functional.linear(x, w_ih, b_ih)
+    states, inners, befores = ([hidden] * len(x) for _ in range(3))
     for t in reversed(range(len(x))) if backwards else range(len(x)):
         befores[t] = hidden
-        recalled = nn.functional.linear(hidden, weights["hh"], biases["hh"])
+        recalled = nn.functional.linear(hidden, w_hh, b_hh)
         new, new_cell = _cell(layer, driven[t], recalled, hidden, cell)
         inners[t] = new
-        new = new if shrink is None else new @ shrink.mT
+        new = new if w_hr is None else new @ w_hr.mT
         active = valid[t][:, None]  # sequences that have ended, or not begun, keep their state
         hidden, cell = torch.where(active, new, hidden), torch.where(active, new_cell, cell)
         states[t] = hidden

@@ -65,15 +65,15 @@ class ScaleRule:
 
     def rows(self, layer: nn.Module, call: Call, sample: Sample) -> RowsByBlock:
         ((name, weight),) = own_parameters(layer).items()
-        inputs, dim = [*call.args, *call.kwargs.values()], len(weight)
-        if len(inputs) == 1 and dim > 1:  # row by row: only the sampled rows are computed
+        inputs, output = [*call.args, *call.kwargs.values()], call.output
+        if len(inputs) == 1 and len(weight) > 1:  # row by row: only sampled rows are computed
             x, times = sample.unrounded(inputs[0])
             constant, factor = _parts(layer, name, weight, x)
         else:  # a gate is a factor too; a single number multiplies all channels
-            both = _parts(layer, name, weight, *call.args, **call.kwargs)
-            rows = (sample.unrounded(t if dim > 1 else t.unsqueeze(-1)) for t in both)
-            (constant, times), (factor, _) = rows
-        output, _ = sample.unrounded(call.output if dim > 1 else call.output.unsqueeze(-1))
+            both = (*_parts(layer, name, weight, *call.args, **call.kwargs), output)
+            constant, factor, output = (t if len(weight) > 1 else t.unsqueeze(-1) for t in both)
+            (constant, times), (factor, _) = map(sample.unrounded, (constant, factor))
+        output, _ = sample.unrounded(output)
         eps = max(torch.finfo(t.dtype).eps for t in (output, weight, factor))
         if not agree(output, constant + weight * factor, _ROUNDING * eps):
             raise ValueError(

@@ -26,19 +26,19 @@ def can_have_twin(layer: nn.Module) -> bool:
     )
 
 
-def twin(layer: nn.Module, parameters: Mapping[str, Tensor]) -> Any:
+def twin(layer: nn.Module, parameters: Mapping[str, Tensor | None]) -> Any:
     """Return a layer of the same class and settings, in evaluation mode, with these parameters."""
-    device = next(iter(parameters.values())).device
-    items: Any = layer._buffers.items()
-    buffers = {name: None if b is None else b.to(device, copy=True) for name, b in items}
     copy = object.__new__(type(layer))
-    vars(copy).update(vars(layer), _parameters=dict(parameters), _buffers=buffers, training=False)
+    vars(copy).update(vars(layer), _parameters=dict(parameters), training=False)
     return copy
 
 
 def answer(layer: nn.Module, parameters: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> Any:
-    """Compute the output of a layer with these parameters, without its hooks."""
-    return type(layer).forward(twin(layer, parameters), *args, **kwargs)
+    """Compute the output of a layer with these parameters and copied buffers, without its hooks."""
+    copy, device = twin(layer, parameters), next(iter(parameters.values())).device
+    buffers: Any = layer._buffers.items()
+    copy._buffers = {k: None if b is None else b.to(device, copy=True) for k, b in buffers}
+    return type(layer).forward(copy, *args, **kwargs)
 
 
 def tried(probe: Callable[[], bool]) -> bool:

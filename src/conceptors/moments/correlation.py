@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from typing import Any
 
 import torch
@@ -64,16 +63,15 @@ class Correlation:
         rows, weights = check_batch(samples, weights, self.dim, self.sum, groups)
         wide = rows.to(self.sum.dtype)
         weighted = wide if weights is None else wide * weights.to(wide)[:, None]
-        count = rows.shape[-2]
-        added = float(count if weights is None else weights.double().sum())
+        added = float(rows.shape[-2] if weights is None else weights.double().sum())
         check_total(self._trace() + (wide * weighted).sum(), self.weight + added)
         add_products_(self.sum, wide, weighted)
         self.weight += added
-        self.count += count
+        self.count += rows.shape[-2]
         return self
 
     def add(self, total: Tensor, weight: float, count: int = 0) -> Correlation:
-        """Add a sum Σ w x xᵀ `[d, d]` over `count` samples of total weight `weight`, unchecked."""
+        """Add a finished sum Σ w x xᵀ `[d, d]`, such as a stored one, without checks."""
         self.sum += total.to(self.sum)
         self.weight += weight
         self.count += count
@@ -90,11 +88,10 @@ class Correlation:
     def all_reduce(self, group: Any = None) -> Correlation:
         """Replace this by the sum over all processes, where torch.distributed is initialised."""
         if dist.is_available() and dist.is_initialized():
-            scalars = torch.tensor([self.weight, float(self.count)], dtype=torch.float64)
-            scalars = scalars.to(self.sum.device)
+            totals = self.sum.new_tensor([self.weight, self.count], dtype=torch.float64)
             dist.all_reduce(self.sum, group=group)
-            dist.all_reduce(scalars, group=group)
-            self.weight, self.count = float(scalars[0]), round(float(scalars[1]))
+            dist.all_reduce(totals, group=group)
+            self.weight, self.count = float(totals[0]), int(totals[1])
         return self
 
     def matrix(self) -> Tensor:
@@ -105,25 +102,6 @@ class Correlation:
     def conceptor(self, aperture: float | Tensor) -> Conceptor:
         """The conceptor of all samples so far; with groups, a batch."""
         return Conceptor.from_correlation(self.matrix(), aperture)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything needed to resume later."""
-        return {"sum": self.sum.clone(), "weight": self.weight, "count": self.count}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from a saved state of the same dimension."""
-        if not isinstance(state, dict) or not {"sum", "weight", "count"} <= state.keys():
-            raise ValueError("pass what state_dict() returned: a dict of sum, weight and count")
-        total = checks.positive_semidefinite(state["sum"], "sum")
-        if total.shape != self.sum.shape:
-            raise ValueError(
-                f"the state has a sum of shape {list(total.shape)}, but this correlation has "
-                f"dimension {self.dim}; create it with Correlation({total.shape[-1]})"
-            )
-        weight = checks.number(state["weight"], "weight", 0.0, sys.float_info.max)
-        count = checks.whole(state["count"], "count", 0)
-        self.sum.copy_(total)
-        self.weight, self.count = weight, count
 
     def _trace(self) -> Tensor:
         return self.sum.diagonal(dim1=-2, dim2=-1).sum()
@@ -160,10 +138,7 @@ def check_batch(
             f"{list(samples.shape)}; a single sample needs a row axis: samples[None]"
         )
     if samples.device != like.device:
-        raise ValueError(
-            f"samples are on {samples.device}, the running sum is on {like.device}; move the "
-            f"samples, or create the sum with device={str(samples.device)!r}"
-        )
+        raise ValueError(f"samples are on {samples.device}; move them to {like.device} of the sum")
     samples = checks.finite(samples, "samples")
     rows = samples.reshape(-1, dim) if groups is None else samples
     if weights is None:
@@ -194,10 +169,7 @@ def check_mergeable(a: Any, b: Any) -> None:
     if type(a) is not type(b):
         raise TypeError(f"cannot merge a {type(b).__name__} into a {type(a).__name__}")
     if a is b:
-        raise ValueError(
-            "cannot merge a running sum with itself, because samples would count twice; merge a "
-            "copy.deepcopy if that is meant"
-        )
+        raise ValueError("cannot merge a running sum with itself; merge a copy.deepcopy of it")
     if a.dim != b.dim:
         raise ValueError(f"cannot merge second moments of dimension {b.dim} into {a.dim}")
 

@@ -31,7 +31,7 @@ class FrequentDirections:
 
     X_k the best approximation of rank k. `error_bound` is Δ, known after the fact, usually far
     below the second bound. As s(σ) = σ / (σ + α⁻²) is operator monotone, the conceptor is off by
-    at most Δ / (Δ + α⁻²) in the spectral norm: `conceptor_error_bound`.
+    at most Δ / (Δ + α⁻²) in the spectral norm.
 
     >>> import torch
     >>> sketch = FrequentDirections(dim=1000, rank=4)
@@ -66,32 +66,23 @@ class FrequentDirections:
             rows = rows * weights.to(rows).sqrt()[:, None]
         added = float(len(rows) if weights is None else weights.double().sum())
         check_total(self._energy() + rows.square().sum(), self.weight + added)
-        self._append(rows)
-        self.weight += added
-        self.count += len(rows)
-        return self
+        return self._add(rows, 0.0, added, len(rows))
 
     def merge(self, other: FrequentDirections) -> FrequentDirections:
         """Add the samples of another sketch. The error bounds add up."""
         check_mergeable(self, other)
         energy = self._energy() + other._energy().to(self._rows)
         check_total(energy, self.weight + other.weight)
-        self._append(other._rows[: other._filled].to(self._rows))
-        self._subtracted += other._subtracted
-        self.weight += other.weight
-        self.count += other.count
-        return self
+        rows = other._rows[: other._filled].to(self._rows)
+        return self._add(rows, other._subtracted, other.weight, other.count)
 
     def all_reduce(self, group: Any = None) -> FrequentDirections:
         """Replace this by the merge over all processes, the same on each, in order of rank."""
         if not (dist.is_available() and dist.is_initialized()):
             return self
         self._compress()
-        numbers = torch.tensor(
-            [self._filled, self._subtracted, self.weight, self.count],
-            dtype=torch.float64,
-            device=self._rows.device,
-        )
+        state = [self._filled, self._subtracted, self.weight, self.count]
+        numbers = torch.tensor(state, dtype=torch.float64, device=self._rows.device)
         gathered: list[list[Tensor]] = []
         for part in (self._rows[: self.rank].clone(), numbers):
             parts = [torch.empty_like(part) for _ in range(dist.get_world_size(group))]
@@ -100,10 +91,7 @@ class FrequentDirections:
         self._filled, self._subtracted, self.weight, self.count = 0, 0.0, 0.0, 0
         for rows, scalars in zip(*gathered):
             filled, subtracted, weight, count = scalars.tolist()
-            self._append(rows[: int(filled)])
-            self._subtracted += subtracted
-            self.weight += weight
-            self.count += int(count)
+            self._add(rows[: int(filled)], subtracted, weight, int(count))
         return self
 
     @property
@@ -112,18 +100,11 @@ class FrequentDirections:
         _, lowered = _lower(self._rows[: self._filled], self.rank)
         return (self._subtracted + lowered) / self.weight if self.weight else 0.0
 
-    def conceptor_error_bound(self, aperture: float) -> float:
-        """The spectral norm of the error of `conceptor(aperture)` is at most this."""
-        alpha = float(checks.aperture(aperture, torch.Size(()), self._rows))
-        odds = alpha * self.error_bound * alpha
-        return odds / (1 + odds) if math.isfinite(odds) else 1.0
-
     def rows(self) -> Tensor:
         """B `[<= rank, d]` with R̂ = Bᵀ B."""
         check_has_samples(self)
         rows, _ = _lower(self._rows[: self._filled], self.rank)
-        scaled: Tensor = rows / self.weight**0.5
-        return scaled
+        return rows / math.sqrt(self.weight)
 
     def conceptor(self, aperture: float) -> Conceptor:
         """The factored conceptor of the sketch; no d x d matrix is formed."""
@@ -134,7 +115,9 @@ class FrequentDirections:
     def _energy(self) -> Tensor:
         return self._rows[: self._filled].square().sum()
 
-    def _append(self, rows: Tensor) -> None:
+    def _add(
+        self, rows: Tensor, subtracted: float, weight: float, count: int
+    ) -> FrequentDirections:
         while len(rows):
             if self._filled == len(self._rows):
                 self._compress()
@@ -142,6 +125,10 @@ class FrequentDirections:
             self._rows[self._filled : self._filled + taken] = rows[:taken]
             self._filled += taken
             rows = rows[taken:]
+        self._subtracted += subtracted
+        self.weight += weight
+        self.count += count
+        return self
 
     def _compress(self) -> None:
         """Free space in the buffer: at most `rank` rows remain."""

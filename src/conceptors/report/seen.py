@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from conceptors import Conceptor
-from conceptors.experiments.scenarios.data import load
+from conceptors.experiments.scenarios.data.read import load
 from conceptors.experiments.scenarios.images import permutation
 from conceptors.report import charts, theme
 

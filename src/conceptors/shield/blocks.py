@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -11,16 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from conceptors.algebra.conceptor import Conceptor
 from conceptors.layers import Block, Rule, find_rule
 from conceptors.layers.bare import BareRule, stands_alone
 from conceptors.layers.inner import SINGLE, overrides_forward
 from conceptors.layers.magnitude import Magnitude, magnitudes
 
-_PLACEMENTS = (
-    "its weights have placements {}: only whole weights, and weights sharded by rows, Shard(0), "
-    "are supported"
-)
 _OVERRIDES = "its class overrides forward: register a rule for the class"
 
 
@@ -99,12 +94,6 @@ class WeightBlock:
         views = self._ghosts()
         return len(views[0]), sum(view.shape[2:].numel() for view in views)
 
-    def has_more_tokens(self, claimed: Conceptor) -> bool:
-        """Whether this is a vocabulary with more tokens than a conceptor has groups."""
-        groups, dim = self.size
-        has_grown = claimed.batch_shape[0] < groups and claimed.dim == dim
-        return has_grown and self.block.layout == "tokens"
-
     def matrix(
         self, active: list[nn.Parameter], tensors: dict[int, Tensor] | None = None
     ) -> Tensor:
@@ -122,17 +111,7 @@ class WeightBlock:
         """Return a tensor of a parameter's shape as a plain tensor."""
         if not is_sharded(tensor):
             return tensor  # type: ignore[no-any-return]
-        if not self.block.rows_first:
-            return self.whole(tensor)
-        if not is_sharded_by_rows(tensor):  # sharded after the shield was created
-            raise ValueError(f"layer {self.name}: {_PLACEMENTS.format(tensor.placements)}")
-        local: Tensor = tensor.to_local()
-        return local
-
-    def whole(self, tensor: Any) -> Tensor:
-        """Return the whole tensor, on every process."""
-        full: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor
-        return full
+        return tensor.to_local() if self.block.rows_first else tensor.full_tensor()  # type: ignore[no-any-return]
 
     def write(self, parameter: nn.Parameter, value: Tensor) -> None:
         """Store a tensor from `read` in its parameter, unless they share memory."""
@@ -146,9 +125,9 @@ def is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "to_local") and hasattr(tensor, "placements")
 
 
-def is_sharded_by_rows(tensor: Any) -> bool:
-    """Whether each process has all rows of a DTensor, or some whole rows."""
-    return all(cut.is_replicate() or cut.is_shard(0) for cut in tensor.placements)
+def whole(tensor: Any) -> Tensor:
+    """Return a whole tensor; all processes call this together."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[no-any-return]
 
 
 def shard_like(value: Tensor, like: Any) -> Tensor:
@@ -202,6 +181,19 @@ class Scan:
         return {name for name in common if self.identity[name][0] != before.identity[name][0]}
 
 
+def refuse(reasons: Mapping[str, str]) -> None:
+    """Raise ValueError if parameters cannot be shielded, with the reason by name."""
+    listed = "\n".join(f"  {name} ({why})" for name, why in reasons.items())
+    if listed:
+        raise ValueError(
+            f"these trainable parameters cannot be shielded:\n{listed}\n"
+            f"Choose unsupported='freeze' (fixed once a task is remembered) or 'ignore' (may "
+            f"forget), exclude them by name, call their layer, layer(x), or register a rule for "
+            f"it. A matrix that multiplies inputs, such as that of an adapter, is shielded if it "
+            f"is an nn.Linear that is called"
+        )
+
+
 def survey(
     model: nn.Module, exclude: Iterable[str], freeze: Iterable[str], unsupported: str
 ) -> Scan:
@@ -211,14 +203,8 @@ def survey(
         ValueError: unsupported parameters are errors, or the model has no block.
     """
     result = scan(model, exclude, freeze)
-    if result.unsupported and unsupported == "error":
-        listed = "\n".join(f"  {name} ({why})" for name, why in result.unsupported.items())
-        raise ValueError(
-            f"these trainable parameters cannot be shielded:\n{listed}\n"
-            f"Choose unsupported='freeze' (fixed after the first task) or 'ignore' (may forget), "
-            f"exclude them by name, or register a rule for their layer. A matrix that multiplies "
-            f"inputs, such as that of an adapter, is shielded if it is an nn.Linear that is called"
-        )
+    if unsupported == "error":
+        refuse(result.unsupported)
     if unsupported == "freeze":
         parameters = dict(model.named_parameters())
         result.frozen.update((name, parameters[name]) for name in result.unsupported)
@@ -303,8 +289,13 @@ def _obstacle(block: Block, weight: nn.Parameter | None, bias: nn.Parameter | No
         data: Any = parameter.data
         if data.is_complex():
             return "complex numbers are not supported"
-        if is_sharded(data) and block.rows_first and not is_sharded_by_rows(data):
-            return _PLACEMENTS.format(data.placements)
+        if is_sharded(data) and block.rows_first:
+            if all(cut.is_replicate() or cut.is_shard(0) for cut in data.placements):
+                continue
+            return (
+                f"its weights have placements {data.placements}: only whole weights, and weights "
+                f"sharded by rows, Shard(0), are supported"
+            )
         if not is_sharded(data) and (
             view(data).untyped_storage().data_ptr() != data.untyped_storage().data_ptr()
         ):

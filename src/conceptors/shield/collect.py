@@ -6,20 +6,24 @@ Each row is weighted by the inverse of its probability, so sums are unbiased for
 data. Embeddings count all tokens. Padding does not count: where a batch has an `attention_mask`
 `[n, t]` with zeros, inputs `[n, t, ...]` and `[n · t, ...]` are read at its ones. A bare parameter
 has no rows; it is used by a task, or it is not.
+
+Hooks observe only calls of layers. A weight may also be used without a call of its layer, or in
+another way by a subclass that overrides forward, so torch functions are observed as well.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from conceptors._internal import checks
 from conceptors._internal.batches import (
@@ -29,24 +33,25 @@ from conceptors._internal.batches import (
     feed_first,
     iterate,
     undisturbed,
-    with_progress,
 )
 from conceptors._internal.precision import exactly, full, tensor_cores
 from conceptors.algebra.conceptor import Conceptor
-from conceptors.layers import Call, Draws, Rows, Rule, Sample, SecondMoment
+from conceptors.layers import Call, Draws, Rows, Sample, SecondMoment
 from conceptors.layers.bare import is_bare
 from conceptors.layers.dora import WeightReads
+from conceptors.layers.inner import inner_call, overrides_forward
 from conceptors.moments import Correlation, FrequentDirections
 from conceptors.moments.correlation import add_products_
-from conceptors.shield.blocks import WeightBlock
-from conceptors.shield.distributed import failing_together, is_distributed, naming_lost_process
-from conceptors.shield.uses import WeightUses, refuse
+from conceptors.shield.blocks import Source, WeightBlock, is_sharded, refuse
+from conceptors.shield.distributed import failing_together, is_distributed
 
 _CHECK = 64  # batches between checks that wait for the device
 _BUFFERED = 4096  # rows that are collected before their products are computed
 _FIRST = 4096  # the fewest rows of the first batch: some layers are reached once
 _FEWEST = 64  # the fewest rows of a batch
-_HALF = (torch.float16, torch.bfloat16)
+_KINDS = ("tensor", "zeros", "ones", "empty", "full", "rand", "randn", "randint")
+_FORMS = {f"new_{kind}" for kind in _KINDS} | {f"{kind}_like" for kind in _KINDS}
+_READS = {"item", "tolist", "numpy", "__float__", "__int__", "__bool__"}
 
 
 def enough(dim: int) -> int:
@@ -64,7 +69,6 @@ def collect(
     all_rows: bool,
     seed: int,
     sketch: Callable[[int], int | None],
-    progress: bool,
     strays: Callable[[Mapping[str, str]], None] = refuse,
     who: str = "remember",
 ) -> dict[str, Moments]:
@@ -74,110 +78,278 @@ def collect(
 
     Args:
         sketch: returns how many directions a layer with so many inputs stores; None for all.
-        strays: handles weights that are used where no rule covers them; see `WeightUses.stray`.
+        strays: handles weights that are used where no rule covers them; see `Pass.stray`.
         who: the method that errors name.
 
     Raises:
         ValueError: there is no batch, no row reaches any block, rows are not finite, a rule fails,
-            or weights are used where no rule covers them.
+            or `strays` refuses.
     """
     check_batches(batches, who)
     feed = feed or feed_first
     limit = None if limit is None else checks.whole(limit, "limit", 1)
-    run = Pass(all_rows, seed, "; nothing was remembered" if who == "remember" else "")
-    uses, count = WeightUses(sites, WeightReads(model)), 0
+    effect = "; nothing was remembered" if who == "remember" else ""
     moments = {name: Moments(site, sketch) for name, site in sites.items()}
-    layers = _layers(sites, moments, run, uses)
+    run = Pass(model, sites, moments, all_rows, seed, effect)
     device = next(model.parameters()).device
-    with failing_together(device), undisturbed(model), ExitStack() as hooks:
-        for handle in uses.observe():
-            hooks.callback(handle.remove)
-        for layer in layers:
-            hook = layer.layer.register_forward_hook  # the first: FSDP frees weights in its own
-            hooks.callback(hook(layer.record, with_kwargs=True, prepend=True).remove)
-        for batch in with_progress(iterate(batches, limit, who), progress, who):
-            if not count:
+    with failing_together(device), undisturbed(model), run.observing():
+        for batch in iterate(batches, limit, who):
+            if not run.count:
                 run.batches = expected(batches, limit, batch)
-            run.begin(count, mask_of(model, batch))
-            with uses.watching():
-                try:
+            try:
+                with run.next_batch(mask_of(model, batch)):
                     feed(model, batch)
-                except Exception as error:
-                    error.add_note(
-                        f"{who} stopped at batch {count}: compare it with a training batch"
-                    )
-                    raise
-            count += 1
-        run.check_finite()
-        for layer in layers:
-            layer.check()
-        strays(uses.stray)
-        for name in uses.used:
-            moments[name].add(SecondMoment(torch.ones(1, 1, 1), 1.0), None)
-        for sums in moments.values():
-            sums.flush()
-    if not count and not is_distributed():
+            except Exception as error:
+                number = run.count - 1
+                error.add_note(f"{who} stopped at batch {number}: compare it with a training batch")
+                raise
+        run.finish()
+        if run.stray:
+            strays(run.stray)
+    if not run.count and not is_distributed():
         raise ValueError(
             f"{who} got no batches: the loader is empty, or an iterator that was used before"
-            f"{run.effect}. Pass a DataLoader or a list of batches"
+            f"{effect}. Pass a DataLoader or a list of batches"
         )
-    with naming_lost_process():
-        for sums in moments.values():
-            sums.sums.all_reduce()
+    for sums in moments.values():
+        sums.sums.all_reduce()
     reached = {name: sums for name, sums in moments.items() if sums.sums.weight > 0}
     if not reached:
         listed = ", ".join(list(sites)[:5]) + (", ..." if len(sites) > 5 else "")
         raise ValueError(
-            f"no rows reached any of {len(sites)} shielded layers ({listed}) in {count} batches"
-            f"{run.effect}. Check that feed(model, batch) calls the model on samples, "
+            f"no rows reached any of {len(sites)} shielded layers ({listed}) in {run.count} batches"
+            f"{effect}. Check that feed(model, batch) calls the model on samples, "
             f"and that some of the layers it uses are neither frozen nor excluded"
         )
     large = [name for name, sums in reached.items() if not bool(sums.energy().isfinite().all())]
     if large:
         raise ValueError(
-            f"the inputs of layer {large[0]!r} are too large: their squares overflow{run.effect}. "
+            f"the inputs of layer {large[0]!r} are too large: their squares overflow{effect}. "
             f"Scale the inputs, for example to unit variance"
         )
     return reached
 
 
-class Pass:
-    """The state of one pass: which batch runs, which rows are drawn, whether they are finite.
+class Pass(TorchFunctionMode):
+    """One pass over the data, which adds the rows of all calls of layers to the moments of blocks.
 
-    `effect` ends the first sentence of errors: what did not happen because of them.
+    Attributes:
+        count: how many batches have begun.
+        batches: the number of all batches, perhaps a guess; None if unknown.
+        stray: how weights are used that no rule covers, by block.
     """
 
-    def __init__(self, all_rows: bool, seed: int, effect: str) -> None:
-        self.all_rows, self.draws, self.effect = all_rows, Draws(seed), effect
-        self.batch = 0
-        self.batches: int | None = None  # if known; may be a guess
+    def __init__(
+        self,
+        model: nn.Module,
+        sites: Mapping[str, WeightBlock],
+        moments: Mapping[str, Moments],
+        all_rows: bool,
+        seed: int,
+        effect: str,
+    ) -> None:
+        super().__init__()
+        self.count, self.stray = 0, dict[str, str]()
+        self.batches: int | None = None
+        self._moments, self._all_rows, self._draws = moments, all_rows, Draws(seed)
+        self._effect = effect  # what errors prevented, at the end of their first sentence
+        self._only_reads = WeightReads(model)
+        self._bare = {name: site for name, site in sites.items() if is_bare(site.block)}
+        self._bare_names = {id(site.parameters[0]): name for name, site in self._bare.items()}
+        # FSDP hides uses of bare parameters
+        self._used = {n for n, site in self._bare.items() if is_sharded(site.parameters[0].data)}
+        self._names: dict[int, str] = {}  # of blocks, by the ids of their parameters
+        self._sources: dict[nn.Module, list[tuple[str, Source]]] = {}  # with names of blocks
+        for name, site in sites.items():
+            if name in self._bare:
+                continue
+            self._names |= {id(p): name for p in site.active()}
+            for source in site.sources:
+                self._sources.setdefault(source.layer, []).append((name, source))
+        self._overriding = {layer for layer in self._sources if overrides_forward(layer)}
+        self._first: dict[nn.Module, int] = {}  # the first batch that reached a layer
+        self._reached: set[tuple[nn.Module, str]] = set()  # layers and their blocks with rows
         self._noted: list[tuple[str, int, Tensor]] = []
+        self._open: list[nn.Module] = []  # layers whose forward runs
+        self._calls: dict[nn.Module, list[Call]] = {}  # inside those that override forward
 
-    def begin(self, batch: int, mask: Tensor | None) -> None:
-        """Begin the next batch, whose mask is 0 for padding."""
-        self.batch = batch
-        self.draws.renew(mask)
-        if batch and batch % _CHECK == 0:
+    @contextmanager
+    def observing(self) -> Iterator[None]:
+        """Install the hooks of all layers, and of the modules with bare parameters."""
+        with ExitStack() as hooks:
+            for layer in self._sources:
+                for handle in (
+                    layer.register_forward_pre_hook(self._enter, prepend=True),
+                    layer.register_forward_hook(self._leave),
+                    # the first hook: FSDP frees weights in its own
+                    layer.register_forward_hook(self._record, with_kwargs=True, prepend=True),
+                ):
+                    hooks.callback(handle.remove)
+            for name, site in self._bare.items():
+                # a call uses them, perhaps in a kernel that cannot be observed
+                note = partial(self._note_use, name)
+                hooks.callback(site.sources[0].layer.register_forward_hook(note).remove)
+            yield
+
+    @contextmanager
+    def next_batch(self, mask: Tensor | None) -> Iterator[None]:
+        """Observe the next batch, whose mask is 0 for padding."""
+        if self.count and self.count % _CHECK == 0:
             self.check_finite()
+        self._draws.renew(mask)
+        self.count += 1
+        with self._only_reads.watching(), self:
+            yield
+        self._open, self._calls = [], {}
 
-    def note(self, site: str, values: Tensor) -> None:
+    # --- calls of layers ------------------------------------------------------------------
+
+    def _note_use(self, name: str, *_: Any) -> None:
+        self._used.add(name)
+
+    def _enter(self, layer: nn.Module, _args: Any) -> None:
+        self._open.append(layer)
+        if layer in self._overriding:
+            self._calls[layer] = []
+
+    def _leave(self, layer: nn.Module, _args: Any, _output: Any) -> None:
+        while layer in self._open:  # and layers inside it that failed
+            self._open.pop()
+        self._calls.pop(layer, None)
+
+    def _record(self, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        """Add the rows of a call of a layer."""
+        if self._only_reads(layer, args):
+            return
+        if any(is_functorch_wrapped_tensor(x) for x in args if isinstance(x, Tensor)):
+            raise ValueError(
+                f"{self._description(layer)} is called under torch.func.vmap or another transform, "
+                f"where its inputs cannot be read{self._effect}. Pass a feed(model, batch) that "
+                f"calls the model on whole batches"
+            )
+        self._first.setdefault(layer, self.count)
+        try:
+            for call in self._calls.pop(layer, [Call(args, kwargs, output)]):
+                self._add(layer, call)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            self.check_finite()  # names the batch
+            raise ValueError(
+                f"{self._description(layer)} failed with {type(error).__name__}: {error}"
+                f"{self._effect}"
+            ) from error
+
+    def _add(self, layer: nn.Module, call: Call) -> None:
+        """Add the rows of one call of the class that the rule is for."""
+        sources = self._sources[layer]
+        rule = sources[0][1].rule
+        names = [block.name for block in rule.blocks(layer)]
+        sample = Sample(partial(self._cap, self._first[layer]), self._draws)
+        for block, rows in rule.rows(layer, call, sample):
+            if block not in names:
+                raise ValueError(f"it gave rows of {block!r}; its blocks are {names}")
+            self._reached.add((layer, block))
+            takers = [(name, source) for name, source in sources if source.block.name == block]
+            for name, _ in takers[:1]:
+                self.note(name, rows[0])
+            for name, source in takers:
+                self._moments[name].add(rows, source.bias_column)
+
+    def _cap(self, first: int, count: int, dim: int) -> int | None:
+        """Return how many of `count` rows of `dim` numbers are used; None for all."""
+        if self._all_rows:
+            return None
+        wanted = enough(dim) / (self.batches or self.count)
+        wanted = max(wanted, _FIRST if self.count == first else _FEWEST)
+        return None if wanted > 0.75 * count else math.ceil(wanted)
+
+    # --- functions that receive weights ---------------------------------------------------
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        name = _name(func)
+        if name in _FORMS:  # uses only a tensor's dtype and device
+            return result
+        ids = [id(x) for x in _tensors([*args, *kwargs.values()])]
+        is_shape = isinstance(result, torch.Size)
+        has_numbers = isinstance(result, (Tensor, tuple, list)) and not is_shape
+        if has_numbers and not self._is_covered(func, args, kwargs, result):
+            layer = type(self._open[-1]).__name__ if self._open else None
+            where = f"in {layer}.forward" if layer else "without a call of its layer"
+            strays = [self._names[i] for i in ids if i in self._names]
+            self.stray |= dict.fromkeys(strays, f"used by {name} {where}")
+        is_written = result is None and not name.startswith(".")  # into another tensor
+        if has_numbers or is_written or name in _READS:
+            self._used.update(self._bare_names[i] for i in ids if i in self._bare_names)
+        return result
+
+    def _is_covered(self, func: Any, args: Any, kwargs: Any, result: Any) -> bool:
+        """Whether a rule covers a function: inside a layer, or as all that its forward calls."""
+        layer = self._open[-1] if self._open else None
+        if layer is None or layer not in self._calls:
+            return layer is not None
+        call = inner_call(layer, func, args, kwargs, result)
+        if call is not None:
+            self._calls[layer].append(call)
+        return call is not None
+
+    # --- checks ---------------------------------------------------------------------------
+
+    def note(self, name: str, values: Tensor) -> None:
         """Note rows for `check_finite`, which waits for the device."""
         dtype = torch.float32 if values.device.type == "mps" else torch.float64
-        self._noted.append((site, self.batch, values.sum(dtype=dtype)))
+        self._noted.append((name, self.count - 1, values.sum(dtype=dtype)))
 
     def check_finite(self) -> None:
         """Raise ValueError with the layer and the batch if noted rows are not finite."""
         noted, self._noted = self._noted, []
-        if not noted:
-            return
-        device = noted[0][2].device
-        finite = torch.stack([total.to(device) for *_, total in noted]).isfinite().tolist()
-        for (site, batch, _), is_finite in zip(noted, finite):
+        totals = [total.to(noted[0][2].device) for *_, total in noted]
+        finite = torch.stack(totals).isfinite().tolist() if noted else []
+        for (name, batch, _), is_finite in zip(noted, finite):
             if not is_finite:
                 raise ValueError(
-                    f"NaN or infinite activations enter layer {site!r} in batch {batch}"
-                    f"{self.effect}. Check that batch, and the model's weights"
+                    f"NaN or infinite activations enter layer {name!r} in batch {batch}"
+                    f"{self._effect}. Check that batch, and the model's weights"
                 )
+
+    def finish(self) -> None:
+        """Check all rows, and complete the moments."""
+        self.check_finite()
+        called = [(x, source.block.name) for x in self._first for _, source in self._sources[x]]
+        for layer, block in called:
+            if (layer, block) not in self._reached:
+                raise ValueError(
+                    f"{self._description(layer)} gave no rows of its block {block!r}, which would "
+                    f"not be protected{self._effect}. Yield them in the rule's `rows`"
+                )
+        for name in self._used:
+            self._moments[name].add(SecondMoment(torch.ones(1, 1, 1), 1.0), None)
+        for sums in self._moments.values():
+            sums.flush()
+
+    def _description(self, layer: nn.Module) -> str:
+        names, sources = zip(*self._sources[layer])
+        kinds = f"{type(layer).__name__}, rule {type(sources[0].rule).__name__}"
+        return f"layer {', '.join(dict.fromkeys(names))} ({kinds})"
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from (x for x in value if isinstance(x, Tensor))
+
+
+def _name(func: Any) -> str:
+    name = str(getattr(func, "__name__", func))
+    if name == "__get__":  # reads an attribute such as .T
+        return f".{getattr(getattr(func, '__self__', None), '__name__', 'attribute')}"
+    return name
 
 
 def mask_of(model: nn.Module, batch: Any) -> Tensor | None:
@@ -195,23 +367,6 @@ def mask_of(model: nn.Module, batch: Any) -> Tensor | None:
     return mask if is_padding.any() and (is_padding | (mask == 1)).all() else None
 
 
-@exactly()
-def products(rows: Tensor) -> Tensor:
-    """Compute XᵀX `[g, d, d]` of rows `[g, n, d]`, in float64.
-
-    Products of half-precision numbers are exact in float32, also on tensor cores (TF32), and are
-    summed in float32.
-    """
-    wide = rows.float() if rows.dtype in _HALF else rows.double()
-    if rows.dtype in _HALF and rows.is_cuda:
-        with tensor_cores():
-            return wide.mT @ wide
-    total = wide.new_zeros(len(wide), wide.shape[-1], wide.shape[-1])
-    one = wide.squeeze(0)  # a single matrix is faster than a batch of one
-    add_products_(total.squeeze(0), one, one)
-    return total
-
-
 class Moments:
     """Σ w [x; e] [x; e]ᵀ of rows `[g, n, d]`, with k bias columns; for wide layers as a sketch.
 
@@ -220,6 +375,7 @@ class Moments:
 
     Attributes:
         sums: `[g, d + k, d + k]`, or the sketch, in float64.
+        is_sketch: whether it is a sketch.
         coarsest: the largest rounding error of the rows.
     """
 
@@ -232,24 +388,20 @@ class Moments:
         self._count = 0  # of buffered rows
         device = site.parameters[0].device
         rank = sketch(self.dim) if self.groups == 1 else None
+        self.is_sketch = rank is not None and rank < self.dim
         self.sums: Correlation | FrequentDirections
-        if rank is None or rank >= self.dim:
-            self.sums = Correlation(self.dim, groups=self.groups, device=device)
-        else:
+        if rank is not None and self.is_sketch:
             self.sums = FrequentDirections(self.dim, rank, device=device)
-
-    @property
-    def sketch(self) -> FrequentDirections | None:
-        """The sketch of a wide layer."""
-        return self.sums if isinstance(self.sums, FrequentDirections) else None
+        else:
+            self.sums = Correlation(self.dim, groups=self.groups, device=device)
 
     @property
     def dropped(self) -> float:
-        """The largest error of a direction relative to the largest one."""
-        if self.sketch is None:
+        """The largest error of a direction of a sketch, relative to the largest direction."""
+        if not isinstance(self.sums, FrequentDirections):
             return 0.0
         top = float(torch.linalg.matrix_norm(self.correlation(), 2))
-        return self.sketch.error_bound / max(top, 1e-300)
+        return self.sums.error_bound / max(top, 1e-300)
 
     def add(self, rows: Rows | SecondMoment, bias_column: int | None) -> None:
         """Add the rows of one call."""
@@ -270,19 +422,32 @@ class Moments:
         self.coarsest = max(self.coarsest, rounding(values.dtype))
         self._buffered.setdefault(rows.weight, []).append(values)
         self._count += shape[1]
-        if self.sketch is not None or self._count >= max(_BUFFERED, self.dim):
+        if self.is_sketch or self._count >= max(_BUFFERED, self.dim):
             self.flush()
 
+    @exactly()
     def flush(self) -> None:
-        """Add the buffered rows to the sums."""
+        """Add the buffered rows to the sums.
+
+        Products of half-precision numbers are exact in float32, also on tensor cores (TF32), and
+        are summed in float32. Others are summed in float64.
+        """
         for weight, chunks in self._buffered.items():
             rows = torch.cat(chunks, 1)
-            count = rows.shape[1]
-            if isinstance(self.sums, Correlation):
-                self.sums.add(products(rows) * weight, count * weight)
-            else:
+            count, is_half = rows.shape[1], rows.dtype in (torch.float16, torch.bfloat16)
+            if isinstance(self.sums, FrequentDirections):
                 samples = full(rows[0])
                 self.sums.update(samples, samples.new_full((count,), weight))
+                continue
+            wide = rows.float() if is_half else rows.double()
+            if is_half and rows.is_cuda:
+                with tensor_cores():
+                    total = wide.mT @ wide
+            else:
+                total = wide.new_zeros(len(wide), self.dim, self.dim)
+                one = wide.squeeze(0)  # a single matrix is faster than a batch of one
+                add_products_(total.squeeze(0), one, one)
+            self.sums.add(total * weight, count * weight)
         self._buffered, self._count = {}, 0
 
     def correlation(self) -> Tensor:
@@ -311,97 +476,6 @@ class Moments:
             return (matrix[0] @ self.sums.rows().to(matrix).mT).square().sum()[None]
         moment = (self.sums.sum / self.sums.weight).to(matrix)
         return ((matrix @ moment) * matrix).sum((1, 2))
-
-
-@dataclass
-class RowRecorder:
-    """Adds the rows of one layer's calls to the moments of its blocks.
-
-    Attributes:
-        takers: by block, the name of its site, its moments, and the column of the layer's bias.
-        reached: the blocks with rows so far.
-        first: the first batch that reached the layer.
-    """
-
-    layer: nn.Module
-    rule: Rule
-    run: Pass
-    uses: WeightUses
-    takers: dict[str, list[tuple[str, Moments, int | None]]] = field(default_factory=dict)
-    reached: set[str] = field(default_factory=set)
-    first: int | None = None
-
-    def record(self, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        """Add the rows of a call of the layer."""
-        if self.uses.is_read(layer, args):
-            return
-        if any(is_functorch_wrapped_tensor(x) for x in args if isinstance(x, Tensor)):
-            raise ValueError(
-                f"{self._description()} is called under torch.func.vmap or another transform, "
-                f"where its inputs cannot be read{self.run.effect}. Pass a feed(model, batch) that "
-                f"calls the model on whole batches"
-            )
-        self.first = self.run.batch if self.first is None else self.first
-        try:
-            for call in self.uses.calls(layer, Call(args, kwargs, output)):
-                self._add(call)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:
-            self.run.check_finite()  # names the batch
-            raise ValueError(
-                f"{self._description()} failed with {type(error).__name__}: {error}"
-                f"{self.run.effect}"
-            ) from error
-
-    def _add(self, call: Call) -> None:
-        """Add the rows of one call of the class that the rule is for."""
-        names = [block.name for block in self.rule.blocks(self.layer)]
-        for block, rows in self.rule.rows(self.layer, call, Sample(self._cap, self.run.draws)):
-            if block not in names:
-                raise ValueError(f"it gave rows of {block!r}; its blocks are {names}")
-            self.reached.add(block)
-            for i, (site, moments, bias_column) in enumerate(self.takers.get(block, ())):
-                if not i:
-                    self.run.note(site, rows[0])
-                moments.add(rows, bias_column)
-
-    def _cap(self, count: int, dim: int) -> int | None:
-        """Return how many of `count` rows of `dim` numbers are used; None for all."""
-        if self.run.all_rows:
-            return None
-        wanted = enough(dim) / (self.run.batches or self.run.batch + 1)
-        wanted = max(wanted, _FIRST if self.run.batch == self.first else _FEWEST)
-        return None if wanted > 0.75 * count else math.ceil(wanted)
-
-    def check(self) -> None:
-        """Raise ValueError if a layer was called, but its rule gave no rows of a block."""
-        missing = sorted(self.takers.keys() - self.reached)
-        if self.first is not None and missing:
-            raise ValueError(
-                f"{self._description()} gave no rows of its block {missing[0]!r}, which would not "
-                f"be protected{self.run.effect}. Yield them in the rule's `rows`"
-            )
-
-    def _description(self) -> str:
-        sites = dict.fromkeys(site for takers in self.takers.values() for site, *_ in takers)
-        kinds = f"{type(self.layer).__name__}, rule {type(self.rule).__name__}"
-        return f"layer {', '.join(sites)} ({kinds})"
-
-
-def _layers(
-    sites: Mapping[str, WeightBlock], moments: Mapping[str, Moments], run: Pass, uses: WeightUses
-) -> list[RowRecorder]:
-    """Create the recorder of every layer that has a block with rows."""
-    layers: dict[nn.Module, RowRecorder] = {}
-    for name, site in sites.items():
-        for source in () if is_bare(site.block) else site.sources:
-            inputs = RowRecorder(source.layer, source.rule, run, uses)
-            takers = layers.setdefault(source.layer, inputs).takers.setdefault(
-                source.block.name, []
-            )
-            takers.append((name, moments[name], source.bias_column))
-    return list(layers.values())
 
 
 def rounding(dtype: torch.dtype) -> float:

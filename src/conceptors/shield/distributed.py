@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
 from conceptors.shield.blocks import is_sharded, shard_like
-
-
-def gathered(tensor: Any) -> Tensor:
-    """Copy a whole tensor, to main memory if it is sharded; all processes call this together."""
-    whole: Tensor = tensor.full_tensor().cpu() if is_sharded(tensor) else tensor.clone()
-    return whole
 
 
 def cut_like(tensor: Tensor, like: Tensor) -> Tensor:
@@ -37,30 +30,14 @@ def failing_together(device: torch.device) -> Iterator[None]:
     if not is_distributed():
         yield
         return
-    failure: Exception | None = None
+    failed = torch.zeros((), device=device)
     try:
         yield
-    except Exception as error:
-        failure = error
-    flag = torch.tensor(float(failure is not None), device=device)
-    with naming_lost_process(failure):
-        dist.all_reduce(flag, dist.ReduceOp.MAX)
-    if failure is not None:
-        raise failure
-    if bool(flag):
+    except Exception:
+        dist.all_reduce(failed.fill_(1.0))
+        raise
+    dist.all_reduce(failed)
+    if bool(failed):
         raise ValueError(
             "remember failed on another process; nothing was remembered. See the error there"
         )
-
-
-@contextmanager
-def naming_lost_process(before: Exception | None = None) -> Iterator[None]:
-    """Explain the error when another process is lost; `before` is an earlier failure."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise RuntimeError(
-            f"remember on rank {dist.get_rank()} lost another process, which was killed or has "
-            f"failed; nothing was remembered. Start all processes again from the last checkpoint, "
-            f"and call remember again"
-        ) from before or error

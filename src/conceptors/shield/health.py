@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import RLock
 from typing import Any, NamedTuple
@@ -46,6 +46,51 @@ class UnprotectedWarning(UserWarning):
 
 class ShieldFullWarning(UserWarning):
     """Some layers have few free directions left, or hardly learn the current task."""
+
+
+_TEXTS = {
+    "weights": "weights have moved in protected directions, where guarded steps do not move them: "
+    "{names}. The model's outputs on remembered tasks have changed. Guard every optimizer of the "
+    "model, create new optimizers after layers are replaced, load model and shield from the same "
+    "checkpoint, and restore the best weights before you call remember",
+    "loaded": "the shield was loaded, but the model has other weights than when the shield was "
+    "saved: {names}. The shield protects these weights now, not those of the remembered tasks. "
+    "Load the model and the shield from the same checkpoint",
+    "buffers": "buffers have changed since a task was remembered: {names}. The model's outputs on "
+    "remembered tasks change with them, because a shield protects only weights. Restore the "
+    "buffers, collect statistics on a copy of the model, or exclude them by name, exclude={some}",
+    "missed": "layers were trained that no sample passed to remember has reached: {names}. Nothing "
+    "of this task is protected there. Pass remember batches, or a feed(model, batch), that use "
+    "these layers. Exclude layers that do not affect the model's outputs, exclude={some}",
+    "woken": "layers learn now that were frozen when a task that uses them was remembered: "
+    "{names}. Nothing of that task is protected there. Keep them frozen (requires_grad=False), or "
+    "unfreeze them before remember is called",
+    "stranger": "{optimizer} is not guarded, but steps weights of remembered tasks: {names}. The "
+    "model will forget these tasks. Call shield.guard(optimizer) before its first step",
+    "dropped": "hard=True does not protect all directions of these wide layers: {names}. Their "
+    "inputs need more directions than their sketch stores. Create the shield with rank=1.0 for "
+    "exact matrices, or with a larger rank for a larger sketch",
+    "replaced": "a shield that had remembered {tasks} of this {names} is gone, and the new shield "
+    "does not protect them. Use one shield for all tasks, or load its saved state. Call detach() "
+    "on a shield that is not needed any more",
+    "resumed": "the shield had remembered {before} tasks, but the resumed checkpoint contains only "
+    "{names} of them. The later tasks are not protected any more. {remedy}",
+    "full": "few free directions are left in: {names}. These layers will hardly learn later tasks. "
+    "Create the shield with {remedy}, and remember the tasks again",
+    "stuck": "hardly any of this task's gradients {verb} applied in: {names}. Earlier tasks use "
+    "the same directions, so these layers hardly learn. Lower their aperture (with hard=True, use "
+    "Energy(0.9)), start with wider layers, forget a task, or replace the last layer by a Readout. "
+    "shield.explain() shows all layers",
+}
+
+
+def _warn(kind: str, names: Sequence[str], **words: object) -> None:
+    """Issue a warning about these names, if there are any, at the line of the user's code."""
+    if names:
+        category = ShieldFullWarning if kind in ("full", "stuck") else UnprotectedWarning
+        listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        text = _TEXTS[kind].format(names=listed, some=list(names[:1]), **words)
+        warnings.warn(text, category, stacklevel=outside())
 
 
 class Health:
@@ -91,19 +136,8 @@ class Health:
         self, sites: Mapping[str, WeightBlock], claimed: Mapping[str, Conceptor], model: nn.Module
     ) -> None:
         """Accept the current weights and buffers as those that the remembered tasks need."""
-        now = {n: excerpt(s.parameters[0]) for n, s in sites.items() if is_readable(s)}
-        names = _changed(self._loaded, now)
-        if names:
-            _warn(
-                f"the shield was loaded, but the model has other weights than when the shield was "
-                f"saved: {_few(names)}. The shield protects these weights now, not those of the "
-                f"remembered tasks. Load the model and the shield from the same checkpoint"
-            )
-        self._prints = {
-            name: Fingerprint.of(site, claimed[name], self._seed)
-            for name, site in sites.items()
-            if name in claimed and is_readable(site, rows=True)
-        }
+        _warn("loaded", _changed(self._loaded, excerpts(sites, self._loaded)))
+        self._prints = fingerprints(sites, claimed, self._seed)
         self._buffers = self._watched_buffers(model) if claimed else {}
         self.has_accepted, self._loaded, self._foreign = True, {}, {}
         self._reported["weights"].clear()
@@ -134,41 +168,26 @@ class Health:
         if before_step:
             self._foreign |= since
         far = {}
-        for name, site in sites.items():
-            if name in self._prints and is_readable(site, rows=True):
-                before = self._prints[name]
-                coarsest = max(torch.finfo(x.dtype).eps for x in [*site.parameters, before.value])
-                drift, tolerance = since.get(name, 0.0), _SOFT
-                if self._hard or name not in stepped:
-                    drift, tolerance = before.drift(site), min(_HARD, _ROUNDING * coarsest)
-                if drift > max(tolerance, 8 * coarsest):
-                    far[name] = drift
-        names = self._new("weights", far)
-        if names:
-            listed = ", ".join(f"{name} ({_percent(far[name])})" for name in names)
-            _warn(
-                f"weights have moved in protected directions, where guarded steps do not move "
-                f"them: {listed}. The model's outputs on remembered tasks have changed. Guard "
-                f"every optimizer of the model, create new optimizers after layers are replaced, "
-                f"load model and shield from the same checkpoint, and restore the best weights "
-                f"before you call remember"
-            )
+        for name in [name for name in sites if name in self._prints]:
+            site, before = sites[name], self._prints[name]
+            coarsest = max(torch.finfo(x.dtype).eps for x in [*site.parameters, before.value])
+            drift, tolerance = since.get(name, 0.0), _SOFT
+            if self._hard or name not in stepped:
+                drift, tolerance = before.drift(site), min(_HARD, _ROUNDING * coarsest)
+            if drift > max(tolerance, 8 * coarsest):
+                size = f"{drift:.0%}" if drift >= 0.005 else f"{drift:.0e}"
+                far[name] = f"by {size}" if math.isfinite(drift) else "of another shape"
+        _warn("weights", [f"{name} ({far[name]})" for name in self._new("weights", far)])
 
     def look_at_buffers(self, model: nn.Module) -> None:
         """Warn about buffers that have changed, such as BatchNorm's running statistics."""
-        names = self._new("buffers", _changed(self._buffers, self._watched_buffers(model)))
-        if names:
-            _warn(
-                f"buffers have changed since a task was remembered: {_few(names)}. The model's "
-                f"outputs on remembered tasks change with them, because a shield protects only "
-                f"weights. Restore the buffers, collect statistics on a copy of the model, or "
-                f"exclude them by name, exclude={names[:1]}"
-            )
+        changed = _changed(self._buffers, self._watched_buffers(model))
+        _warn("buffers", self._new("buffers", changed))
 
     def _watched_buffers(self, model: nn.Module) -> dict[str, Tensor]:
         """Return excerpts of the buffers that must not change."""
-        norms = [layer for layer in model.modules() if isinstance(layer, _NormBase)]
-        following = norms if self._follows_batchnorm else []
+        layers = model.modules() if self._follows_batchnorm else ()
+        following = [layer for layer in layers if isinstance(layer, _NormBase)]
         followed = {id(b) for layer in following for b in layer.buffers(recurse=False)}
         return {
             name: excerpt(buffer)
@@ -197,52 +216,28 @@ class Health:
         shared = {id(p) for name in reached if name in sites for p in sites[name].parameters}
         alone = trained - shared
         used = [n for n, site in sites.items() if any(id(p) in alone for p in site.active())]
-        missed = self._new("missed", [name for name in used if name not in reached])
-        if missed:
-            _warn(
-                f"layers were trained that no sample passed to remember has reached: "
-                f"{_few(missed)}. Nothing of this task is protected there. Pass remember batches, "
-                f"or a feed(model, batch), that use these layers. Exclude layers that do not "
-                f"affect the model's outputs, exclude={[missed[0]]!r}"
-            )
+        _warn("missed", self._new("missed", [name for name in used if name not in reached]))
 
     def wake(self, learning: Iterable[str]) -> None:
         """Warn about layers that learn now and were frozen when a task used them."""
         woken = [name for name in learning if name in self.resting]
         self.resting.difference_update(woken)
-        if woken:
-            _warn(
-                f"layers learn now that were frozen when a task that uses them was remembered: "
-                f"{', '.join(woken)}. Nothing of that task is protected there. Keep them frozen "
-                f"(requires_grad=False), or unfreeze them before remember is called"
-            )
+        _warn("woken", woken)
 
     def fill(self, quotas: Mapping[str, float]) -> None:
         """Warn once about each layer that has become full."""
         names = [name for name, quota in quotas.items() if quota > _FULL]
         self._reported["full"].intersection_update(names)
+        remedy = "aperture=Energy(0.9)" if self._hard else "a lower aperture for them"
         full_now = [f"{name} ({quotas[name]:.1%} protected)" for name in self._new("full", names)]
-        if full_now:
-            remedy = "aperture=Energy(0.9)" if self._hard else "a lower aperture for them"
-            _warn(
-                f"few free directions are left in: {', '.join(full_now)}. These layers will hardly "
-                f"learn later tasks. Create the shield with {remedy}, and remember the tasks again",
-                ShieldFullWarning,
-            )
+        _warn("full", full_now, remedy=remedy)
 
     def passing(
         self, shares: Mapping[str, float], auto: Mapping[str, bool], verb: str = "is"
     ) -> None:
         """Warn about `stuck` layers: after some steps of a task, or of a forecast."""
-        stuck_now = [f"{name} ({shares[name]:.1%})" for name in stuck(shares, auto)]
-        if stuck_now:
-            _warn(
-                f"hardly any of this task's gradients {verb} applied in: {', '.join(stuck_now)}. "
-                f"Earlier tasks use the same directions, so these layers hardly learn. Lower their "
-                f"aperture (with hard=True, use Energy(0.9)), start with wider layers, forget a "
-                f"task, or replace the last layer by a Readout. shield.explain() shows all layers",
-                ShieldFullWarning,
-            )
+        names = [f"{name} ({shares[name]:.1%})" for name in stuck(shares, auto)]
+        _warn("stuck", names, verb=verb)
 
     def check_stranger(self, optimizer: Optimizer, guards: Guards) -> None:
         """Warn if an optimizer that is not guarded steps protected layers.
@@ -258,44 +253,41 @@ class Health:
         self._strangers.add(optimizer)
         sites, frozen = guards.protected.sites, guards.protected.frozen
         protected = [(n, p) for n in guards.protected.claims for p in sites[n].active()]
-        names = list({n: None for n, p in [*protected, *frozen.items()] if id(p) in stepped})
-        if names:
-            _warn(
-                f"{type(optimizer).__name__} is not guarded, but steps weights of remembered "
-                f"tasks: {_few(names)}. The model will forget these tasks. Call "
-                f"shield.guard(optimizer) before its first step"
-            )
+        names = {n: None for n, p in [*protected, *frozen.items()] if id(p) in stepped}
+        _warn("stranger", list(names), optimizer=type(optimizer).__name__)
 
 
 class Fingerprint(NamedTuple):
     """The product W Z of rows of a block `[g, out, d]` and inputs `[g, d, k]` like old ones."""
 
     inputs: Tensor
-    rows: Tensor
+    rows: slice
     value: Tensor
 
-    @staticmethod
-    def of(site: WeightBlock, claimed: Conceptor, seed: int) -> Fingerprint:
-        """Compute the fingerprint of the current weights, from some of their rows."""
-        matrix = full(site.matrix(site.parameters))
-        inputs, (groups, out, _) = _like_remembered(claimed, seed).to(matrix), matrix.shape
-        most = max(4, min(_ROWS, _NUMBERS // groups))
-        rows = torch.arange(0, out, math.ceil(out / most) or 1, device=matrix.device)
-        return Fingerprint(inputs, rows, matrix[:, rows] @ inputs)
-
     def drift(self, site: WeightBlock) -> float:
-        """Compute |ΔW Z| / |W Z|, also after rows or tokens were added; inf for other shapes."""
+        """Compute |ΔW Z| / |W Z|, also after rows were added; inf for other shapes."""
         matrix = full(site.matrix(site.parameters))
-        if site.block.layout == "tokens":
-            matrix = matrix[: len(self.inputs)]
-        groups, out, dim = matrix.shape
-        if (groups, dim) != self.inputs.shape[:2] or out <= max(self.rows.tolist(), default=-1):
+        rows, inputs, before = matrix[:, self.rows], self.inputs.to(matrix), self.value.to(matrix)
+        if matrix.shape[::2] != inputs.shape[:2] or rows.shape[1] != before.shape[1]:
             return float("inf")
-        now = matrix[:, self.rows.to(matrix.device)] @ self.inputs.to(matrix)
-        before = self.value.to(matrix)
-        usual = matrix[:, self.rows.to(matrix.device)].norm() * self.inputs.to(matrix).norm()
-        size = before.norm().maximum(0.1 * usual / dim**0.5)  # W Z is 0 for freed adapters
-        return float((now - before).norm() / size.clamp_min(1e-30))
+        usual = rows.norm() * inputs.norm()
+        size = before.norm().maximum(0.1 * usual / inputs.shape[1] ** 0.5)  # W Z may be 0
+        return float((rows @ inputs - before).norm() / size.clamp_min(1e-30))
+
+
+def fingerprints(
+    sites: Mapping[str, WeightBlock], claimed: Mapping[str, Conceptor], seed: int
+) -> dict[str, Fingerprint]:
+    """Compute the fingerprints of all blocks with claims that this process can read."""
+    prints = {}
+    for name, site in sites.items():
+        if name in claimed and is_readable(site, rows=True):
+            matrix = full(site.matrix(site.parameters))
+            groups, out, _ = matrix.shape
+            step = math.ceil(out / max(4, min(_ROWS, _NUMBERS // groups))) or 1
+            rows, inputs = slice(0, out, step), _like_remembered(claimed[name], seed).to(matrix)
+            prints[name] = Fingerprint(inputs, rows, matrix[:, rows] @ inputs)
+    return prints
 
 
 def _like_remembered(claimed: Conceptor, seed: int) -> Tensor:
@@ -317,8 +309,14 @@ def is_readable(site: WeightBlock, rows: bool = False) -> bool:
 
 
 def excerpt(tensor: Tensor) -> Tensor:
-    """Copy the first numbers of a tensor, which added rows and tokens never precede."""
+    """Copy the first numbers of a tensor, which added rows never precede."""
     return tensor.detach().flatten()[:_EXCERPT].nan_to_num().to("cpu", copy=True)
+
+
+def excerpts(sites: Mapping[str, WeightBlock], names: Collection[str]) -> dict[str, Tensor]:
+    """Copy the first numbers of the weights of blocks that this process can read."""
+    readable = {name: site for name, site in sites.items() if name in names and is_readable(site)}
+    return {name: excerpt(site.parameters[0]) for name, site in readable.items()}
 
 
 def _changed(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> list[str]:
@@ -340,37 +338,13 @@ def stuck(shares: Mapping[str, float], auto: Mapping[str, bool]) -> list[str]:
 
 def warn_of_dropped(shares: Mapping[str, float]) -> None:
     """Warn about layers whose sketch is too small for all directions, with `hard=True`."""
-    names = [name for name, share in shares.items() if share > _DROPPED]
-    if names:
-        _warn(
-            f"hard=True does not protect all directions of these wide layers: {_few(names)}. Their "
-            f"inputs need more directions than their sketch stores. Create the shield with "
-            f"rank=1.0 for exact matrices, or with a larger rank for a larger sketch"
-        )
+    _warn("dropped", [name for name, share in shares.items() if share > _DROPPED])
 
 
 def warn_of_lost_tasks(before: int, now: int, remedy: str) -> None:
     """Warn if a shield has fewer tasks after it was loaded than before."""
     if now < before:
-        _warn(
-            f"the shield had remembered {before} tasks, but the resumed checkpoint contains only "
-            f"{now} of them. The later tasks are not protected any more. {remedy}"
-        )
-
-
-def _warn(message: str, category: type[UserWarning] = UnprotectedWarning) -> None:
-    """Issue a warning at the line of the user's code."""
-    warnings.warn(message, category, stacklevel=outside())
-
-
-def _few(names: list[str]) -> str:
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(names[:5]) + more
-
-
-def _percent(drift: float) -> str:
-    size = f"by {drift:.0%}" if drift >= 0.005 else f"by {drift:.0e}"
-    return size if math.isfinite(drift) else "of another shape"
+        _warn("resumed", [str(now)], before=before, remedy=remedy)
 
 
 # --- one shield for each model ------------------------------------------------------------------
@@ -383,7 +357,7 @@ _HOOK: list[RemovableHandle] = []  # one for all shields
 
 
 def claim_model(model: nn.Module, shield: object, before_any_step: _Check) -> None:
-    """Give a model its one shield, and call a method of its class before each optimizer's step.
+    """Give a model its one shield, and call a function of it before each optimizer's step.
 
     Warns if an earlier shield and its tasks are lost.
     """
@@ -397,12 +371,8 @@ def claim_model(model: nn.Module, shield: object, before_any_step: _Check) -> No
             )
     lost = _TASKS.pop(model, 0)
     if lost:
-        _warn(
-            f"a shield that had remembered {lost} task{'s'[: lost > 1]} of this "
-            f"{type(model).__name__} is gone, and the new shield does not protect them. Use one "
-            f"shield for all tasks, or load its saved state. Call detach() on a shield that is not "
-            f"needed any more"
-        )
+        tasks = f"{lost} task{'s'[: lost > 1]}"
+        _warn("replaced", [type(model).__name__], tasks=tasks)
     _SHIELDS[model] = ref(shield), before_any_step  # a WeakMethod fails when Python 3.11 exits
     if not _HOOK:
         _HOOK.append(register_optimizer_step_pre_hook(_before_any_step))

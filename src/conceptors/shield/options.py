@@ -68,10 +68,6 @@ class Protection:
             return None
         return max(1, round(self.rank * dim)) if isinstance(self.rank, float) else self.rank
 
-    def joint_rank(self, dim: int) -> int | None:
-        """Return the largest number of directions of all tasks; hard ones are unlimited."""
-        return None if self.hard and self.rank is None else self.sketch_rank(dim)
-
     def sketch_rank(self, dim: int) -> int | None:
         """Return the size of a wide layer's sketch; None for layers that store d x d matrices."""
         return None if dim <= _DENSE else self.rank_of(dim) or max(1, dim // 8)

@@ -17,15 +17,14 @@ from conceptors._internal.batches import Feed
 from conceptors._internal.precision import exactly
 from conceptors.algebra.conceptor import Conceptor, similarity
 from conceptors.shield import health, inspect, options
-from conceptors.shield.blocks import Scan, is_sharded, survey
-from conceptors.shield.claims import Claims, Remembered, claims_of_task, decompose, stride
+from conceptors.shield.blocks import Scan, is_sharded, refuse, survey
+from conceptors.shield.claims import Claims, Remembered, claims_of_task, decompose
 from conceptors.shield.collect import collect
 from conceptors.shield.guard import Guards, Protected, project_weights
-from conceptors.shield.health import Fingerprint, is_readable
+from conceptors.shield.health import Fingerprint
 from conceptors.shield.inspect import Explanation
 from conceptors.shield.options import Aperture, Protection
 from conceptors.shield.state import LoadReport, explaining, pack, read, read_file, write_file
-from conceptors.shield.uses import refuse
 
 
 class Shield:
@@ -120,7 +119,9 @@ class Shield:
             report_passing=lambda shares: self._health.passing(shares, self._large()),
         )
         self._attached = True
-        health.claim_model(self.model, self, Shield._check_stranger)
+        health.claim_model(
+            self.model, self, lambda this, o: this._health.check_stranger(o, this._guards)
+        )
         try:
             self._scan = self._rescan()
             layers = self.aperture if isinstance(self.aperture, Mapping) else ()
@@ -158,13 +159,7 @@ class Shield:
         self._guards.project(options.check_optimizer(optimizer, self.model))
 
     def remember(
-        self,
-        batches: Any,
-        *,
-        feed: Feed | None = None,
-        limit: int | None = None,
-        progress: bool = False,
-        known: float = 0.0,
+        self, batches: Any, *, feed: Feed | None = None, limit: int | None = None
     ) -> Shield:
         """Protect the model's outputs on this data from now on. Call it after each task.
 
@@ -178,23 +173,18 @@ class Shield:
                 the model with the batch, the first element of an (inputs, targets) batch, or a
                 mapping as keyword arguments.
             limit: the largest number of samples to use. Default: all.
-            progress: whether to show a progress bar.
-            known: the share of this task, from 0 to 1, that the model could do before it was
-                trained on it. Directions shared with earlier tasks are counted less by this share.
 
         Raises:
             TypeError: `batches` is a single batch or not iterable.
             ValueError: there is no data, no layer is reached, activations are NaN or infinite
                 (names the layer and the batch), or their precision is too coarse for the aperture.
         """
-        known = checks.number(known, "known", 0.0, 1.0)
         with self._health.alone():
             self._guards.settle()
-            how = {"feed": feed, "limit": limit, "progress": progress}
-            task, resting = self._claims_of("remember", batches, how)
+            task, resting = self._claims_of("remember", batches, feed, limit)
             self._look()
             remembered = self._remembered.with_task(
-                task, self._scan.sites, self._protection, self.keep_tasks, known
+                task, self._scan.sites, self._protection, self.keep_tasks
             )
             self._adopt(remembered, self._copied(pulls=True))
             self._health.resting |= resting
@@ -217,9 +207,7 @@ class Shield:
             sites, claimed = self._scan.sites, self._remembered.claimed.conceptors
             downs = [name for name in sites if ".lora_A." in name and name in claimed]
             ups = [name for name in sites if ".lora_B." in name]
-            if not downs or any(
-                bool(sites[name].matrix(sites[name].parameters).any()) for name in ups
-            ):
+            if not downs or any(sites[n].matrix(sites[n].parameters).any() for n in ups):
                 raise ValueError(
                     "free_adapters needs new LoRA adapters, with B = 0, whose inputs are "
                     "remembered. Call get_peft_model, create the shield, then call "
@@ -263,7 +251,7 @@ class Shield:
             self._health.wake(scan.sites)
             is_same = scan.identity == before.identity
             if not is_same:
-                self._remembered = self._remembered.fitted(scan.sites)
+                self._remembered.check_sizes(scan.sites)
             self._scan = scan
             self._anchors = self._copied(self.n_tasks > 0, self._anchors)
             health.follow_tasks(self.model, self.n_tasks, self.batchnorm == "freeze")
@@ -321,56 +309,26 @@ class Shield:
                 "forecast compares new data with what is remembered, and nothing is; call "
                 "shield.remember(sample) first"
             )
-        how = {"feed": feed, "limit": limit, "progress": False}
-        passing = self._compare(inspect.expected_passing, "forecast", batches, how)
+        passing = self._compare(inspect.expected_passing, "forecast", batches, feed, limit)
         self._health.passing(passing, self._large(), "will be")
         return inspect.explain(self._scan, self._guards, self.quota(), passing)
 
     def similarity(
-        self,
-        batches: Any,
-        *,
-        feed: Feed | None = None,
-        limit: int | None = None,
-        progress: bool = False,
+        self, batches: Any, *, feed: Feed | None = None, limit: int | None = None
     ) -> dict[str, float]:
         """Return the similarity of new data with the remembered tasks: ρ from 0 to 1, by layer.
 
         The higher it is, the fewer free directions the new task can use. Call it before training
         on the data. The arguments are those of `remember`.
         """
-        how = {"feed": feed, "limit": limit, "progress": progress}
-        return self._compare(lambda A, C: similarity(A, C).mean(), "similarity", batches, how)
-
-    def strides(
-        self,
-        batches: Any,
-        known: float,
-        *,
-        feed: Feed | None = None,
-        limit: int | None = None,
-        progress: bool = False,
-    ) -> dict[str, float]:
-        """Return factors of at least 1, by layer, for the learning rates of SGD on new data.
-
-        The more of the data lies in protected directions, the more the shield shortens steps, and
-        the larger the factor. Larger steps pay only for a task that the model can do in part
-        already: `known` is the share of it, from 0 to 1, that the model can do before training,
-        such as its accuracy above chance. The other arguments are those of `remember`.
-        """
-        known = checks.number(known, "known", 0.0, 1.0)
-        how = {"feed": feed, "limit": limit, "progress": progress}
-        return self._compare(lambda A, C: stride(A, C, known).amin(), "strides", batches, how)
+        return self._compare(
+            lambda A, C: similarity(A, C).mean(), "similarity", batches, feed, limit
+        )
 
     @exactly()
     def mark(self) -> dict[str, Fingerprint]:
         """Record the layers' outputs on inputs like the remembered ones, for `moved_since`."""
-        claimed = self.conceptors()
-        return {
-            name: Fingerprint.of(site, claimed[name], self.seed)
-            for name, site in self._scan.sites.items()
-            if name in claimed and is_readable(site)
-        }
+        return health.fingerprints(self._scan.sites, self.conceptors(), self.seed)
 
     @exactly()
     def moved_since(self, mark: Mapping[str, Fingerprint]) -> dict[str, float]:
@@ -475,18 +433,20 @@ class Shield:
     # --- inside ---------------------------------------------------------------------------
 
     def _compare(
-        self, measure: Callable[[Conceptor, Conceptor], Tensor], who: str, *data: Any
+        self, measure: Callable[[Conceptor, Conceptor], Tensor], who: str, *how: Any
     ) -> dict[str, float]:
         """Compare the conceptors of all tasks with those of new data, by layer."""
-        (task, _), claimed = self._claims_of(who, *data), self.conceptors()
+        (task, _), claimed = self._claims_of(who, *how), self.conceptors()
         return {
             name: float(measure(claimed[name].to(conceptor.device), conceptor))
             for name, conceptor in task.conceptors.items()
             if name in claimed
         }
 
-    def _claims_of(self, who: str, batches: Any, how: Mapping[str, Any]) -> tuple[Claims, set[str]]:
-        """Compute what a task would claim, for "strides" if it were soft; see `collect` for `how`.
+    def _claims_of(
+        self, who: str, batches: Any, feed: Feed | None, limit: int | None
+    ) -> tuple[Claims, set[str]]:
+        """Compute what a task would claim; for a forecast, what it would claim of a soft shield.
 
         Returns the frozen layers that the data reached, too.
         """
@@ -498,12 +458,13 @@ class Shield:
                     self.model,
                     self._scan.sites,
                     batches,
+                    feed=feed,
+                    limit=limit,
                     all_rows=self.hard,
                     seed=self.seed + self.n_tasks,
                     sketch=self._protection.sketch_rank,
                     strays=self._handle_strays,
                     who=who,
-                    **how,
                 )
             _reshard(self.model)
             sites, frozen = self._scan.sites, self._scan.resting
@@ -511,17 +472,15 @@ class Shield:
             moments = {name: sums for name, sums in moments.items() if name in sites}
             if self.hard and self.rank is None:
                 health.warn_of_dropped({name: sums.dropped for name, sums in moments.items()})
-            protection = replace(
-                self._protection, hard=self.hard and who not in ("strides", "forecast")
-            )
+            protection = replace(self._protection, hard=self.hard and who != "forecast")
             return claims_of_task(moments, sites, protection, self.conceptors()), resting
 
     def _handle_strays(self, uses: Mapping[str, str]) -> None:
         """Refuse or freeze weights that are used outside of their rules."""
         if self.unsupported == "error":
             refuse(uses)
-        if self.unsupported == "freeze" and uses:
-            self._stray |= set(uses)
+        if self.unsupported == "freeze":
+            self._stray |= uses.keys()
             self.refresh()
 
     def _rescan(self) -> Scan:
@@ -591,11 +550,6 @@ class Shield:
             self._health.look_at_buffers(self.model)
             if not self._health.has_accepted:
                 self._accept()
-
-    def _check_stranger(self, optimizer: Optimizer) -> None:
-        """Look at an optimizer before a step, which may lack a guard."""
-        if self.n_tasks:
-            self._health.check_stranger(optimizer, self._guards)
 
     def _large(self) -> dict[str, bool]:
         """Return whether layers have automatic apertures; none of norms, which are soon full."""

@@ -18,10 +18,10 @@ from conceptors.algebra.checks import check_spectrum
 from conceptors.algebra.conceptor import Conceptor
 from conceptors.algebra.forms import OddsForm, SpectrumForm
 from conceptors.algebra.spectrum import Spectrum, values_of
-from conceptors.shield.blocks import Scan
-from conceptors.shield.claims import Claims, Remembered
-from conceptors.shield.distributed import cut_like, gathered
-from conceptors.shield.health import excerpt, is_readable
+from conceptors.shield.blocks import Scan, whole
+from conceptors.shield.claims import Claims, Remembered, misfits, size_of
+from conceptors.shield.distributed import cut_like
+from conceptors.shield.health import excerpts
 
 FORMAT = "conceptors.Shield"
 VERSION = 1
@@ -56,7 +56,7 @@ class LoadReport(NamedTuple):
             lines.append(f"in the model but not in the state: {', '.join(self.missing)}")
         if self.unexpected:
             lines.append(f"in the state but not in the model: {', '.join(self.unexpected)}")
-        lines += [f"different shapes: {name}: {why}" for name, why in self.mismatched.items()]
+        lines += [f"different shapes: {name} {why}" for name, why in self.mismatched.items()]
         return "\n".join(lines)
 
 
@@ -68,12 +68,8 @@ def pack(
     `anchors` are the weights after the last task; for `resting` see `Health`.
     """
     claimed = remembered.claimed.conceptors
-    tensors = {f"anchors/{name}/value": gathered(anchor) for name, anchor in anchors.items()}
-    tensors |= {
-        f"weights/{name}/value": excerpt(site.parameters[0])
-        for name, site in scan.sites.items()
-        if name in claimed and is_readable(site)
-    }
+    tensors = {f"anchors/{n}/value": whole(w).to("cpu", copy=True) for n, w in anchors.items()}
+    tensors |= {f"weights/{n}/value": x for n, x in excerpts(scan.sites, claimed).items()}
     for kind, claims in zip(_kinds(len(remembered.tasks)), [remembered.claimed, *remembered.tasks]):
         for name, conceptor in claims.conceptors.items():
             if isinstance(conceptor.form, OddsForm):
@@ -126,13 +122,7 @@ def read(
         weights = {name: parts["value"] for name, parts in groups["weights"].items()}
     sites = scan.sites | {n: s for n, s in scan.resting.items() if n in conceptors}
     common = [name for name in conceptors if name in sites]
-    sizes = {name: (_size(conceptors[name]), sites[name].size) for name in common}
-    mismatched = {
-        name: f"the state has {before[0]} groups of {before[1]} inputs, the model {now[0]} of "
-        f"{now[1]} (biases count as inputs)"
-        for name, (before, now) in sizes.items()
-        if before != now and not sites[name].has_more_tokens(conceptors[name])
-    }
+    mismatched = misfits(remembered.claimed, sites)
     report = LoadReport(
         loaded=[name for name in common if name not in mismatched],
         missing=[name for name in sites if name not in conceptors and name not in known],
@@ -152,7 +142,7 @@ def read(
         )
         for claims in (remembered.claimed, *remembered.tasks)
     )
-    remembered = Remembered(claimed, tasks, remembered.n_tasks).fitted(sites)
+    remembered = Remembered(claimed, tasks, remembered.n_tasks)
     weights = {name: weight for name, weight in weights.items() if name in where}
     return remembered, _fitting(anchors, model), weights, resting, report
 
@@ -189,7 +179,7 @@ def check(state: Any, rename: Mapping[str, str]) -> tuple[Remembered, Groups]:
             raise ValueError(f"n_tasks is {n_tasks}, but {len(tasks)} tasks were stored separately")
         for name, conceptor in ((n, c) for task in tasks for n, c in task.conceptors.items()):
             joint = claimed.conceptors.get(name)
-            if joint is None or _size(joint) != _size(conceptor):
+            if joint is None or size_of(joint) != size_of(conceptor):
                 raise ValueError(f"layer {name!r} of a task has another shape than that of all")
     return Remembered(claimed, tasks, n_tasks), groups
 
@@ -235,10 +225,6 @@ def _fitting(anchors: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tenso
         if before == now:
             fitting[name] = cut_like(anchor, parameters[name].data)
     return fitting
-
-
-def _size(conceptor: Conceptor) -> tuple[int, int]:
-    return conceptor.batch_shape[0], conceptor.dim
 
 
 @contextmanager

@@ -1,5 +1,10 @@
 """Methods by name; `add` makes one's own known."""
 
+import sys
+import traceback
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
 from conceptors.experiments.methods.base import Learner
 from conceptors.experiments.methods.bounds import Joint, Separate
 from conceptors.experiments.methods.cab import Cab, Shielded
@@ -8,7 +13,6 @@ from conceptors.experiments.methods.closed.readout import ReadoutMethod
 from conceptors.experiments.methods.closed.ridge import Acil, Ranpac
 from conceptors.experiments.methods.ewc import Ewc
 from conceptors.experiments.methods.imm import Imm
-from conceptors.experiments.methods.own import import_methods
 from conceptors.experiments.methods.relatives.codecl import CodeCl
 from conceptors.experiments.methods.relatives.gpm import Gpm, Sgp
 from conceptors.experiments.methods.relatives.owm import Owm
@@ -23,7 +27,12 @@ from conceptors.experiments.methods.settings import (
 from conceptors.experiments.methods.with_readout import CabReadout, ShieldReadout
 from conceptors.experiments.results import check_name
 
-METHODS: dict[str, type[Learner]] = {}
+_SHIELDED = (Cab, CabReadout, Shielded, ShieldReadout)
+_TRAINED = (Learner, Joint, Separate, *_SHIELDED, Ewc, Imm, Owm, Gpm, Sgp, Trgp, CodeCl)
+_CLOSED = (ReadoutMethod, Ncm, Slda, Klda, Ranpac, Acil)
+METHODS: dict[str, type[Learner]] = {method.name: method for method in (*_TRAINED, *_CLOSED)}
+__all__ = ["METHODS", "Learner", "OwnSettings", "Settings", "add", "explain_settings"]
+__all__ += ["import_methods", "parse_settings", "setting"]
 
 
 def add(method: type[Learner]) -> type[Learner]:
@@ -35,20 +44,26 @@ def add(method: type[Learner]) -> type[Learner]:
     return method
 
 
-_SHIELDED = (Cab, CabReadout, Shielded, ShieldReadout)
-_TRAINED = (Learner, Joint, Separate, *_SHIELDED, Ewc, Imm, Owm, Gpm, Sgp, Trgp, CodeCl)
-_CLOSED = (ReadoutMethod, Ncm, Slda, Klda, Ranpac, Acil)
-for _method in (*_TRAINED, *_CLOSED):
-    add(_method)
+def import_methods(file: str | Path) -> None:
+    """Run a Python file that registers methods with `conceptors.methods.add`; once only.
 
-__all__ = [
-    "METHODS",
-    "Learner",
-    "OwnSettings",
-    "Settings",
-    "add",
-    "explain_settings",
-    "import_methods",
-    "parse_settings",
-    "setting",
-]
+    Raises:
+        ValueError: no such file, or it fails; the message names the line.
+    """
+    path = Path(file).expanduser().resolve()
+    name = f"conceptors_import:{path}"
+    if name in sys.modules:
+        return
+    spec = spec_from_file_location(name, path) if path.suffix == ".py" and path.is_file() else None
+    if spec is None or spec.loader is None:
+        raise ValueError(f"--import takes a Python file, and there is no file {str(file)!r}")
+    module = sys.modules[name] = module_from_spec(spec)  # dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+        line = lines[-1] if lines else getattr(error, "lineno", "?")
+        kind = type(error).__name__
+        raise ValueError(f"--import {file}, line {line}: {kind}: {error}") from error

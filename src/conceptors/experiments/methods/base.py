@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 
@@ -77,14 +77,12 @@ class Learner:
         out: Tensor = self.model(x)
         return out
 
+    def new_optimizer(self, rate: float) -> torch.optim.Optimizer:
+        """Create the optimizer of a task, once the task has started."""
+        return torch.optim.SGD(self.trained(), lr=rate)
+
     def gradients(self, number: int) -> None:
         """Change the gradients `p.grad`, after the backward pass."""
-
-    def guarded(self, optimizer: torch.optim.Optimizer, finish: Callable[[], None]) -> None:
-        """Arrange that every step calls `finish` before the optimizer uses the gradients, and
-        after the method has changed them. Called before the first step of a task.
-        """
-        optimizer.register_step_pre_hook(lambda *_: finish())
 
     def end_task(self, number: int) -> None:
         """Finish a task, after its last step."""
@@ -106,7 +104,7 @@ class Learner:
 
     def loss(self, outputs: Tensor, y: Tensor, number: int) -> Tensor:
         """Loss of every sample `[batch]`."""
-        outputs = self.own_head(outputs, y, number)
+        outputs = only(outputs, self.trained_classes(number))
         if self.settings.loss == "softmax":
             return functional.cross_entropy(outputs, y, reduction="none")
         wanted = functional.one_hot(y, outputs.shape[-1]).to(outputs)
@@ -114,10 +112,6 @@ class Learner:
             return 0.5 * (torch.sigmoid(outputs) - wanted).square().sum(1)
         losses = functional.binary_cross_entropy_with_logits(outputs, wanted, reduction="none")
         return losses.sum(1)
-
-    def own_head(self, outputs: Tensor, y: Tensor, number: int) -> Tensor:
-        """Outputs in training on samples with labels y: those of this task's head."""
-        return only(outputs, self.trained_classes(number))
 
     def trained_classes(self, number: int) -> Tensor | None:
         """Classes `[classes]` whose outputs a task trains, None for all."""
@@ -140,9 +134,7 @@ class Learner:
 
     def _learn(self, number: int) -> dict[str, Any]:
         s, task, tasks = self.settings, self.scenario.tasks[number], len(self.scenario.tasks)
-        threshold = s.stop_above or math.inf  # validation accuracy that ends the task
-        if number and s.stop_above and s.stop_above_later:
-            threshold = min(threshold, s.stop_above_later)
+        threshold = (number and s.stop_above_later) or s.stop_above or math.inf
         self.start_task(number)
         lesson, total = Lesson(self, number), self.steps(number)
         history: dict[str, Any] = {"task": number, "step": [], "loss": [], "validation": []}
@@ -151,7 +143,7 @@ class Learner:
             lesson.step()
             if step % s.check_every and step < total:
                 continue
-            accuracy, _ = self.evaluate(task.validation, number, s.validation)
+            accuracy = self.accuracy(task.validation, number, s.validation)
             loss = float(lesson.loss)
             history["step"].append(step)
             history["loss"].append(loss if math.isfinite(loss) else None)  # JSON has no NaN
@@ -161,11 +153,10 @@ class Learner:
             if accuracy > threshold or lesson.diverged():
                 break
         lesson.finish()
-        _, loss = self.evaluate(task.validation, number, s.validation)
-        if lesson.diverged() or not abs(loss) < 1e19:
+        if lesson.diverged():
             self.diverged = f"task {number + 1} of {tasks}"
             return history
-        del lesson  # a shield would prepare its optimizer for steps that never come
+        del lesson
         if s.norms == "first" and number == 0 and isinstance(self.model, AlexNet):
             places = task.train.drawn(_FOR_NORMS, 179_424_673 + self.scenario.seed)
             parts = places.chunk(-(-len(places) // _WITH_NORMS))
@@ -187,19 +178,14 @@ class Learner:
         with self.weights_for_test():
             return [self.accuracy(task.test, number) for number, task in enumerate(tasks)]
 
-    def accuracy(self, split: Split, number: int, limit: int | None = None) -> float:
-        """Percent correct on samples of a task, or on its first `limit`."""
-        return self.evaluate(split, number, limit)[0]
-
     @torch.no_grad()
-    def evaluate(self, split: Split, number: int, limit: int | None = None) -> tuple[float, float]:
-        """Percent correct and mean loss, on samples in their own order.
+    def accuracy(self, split: Split, number: int, limit: int | None = None) -> float:
+        """Percent correct on samples of a task, or on its first `limit`, in their own order.
 
         The order counts where norms use statistics of the batch. Batches are equally long to one
         sample, because norms fail on a single one.
         """
-        count = min(len(split), limit or len(split))
-        correct, loss = torch.zeros(2, device=self.device)
+        count, correct = min(len(split), limit or len(split)), torch.zeros((), device=self.device)
         at_once = _WITH_NORMS if isinstance(self.model, AlexNet) else _AT_ONCE
         self.model.eval()
         for places in torch.arange(count, device=self.device).tensor_split(-(-count // at_once)):
@@ -207,9 +193,8 @@ class Learner:
             with self.passes():
                 outputs = self.outputs(x, number)
             correct += (self.masked(outputs, number).argmax(1) == y).sum()
-            loss += self.loss(outputs, y, number).sum()
         self.model.train()
-        return 100 * float(correct) / count, float(loss) / count
+        return 100 * float(correct) / count
 
 
 def only(outputs: Tensor, classes: Tensor | None, least: float = -1e4) -> Tensor:

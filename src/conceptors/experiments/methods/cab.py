@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -47,13 +47,12 @@ class Shielded(Learner):
     def make_shield(self, **options: Any) -> Shield:
         return Shield(self.model, **options)
 
-    def guarded(self, optimizer: torch.optim.Optimizer, finish: Callable[[], None]) -> None:
-        def project_and_finish(*_: Any) -> None:
-            self.shield.project_(optimizer)
-            finish()
+    def new_optimizer(self, rate: float) -> torch.optim.Optimizer:
+        self.optimizer = self.shield.guard(super().new_optimizer(rate))
+        return self.optimizer
 
-        optimizer.register_step_pre_hook(project_and_finish)
-        self.shield.guard(optimizer)
+    def gradients(self, number: int) -> None:
+        self.shield.project_(self.optimizer)
 
     def learn(self, number: int) -> dict[str, Any]:
         with warnings.catch_warnings():  # full layers are expected here; the results record quotas
@@ -61,6 +60,7 @@ class Shielded(Learner):
             return super().learn(number)
 
     def end_task(self, number: int) -> None:
+        del self.optimizer  # the shield would prepare it for steps that never come
         self.shield.remember(self.batches(number))
         is_mlp = isinstance(self.model, MLP)
         for i, (name, conceptor) in enumerate(self.shield.conceptors().items()):

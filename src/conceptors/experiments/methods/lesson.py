@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from conceptors._internal.cuda_graph import CudaGraph
 from conceptors.experiments.networks import MLP, AlexNet
@@ -19,22 +20,15 @@ class Lesson:
 
     def __init__(self, learner: Learner, number: int) -> None:
         s, seed, device = learner.settings, learner.scenario.seed, learner.device
-        split, parameters = learner.training_split(number), learner.trained()
-        rate = s.later_rate if number and s.later_rate else s.rate
-        optimizer = torch.optim.SGD(parameters, lr=rate)
+        split, self._parameters = learner.training_split(number), learner.trained()
+        optimizer = learner.new_optimizer((number and s.later_rate) or s.rate)
         order = sample_order(len(split), s.batch * learner.steps(number), number, seed)
-        self._order = order.view(-1, s.batch).to(device)
+        self._order, self._done = order.view(-1, s.batch).to(device), 0
         self._places = places = self._order[0].long()
-        self._mean = RunningMean(parameters, s.average) if s.average else None
-        self._parameters, self._done = parameters, 0
+        self._mean = RunningMean(self._parameters, s.average) if s.average else None
         self.loss = loss = torch.zeros((), device=device)
 
-        # functions, not methods: a reference cycle would keep the optimizer after its task
-        def finish() -> None:
-            if s.gradient == "unit":
-                to_unit_length(learner.model)
-
-        def step() -> None:
+        def step() -> None:  # a method would keep the optimizer after its task: a reference cycle
             x, y = split.take(places)
             if s.mirror or s.shift:
                 x = varied(x, s.mirror, s.shift)
@@ -42,10 +36,11 @@ class Lesson:
             optimizer.zero_grad(set_to_none=True)
             (losses.mean() if s.gradient == "mean" else losses.sum()).backward()
             learner.gradients(number)
+            if s.gradient == "unit":
+                to_unit_length(learner.model)
             optimizer.step()
             loss.copy_(losses.detach().mean())
 
-        learner.guarded(optimizer, finish)
         is_fixed = isinstance(learner.model, (MLP, AlexNet))  # every step is the same work
         can_replay = learner.replay and device.type == "cuda" and is_fixed
         # recorded in the precision of the passes around it
@@ -66,9 +61,10 @@ class Lesson:
 
     @torch.no_grad()
     def diverged(self) -> bool:
-        """Whether weights are NaN, or so large that their squares are not finite."""
+        """Whether the loss or the squares of the weights are no usable numbers."""
         squares = [parameter.square().sum() for parameter in self._parameters]
-        return not bool(torch.stack(squares).sum().isfinite())
+        is_finite = bool(torch.stack(squares).sum().isfinite())
+        return not (is_finite and abs(float(self.loss)) < 1e19)
 
 
 class RunningMean:
@@ -106,17 +102,13 @@ def sample_order(size: int, count: int, task: int, seed: int) -> Tensor:
 
 def varied(x: Tensor, mirror: bool, shift: int) -> Tensor:
     """Mirror and shift images `[batch, c, h, w]` at random; pixels from outside are zero."""
-    count, channels, height, width = x.shape
-    offsets = torch.randint(-shift, shift + 1, (2, count, 1), device=x.device)
-    rows = torch.arange(height, device=x.device) + offsets[0]  # [batch, h]: where each comes from
-    columns = torch.arange(width, device=x.device) + offsets[1]
+    count, _, height, width = x.shape
+    rows, columns = torch.randint(2 * shift + 1, (2, count), device=x.device)
     if mirror:
-        is_mirrored = torch.rand(count, 1, device=x.device) < 0.5
-        columns = torch.where(is_mirrored, width - 1 - columns, columns)
-    rows_inside, columns_inside = (rows >= 0) & (rows < height), (columns >= 0) & (columns < width)
-    places = rows.clamp(0, height - 1)[:, :, None] * width + columns.clamp(0, width - 1)[:, None]
-    pixels = x.flatten(2).gather(2, places.flatten(1)[:, None].expand(-1, channels, -1))
-    return pixels.view_as(x) * (rows_inside[:, None, :, None] & columns_inside[:, None, None])
+        is_mirrored = torch.rand(count, 1, 1, 1, device=x.device) < 0.5
+        x = torch.where(is_mirrored, x.flip(-1), x)
+    windows = functional.pad(x, [shift] * 4).unfold(2, height, 1).unfold(3, width, 1)
+    return windows[torch.arange(count, device=x.device), :, rows, columns]
 
 
 def to_unit_length(model: nn.Module) -> None:

@@ -12,11 +12,6 @@ from conceptors.experiments.networks import ACTIVATIONS
 
 T = TypeVar("T")
 
-INEFFECTIVE = {  # a setting -> the one that overrides it, and whether it does when on or off
-    "epochs": ("steps", True),
-    "stop_above_later": ("stop_above", False),
-}
-
 
 def setting(default: T, about: str, choices: Iterable[str] = ()) -> T:
     """A field of a settings class: its default, what it does, and its possible values."""
@@ -57,11 +52,9 @@ class Settings(OwnSettings):
     average: float = setting(0.0, "decay per step of a running mean of the weights; 0 for none")
     gradient: str = setting("mean", "unit: length 1 for each neuron", ("mean", "sum", "unit"))
     stop_above: float = setting(0.0, "validation accuracy in percent that ends a task; 0 for none")
-    stop_above_later: float = setting(0.0, "the same from the second task on, if lower")
+    stop_above_later: float = setting(0.0, "the same from the second task on; 0 for the same")
     dropout: float = setting(0.0, "AlexNet's dropout; its first two layers use 0.4 of it")
-    norms: str = setting(
-        "batch", "statistics: of each batch, or the first task", ("batch", "first")
-    )
+    norms: str = setting("batch", "statistics of each batch or the first task", ("batch", "first"))
     mirror: bool = setting(False, "mirror colour images at random in training")
     shift: int = setting(0, "shift colour images at random by up to so many pixels in training")
     check_every: int = setting(1000, "steps between checks on validation samples")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -27,13 +27,13 @@ _AT_ONCE = 1000  # samples whose features are computed together
 
 
 @dataclass(frozen=True)
-class ReadingSettings(cab.ShieldedSettings):
+class ShieldReadoutSettings(cab.ShieldedSettings):
     lift: int = setting(2000, "random features of images, and of layers with fewer numbers")
     filters: int = setting(1600, "patches that colour images are compared with instead")
     body: str = setting("auto", _BODY, ("shielded", "fixed", "auto"))
 
 
-class ReadsOut(cab.Shielded):
+class ShieldReadout(cab.Shielded):
     """Each task trains the outputs of its own classes only; tests use a `Readout`.
 
     The readout reads the input and the inputs of all layers but the first, side by side, for all
@@ -41,6 +41,9 @@ class ReadsOut(cab.Shielded):
     mirrors are read both ways. The shield protects all layers but the last, which are the body.
     """
 
+    name = "shield-readout"
+    about = "Shield(model) for all layers but the last, and a Readout of images and layers"
+    settings_type: ClassVar[type[cab.ShieldedSettings]] = ShieldReadoutSettings
     replaces_head = True
 
     def __init__(self, *args: Any) -> None:
@@ -106,17 +109,11 @@ class ReadsOut(cab.Shielded):
 
 
 @dataclass(frozen=True)
-class CabReadoutSettings(ReadingSettings, cab.CabSettings):
+class CabReadoutSettings(ShieldReadoutSettings, cab.CabSettings):
     body: str = setting("shielded", _BODY, ("shielded", "fixed", "auto"))
 
 
-class CabReadout(ReadsOut, cab.Cab):
+class CabReadout(ShieldReadout, cab.Cab):
     name = "cab-readout"
     about = "cab for all layers but the last, and a Readout of images and layers"
     settings_type = CabReadoutSettings
-
-
-class ShieldReadout(ReadsOut):
-    name = "shield-readout"
-    about = "Shield(model) for all layers but the last, and a Readout of images and layers"
-    settings_type = ReadingSettings

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -60,17 +61,12 @@ class Scenario:
 
     def to(self, device: torch.device) -> Scenario:
         """Move all samples to a device; tensors that tasks share are moved once."""
-        moved: dict[int, Tensor] = {}
 
-        def move(value: Any) -> Any:
+        @cache
+        def move(value: Any) -> Any:  # tensors are hashed by identity
             if isinstance(value, (Split, Task)):
-                names = [entry.name for entry in fields(value)]
-                return replace(value, **{name: move(getattr(value, name)) for name in names})
-            if not isinstance(value, Tensor):
-                return value
-            if id(value) not in moved:
-                moved[id(value)] = value.to(device)
-            return moved[id(value)]
+                return replace(value, **{name: move(part) for name, part in vars(value).items()})
+            return value.to(device) if isinstance(value, Tensor) else value
 
         return replace(self, tasks=[move(task) for task in self.tasks])
 

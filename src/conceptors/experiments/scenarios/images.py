@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from conceptors._internal.checks import nearest
 from conceptors.experiments.scenarios.base import Scenario, Split, Task
-from conceptors.experiments.scenarios.data import Arrays, load
+from conceptors.experiments.scenarios.data.read import Arrays, load
 from conceptors.experiments.scenarios.data.sentences import Encoded, load_encoded
 
 VALIDATION = 5_000  # the first training images, as in the paper's own code
@@ -91,44 +91,39 @@ def _split_cifar(arrays: Arrays, seed: int, count: int) -> list[Task]:
 
 def _domains(data: Encoded, seed: int, count: int) -> list[Task]:
     """Intents are numbered domain by domain."""
-    size = _classes_per_task(int(data.train[1].max()) + 1, count)
-    is_by_domain = count == len(data.groups)
+    classes, is_by_domain = int(data.train[1].max()) + 1, count == len(data.groups)
     names = data.groups if is_by_domain else [f"intents {k + 1}" for k in range(count)]
-    return _by_class([(x.flatten(1), y) for x, y in data.parts], size, names)
+    return _by_class([(x.flatten(1), y) for x, y in data.parts], classes, names)
 
 
 def _classes_of_images(arrays: Arrays, classes: int, count: int, word: str) -> list[Task]:
     """Tasks of equally many classes, which `word` names."""
-    size, y = _classes_per_task(classes, count), arrays.train_y.long()
+    size, y = classes // count, arrays.train_y.long()
     is_validation = torch.arange(len(y)) < _validation_count(arrays)
     names = []
     for k in range(count):
         numbers = ", ".join(map(str, range(k * size, (k + 1) * size)))
         names.append(f"{word} {numbers if size <= 5 else k + 1}")
         # with few images, too, a task gets two: norms need more than one
-        members = (y // size == k).nonzero()[:, 0]
+        members = (y // max(1, size) == k).nonzero()[:, 0]
         if int(is_validation[members].sum()) < 2:
             is_validation[members[: max(1, min(2, len(members) // 2))]] = True
     train, validation = ((arrays.train_x[i], y[i]) for i in (~is_validation, is_validation))
-    return _by_class([train, validation, (arrays.test_x, arrays.test_y.long())], size, names)
+    parts = [train, validation, (arrays.test_x, arrays.test_y.long())]
+    return _by_class(parts, classes, names)
 
 
-def _classes_per_task(classes: int, tasks: int) -> int:
-    if classes % tasks:
+def _by_class(parts: Sequence[Samples], classes: int, names: Sequence[str]) -> list[Task]:
+    """Split training, validation and test samples into one task per name."""
+    if classes % len(names):
         raise ValueError(
-            f"{classes} classes cannot be shared evenly by {tasks} tasks; use a divisor of "
+            f"{classes} classes cannot be shared evenly by {len(names)} tasks; use a divisor of "
             f"{classes}"
         )
-    return classes // tasks
-
-
-def _by_class(parts: Sequence[Samples], size: int, names: Sequence[str]) -> list[Task]:
-    """Split training, validation and test samples into one task of `size` classes per name."""
-    tasks = []
+    tasks, task_of = [], torch.arange(classes) // (classes // len(names))
     for k, name in enumerate(names):
-        train, validation, test = (Split(x[y // size == k], y[y // size == k]) for x, y in parts)
-        is_in = torch.arange(size * len(names)) // size == k
-        tasks.append(Task(name, train, validation, test, is_in))
+        train, validation, test = (Split(x[task_of[y] == k], y[task_of[y] == k]) for x, y in parts)
+        tasks.append(Task(name, train, validation, test, task_of == k))
     return tasks
 
 
@@ -144,33 +139,29 @@ def permutation(seed: int, task: int) -> Tensor:
 
 
 def _permuted(arrays: Arrays, seed: int, count: int) -> list[Task]:
-    # the same tensors for every task, which differ in the order of pixels alone
-    parts = _all_classes(arrays.train_x.flatten(1), arrays.test_x.flatten(1), arrays)
+    """Tasks share the tensors, and differ in the order of pixels alone."""
+    plain = _all_classes("original", arrays)
     tasks = []
     for k in range(count):
-        order = permutation(seed, k)
-        train, validation, test = (Split(x, y, order) for x, y in parts)
-        tasks.append(Task(f"permutation {k}" if k else "original", train, validation, test))
+        order, parts = permutation(seed, k), (plain.train, plain.validation, plain.test)
+        train, validation, test = (replace(part, order=order) for part in parts)
+        tasks.append(Task(f"permutation {k}" if k else plain.name, train, validation, test))
     return tasks
 
 
 def _rotated(arrays: Arrays, seed: int, count: int) -> list[Task]:
     """Tasks turn the images by 0° to 180°, evenly spaced."""
-    tasks = []
-    for k in range(count):
-        angle = 180.0 * k / max(1, count - 1)
-        train_x, test_x = (_turned(x, angle).flatten(1) for x in (arrays.train_x, arrays.test_x))
-        parts = _all_classes(train_x, test_x, arrays)
-        train, validation, test = (Split(x, y) for x, y in parts)
-        tasks.append(Task(f"turned {angle:.0f}°", train, validation, test))
-    return tasks
+    angles = [180.0 * k / max(1, count - 1) for k in range(count)]
+    return [_all_classes(f"turned {angle:.0f}°", arrays, angle) for angle in angles]
 
 
-def _all_classes(train_x: Tensor, test_x: Tensor, arrays: Arrays) -> list[Samples]:
-    """Training, validation and test samples of all classes."""
-    count, y = _validation_count(arrays), arrays.train_y.long()
-    test = (test_x, arrays.test_y.long())
-    return [(train_x[count:], y[count:]), (train_x[:count], y[:count]), test]
+def _all_classes(name: str, arrays: Arrays, angle: float = 0.0) -> Task:
+    """A task of all images, turned by an angle."""
+    count = _validation_count(arrays)
+    x, test_x = (_turned(x, angle).flatten(1) for x in (arrays.train_x, arrays.test_x))
+    y, test_y = arrays.train_y.long(), arrays.test_y.long()
+    validation = Split(x[:count], y[:count])
+    return Task(name, Split(x[count:], y[count:]), validation, Split(test_x, test_y))
 
 
 def _validation_count(arrays: Arrays) -> int:

