@@ -1,5 +1,7 @@
-"""Draw the two figures of "The algebra in ten minutes": docs/assets/logic.svg and seen.svg.
+"""Draw figures of the docs into docs/assets.
 
+logic.svg and seen.svg belong to "The algebra in ten minutes", projected-disjoint.png and
+projected-permuted.png (the paper's figures 3 and 4, from MNIST) to "Command line".
 Run with: python docs/figures.py
 """
 
@@ -14,6 +16,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from conceptors import Conceptor
+from conceptors.scenarios import build
 
 ASSETS = Path(__file__).parent / "assets"
 BLUE, ORANGE, INK, GREY = "#2563a8", "#c2571a", "#1d2430", "#c5cad1"
@@ -65,8 +68,9 @@ def draw_logic() -> None:
 
 
 def picture(image: Tensor) -> alt.Chart:
-    """An image `[64]` of 8 x 8 pixels; black is 0, white is 1."""
-    rows = [{"x": k % 8, "y": k // 8, "v": v} for k, v in enumerate(image.tolist())]
+    """A square image `[side²]`; black is 0, white is 1."""
+    side = round(len(image) ** 0.5)
+    rows = [{"x": k % side, "y": k // side, "v": v} for k, v in enumerate(image.tolist())]
     grey = alt.Color("v:Q", scale=alt.Scale(domain=[0, 1], range=["black", "white"], clamp=True))
     chart = alt.Chart(alt.InlineData(values=rows), width=88, height=88).mark_rect()
     axes = {"x": alt.X("x:O", axis=None), "y": alt.Y("y:O", axis=None)}
@@ -92,6 +96,20 @@ def draw_seen() -> None:
     save(alt.concat(*panels, columns=len(views), spacing=8), "seen.svg")
 
 
+def draw_projected() -> None:
+    """Digits 0 to 3, projected by the conceptor of the second task's images and its negation."""
+    for name, aperture in (("disjoint", 9.0), ("permuted", 4.0)):
+        tasks = build(f"{name}-mnist", 0, tasks=2).tasks
+        (x, y), (other, _) = (task.train.take(torch.arange(len(task.train))) for task in tasks)
+        C = Conceptor.from_states(other.flatten(1).double(), aperture)
+        panels = []
+        for digit in range(4):
+            image = x[y == digit][0].flatten().double()
+            views = {"image x": image, "C x": C @ image, "NOT C x": ~C @ image}
+            panels += [titled(picture(view), title) for title, view in views.items()]
+        save(alt.concat(*panels, columns=3, spacing=8), f"projected-{name}.png")
+
+
 def save(chart: alt.Chart, name: str) -> None:
     chart.configure_view(stroke=None).save(ASSETS / name)
 
@@ -99,3 +117,4 @@ def save(chart: alt.Chart, name: str) -> None:
 if __name__ == "__main__":
     draw_logic()
     draw_seen()
+    draw_projected()

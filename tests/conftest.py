@@ -3,8 +3,6 @@
 `--hypothesis-profile=search` looks for new ones.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 
@@ -46,6 +44,14 @@ def fresh_compiler() -> Iterator[None]:
     torch.compiler.reset()
     yield
     torch.compiler.reset()
+
+
+@pytest.fixture
+def double() -> Iterator[None]:
+    """Everything in float64, where formulas are to hold exactly."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
 
 
 @pytest.fixture

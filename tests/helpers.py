@@ -1,8 +1,8 @@
 """Conceptors of every kind, references, and a meter of memory, for several test files."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -157,6 +157,14 @@ def weights(model: nn.Module) -> list[Tensor]:
 def drift(now: Tensor, before: Tensor) -> float:
     """|now - before| / |before|."""
     return float((now.detach() - before).norm() / before.norm())
+
+
+@contextmanager
+def in_silence() -> Iterator[None]:
+    """Let no warning pass."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
 
 
 class LargestTensor(TorchDispatchMode):

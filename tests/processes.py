@@ -1,7 +1,5 @@
 """Two gloo processes that run cases: functions of the rank and of further arguments."""
 
-from __future__ import annotations
-
 import io
 import multiprocessing
 import traceback

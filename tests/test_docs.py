@@ -5,8 +5,6 @@ another CPU. Blocks with prompts (>>>) are doctests; blocks marked ```py need a 
 a download, and are not run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import re
@@ -28,7 +26,7 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: p.name)
-def test_blocks_run_and_print_what_the_page_shows(
+def test_blocks_print_what_is_shown(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

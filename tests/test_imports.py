@@ -1,7 +1,5 @@
 """Imports flow one way, and the core needs nothing but torch and numpy."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys
@@ -59,11 +57,6 @@ def at_import_time(tree: ast.Module) -> ast.Module:
     return Outer().visit(tree)  # type: ignore[no-any-return]
 
 
-def test_every_module_has_its_storey() -> None:
-    top = {name.split(".")[0] for name in MODULES} - {"__init__"}
-    assert top == set(STOREYS)
-
-
 @pytest.mark.parametrize("name", [name for name in MODULES if name != "__init__"])
 def test_modules_import_only_what_lies_below(name: str) -> None:
     below = set(STOREYS[: STOREYS.index(name.split(".", maxsplit=1)[0]) + 1])
@@ -79,13 +72,6 @@ def test_no_two_modules_need_each_other() -> None:
         needs[name] = {other for other in MODULES if f"conceptors.{other}" in names}
     for name, others in needs.items():
         assert not [other for other in others if name in needs.get(other, ())], name
-
-
-@pytest.mark.parametrize("name", [n for n in MODULES if n.startswith(("algebra.", "moments."))])
-def test_mathematics_knows_nothing_of_networks_or_extras(name: str) -> None:
-    for module in imported(tree_of(name)):
-        extras = ("torch.nn", "torch.optim", "sklearn", "altair", "safetensors")
-        assert not module.startswith(extras)
 
 
 BLOCKED = """

@@ -17,7 +17,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from conceptors.algebra.aperture import Auto, Energy, Quota, aperture_for_quota
+    from conceptors.algebra.aperture import (
+        Auto,
+        Energy,
+        Quota,
+        aperture_by_validation,
+        aperture_for_quota,
+    )
     from conceptors.algebra.conceptor import Conceptor, similarity
     from conceptors.estimators.ridge import ConceptorRidge, ConceptorRidgeClassifier
     from conceptors.estimators.sgd import ConceptorSGDRegressor
@@ -29,7 +35,7 @@ __version__ = "0.1.0"
 
 # Names are imported on first use: importing torch takes seconds, and scikit-learn is optional.
 _NAMES = {
-    "algebra.aperture": "Auto Energy Quota aperture_for_quota",
+    "algebra.aperture": "Auto Energy Quota aperture_by_validation aperture_for_quota",
     "algebra.conceptor": "Conceptor similarity",
     "estimators.ridge": "ConceptorRidge ConceptorRidgeClassifier",
     "estimators.sgd": "ConceptorSGDRegressor",
@@ -56,6 +62,7 @@ __all__ = [
     "Shield",
     "UnprotectedWarning",
     "__version__",
+    "aperture_by_validation",
     "aperture_for_quota",
     "similarity",
 ]

@@ -1,13 +1,12 @@
-"""Choosing an aperture by quota."""
-
-from __future__ import annotations
+"""Choosing an aperture: by quota, by validation."""
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
-from conceptors import Conceptor, aperture_for_quota
+from conceptors import Conceptor, aperture_by_validation, aperture_for_quota
 from helpers import normal, rotation
 
 
@@ -28,17 +27,45 @@ def test_the_quota_is_hit(seed: int, dim: int, share: float, decades: float, sca
     assert float(C.quota) == pytest.approx(quota, abs=1e-9)
 
 
-def test_the_quota_is_hit_for_float32_too() -> None:
-    """Over six decades, where every eigenvalue counts that the conceptor counts."""
-    scales = torch.logspace(0, -3, 60, dtype=torch.float64)
-    X = normal(0, 200, 60) * scales @ rotation(1, 60)
-    R = (X.mT @ X / 200).float()
-    for quota in (0.1, 0.5, 0.9):
-        C = Conceptor.from_correlation(R, aperture_for_quota(R, quota))
-        assert float(C.quota) == pytest.approx(quota, abs=1e-5)
-
-
 def test_quotas_out_of_reach() -> None:
     R = torch.diag(torch.tensor([1.0, 1, 0, 0]))
     with pytest.raises(ValueError, match=r"quota 0.5 cannot be reached.*rank 2 of 4.*below 0.5"):
         aperture_for_quota(R, 0.5)
+
+
+def test_validation_finds_the_best_denoiser() -> None:
+    """Signal variance 1, noise variance v: C x is the best estimate where α⁻² = v."""
+    noise, clean = 0.5, normal(0, 5000, 2) @ torch.eye(2, 4, dtype=torch.float64)
+
+    def denoised(C: Conceptor, X: Tensor) -> float:
+        noisy = X + noise * normal(1, len(X), 4)
+        return -float((C @ noisy - X).square().mean())
+
+    candidates = [0.25, 0.5, 1.0, 2.0, 4.0, 8.0]
+    assert aperture_by_validation(clean, denoised, candidates) == 1 / noise
+
+
+@pytest.mark.parametrize(("rows", "folds"), [(11, 4), (7, 7), (2, 2)])
+def test_each_fold_is_held_out_once(rows: int, folds: int) -> None:
+    X = normal(0, rows, 3)
+    parts: list[Tensor] = []
+
+    def score(C: Conceptor, held_out: Tensor) -> float:
+        parts.append(held_out)
+        inside = (X[:, None] == held_out[None]).all(-1).any(1)
+        assert C.allclose(Conceptor.from_states(X[~inside], 2.0), atol=1e-12)
+        return 0.0
+
+    aperture_by_validation(X, score, [2.0], folds=folds, seed=0)
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    together = torch.cat(parts)
+    assert torch.equal(together[together[:, 0].argsort()], X[X[:, 0].argsort()])
+    aperture_by_validation(X, score, [2.0], folds=folds, seed=0)
+    assert torch.equal(parts[folds], parts[0])  # the seed decides the folds
+
+
+def test_scores_must_be_numbers() -> None:
+    with pytest.raises(ValueError, match="is NaN at aperture 1, fold 0"):
+        aperture_by_validation(normal(0, 6, 3), lambda C, X: float("nan"), [1.0])
+    with pytest.raises(ValueError, match="at least one candidate"):
+        aperture_by_validation(normal(0, 6, 3), lambda C, X: 0.0, [])

@@ -1,7 +1,5 @@
 """The factored form: equal to the dense one everywhere, bounded errors, and never d x d."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 
@@ -104,8 +102,6 @@ def test_truncation_in_batches_and_the_largest_values() -> None:
     assert C.factored().rank == 3
     torch.testing.assert_close((~C).top_k(2).singular_values[:, 1], torch.tensor([0.9, 1]).double())
 
-
-# --- memory and rounding -----------------------------------------------------------------
 
 LARGE = 20_000
 

@@ -1,7 +1,5 @@
 """Laws of logic, apertures, order and similarity, for conceptors of every kind."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -15,9 +13,6 @@ from helpers import conceptors, eye, normal, rotation, same
 
 GAMMAS = st.sampled_from([0.0, 1e-6, 1e-3, 0.5, 1.0, 2.0, 30.0, 1e6, math.inf])
 FINITE = st.sampled_from([1e-6, 1e-3, 0.1, 1.0, math.sqrt(2), 7.0, 1e3, 1e6])
-
-
-# --- NOT ---------------------------------------------------------------------------------
 
 
 @given(conceptors(1))
@@ -36,9 +31,6 @@ def test_de_morgan(pair: list[Conceptor]) -> None:
     A, B = pair
     assert same(~(A | B), ~A & ~B)
     assert same(~(A & B), ~A | ~B)
-
-
-# --- AND and OR --------------------------------------------------------------------------
 
 
 @given(conceptors(2))
@@ -69,9 +61,6 @@ def test_zero_and_identity_are_neutral_or_absorbing(one: list[Conceptor]) -> Non
         assert float((C | everything).singular_values.min()) == 1
 
 
-# --- aperture ----------------------------------------------------------------------------
-
-
 @given(conceptors(1), FINITE)
 def test_adaptation_is_its_formula(one: list[Conceptor], gamma: float) -> None:
     """φ(C, γ) = C (C + γ⁻² (I - C))⁻¹, on every singular value."""
@@ -100,18 +89,12 @@ def test_not_turns_the_aperture_around(one: list[Conceptor], gamma: float) -> No
     assert torch.equal(C.adapt(0).singular_values, (s == 1).double())
 
 
-# --- laws that do not hold, pinned -------------------------------------------------------
-
-
 @given(conceptors(1))
 def test_or_is_not_idempotent_but_widens_the_aperture(one: list[Conceptor]) -> None:
     """C ∨ C = φ(C, √2) and C ∧ C = φ(C, 1/√2)."""
     C = one[0]
     assert same(C | C, C.adapt(math.sqrt(2)), 1e-9)
     assert same(C & C, C.adapt(1 / math.sqrt(2)), 1e-9)
-
-
-# --- order -------------------------------------------------------------------------------
 
 
 @given(conceptors(2))
@@ -133,9 +116,6 @@ def test_order_can_fail_both_ways_and_sees_small_violations() -> None:
     for C in (A, part):
         assert bool(C.adapt(1 - 1e-9) <= C)
         assert not bool(C.adapt(1 - 1e-9) >= C)
-
-
-# --- quota, harden -----------------------------------------------------------------------
 
 
 @given(conceptors(2))
@@ -160,9 +140,6 @@ def test_harden(one: list[Conceptor], threshold: float) -> None:
     assert same(H.matrix() @ H.matrix(), H.matrix(), 1e-12)
     assert same(H.matrix() @ C.matrix(), C.matrix() @ H.matrix(), 1e-12)  # the same directions
     assert same(H.harden(), H, 1e-15)
-
-
-# --- similarity --------------------------------------------------------------------------
 
 
 def report_similarity(A: Tensor, B: Tensor) -> float:
@@ -203,9 +180,7 @@ def test_similarity_of_orthogonal_conceptors_is_exactly_zero(dtype: torch.dtype,
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("count", [3, 40])
-def test_similarity_does_not_depend_on_the_scale_of_the_data(
-    dtype: torch.dtype, count: int
-) -> None:
+def test_similarity_does_not_depend_on_the_scale(dtype: torch.dtype, count: int) -> None:
     X, Y = normal(0, count, 6).to(dtype), normal(1, count, 6).to(dtype)
     wanted = float((X.mT @ X * (Y.mT @ Y)).sum() / ((X.mT @ X).norm() * (Y.mT @ Y).norm()))
     for scale in (1e-7, 1e-15):

@@ -1,7 +1,5 @@
 """The command line runs on small made-up data, and leaves the user's folders alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,5 @@ from experiments.tasks import blobs
 @pytest.fixture(autouse=True)
 def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("conceptors.experiments.scenarios.images.load", blobs)
-    monkeypatch.setattr("conceptors.report.seen.load", blobs)
     monkeypatch.setenv("CONCEPTORS_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("CONCEPTORS_DATA", raising=False)

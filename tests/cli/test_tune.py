@@ -1,15 +1,17 @@
-"""`conceptors tune`: it resumes, and it looks at validation data only."""
+"""`conceptors tune`: it resumes, looks at validation data only, and refuses damaged journals."""
 
-from __future__ import annotations
-
+import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cli.words import RUN
 from conceptors.cli import main
+from experiments.runs import RUN
+from experiments.tasks import blobs
 
 optuna = pytest.importorskip("optuna")
 TUNE = ["tune", *RUN[1:], "--method", "sgd", "--vary", "rate=0.01:1:log", "--quiet"]
@@ -58,3 +60,49 @@ def test_a_search_keeps_its_settings(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(words) == 0
     assert main([*words, "--set", "loss=mse"]) == 2
     assert "has a search with other settings" in capsys.readouterr().err
+
+
+def test_a_damaged_journal_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*TUNE, "--trials", "1", "--out", str(tmp_path)]) == 0
+    capsys.readouterr()
+    journal = (tmp_path / "study.log").read_bytes()
+    lines = [{**json.loads(line), "op_code": 99} for line in journal.splitlines()]
+    damages = {
+        "noise": b"\xff\x00 not a journal\n",
+        "cut": journal[:-7],
+        "middle": journal.replace(b"{", b"", 1),
+        "deep": journal + b"[" * 100_000 + b"\n",
+        "operation": b"".join(json.dumps(line).encode() + b"\n" for line in lines),
+        "no operation": journal + b"{}\n",
+        "text": b'"text"\n',
+    }
+    for damage, content in damages.items():
+        (tmp_path / "study.log").write_bytes(content)
+        assert main([*TUNE, "--trials", "2", "--out", str(tmp_path)]) == 2, damage
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "study.log is damaged" in line
+        assert (tmp_path / "study.log").read_bytes().startswith(content)
+
+
+SLOW = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+import conceptors.experiments.scenarios.images as images
+from conceptors.cli import main
+from experiments.runs import RUN
+from experiments.tasks import blobs
+images.load = lambda name: print("running", flush=True) or time.sleep(600)
+main(sys.argv[2:])
+"""
+
+
+def test_a_killed_trial_does_not_count(tmp_path: Path) -> None:
+    words = [*TUNE, "--out", str(tmp_path), "--trials", "2"]
+    command = [sys.executable, "-c", SLOW, str(Path(blobs.__code__.co_filename).parents[1])]
+    with subprocess.Popen([*command, *words], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "running\n"
+        process.kill()
+    assert main(words) == 0
+    states = [trial.state.name for trial in trials(tmp_path)]
+    assert states == ["RUNNING", "COMPLETE", "COMPLETE"]

@@ -1,13 +1,13 @@
 """Anything at all thrown at the public functions: a valid result, or ValueError or TypeError."""
 
-from __future__ import annotations
-
 import math
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +17,7 @@ from conceptors import (
     Conceptor,
     Correlation,
     FrequentDirections,
+    aperture_by_validation,
     aperture_for_quota,
     similarity,
 )
@@ -131,3 +132,65 @@ def test_everything_else(value: Any, x: Tensor, values: list[Any]) -> None:
         attempt(partial(aperture_for_quota, x.mT @ x if x.ndim == 2 else x, 0.3)),
     ):
         assert aperture is None or 0 < aperture < math.inf
+    attempt(partial(aperture_by_validation, x, lambda C, _: float(C.quota.mean()), values))
+
+
+# Refusals name the value and the remedy.
+DENSE = Conceptor.from_states(normal(0, 9, 3), 1.0)
+FACTORED = Conceptor.from_states(normal(0, 2, 3), 1.0)
+
+
+TENSORS: dict[str, Callable[[Any], object]] = {
+    "from_states": lambda x: Conceptor.from_states(x, 1.0),
+    "from_correlation": lambda x: Conceptor.from_correlation(x, 1.0),
+    "from_matrix": Conceptor.from_matrix,
+    "dense @": lambda x: DENSE @ x,
+    "factored @": lambda x: FACTORED @ x,
+    "Correlation.update": Correlation(3).update,
+    "FrequentDirections.update": FrequentDirections(3, 1).update,
+    "aperture_for_quota": lambda x: aperture_for_quota(x, 0.5),
+    "aperture_by_validation": lambda x: aperture_by_validation(x, lambda *_: 0.0),
+}
+NOT_FLOATS: list[tuple[Any, str]] = [
+    ([[1.0, 0, 0], [0, 1.0, 0], [0, 0, 1.0]], "got list"),
+    (torch.eye(3, dtype=torch.int64), r"got torch.int64 of shape \[3, 3\]"),
+    (torch.eye(3).to_sparse(), "sparse_coo"),
+    (np.array([[None]]), "got ndarray of dtype object"),
+]
+INDEFINITE = torch.tensor([[1.0, 2.0], [2.0, 1.0]]).double()
+WRONG: list[tuple[str, torch.Tensor, str]] = [
+    ("from_states", torch.ones(3), r"got \[3\].*states\[None\]"),
+    ("from_correlation", torch.tensor([[1.0, 0.5], [0.4, 1.0]]), r"not symmetric.*differ by 0.1"),
+    ("from_correlation", INDEFINITE, "not positive semi-definite.*eigenvalue is -1 "),
+    ("from_matrix", 2 * torch.eye(2), r"from 2 to 2 where \[0, 1\].*from_correlation"),
+    ("dense @", torch.ones(3, 2).double(), r"got \[3, 2\]"),
+    ("Correlation.update", torch.ones(2, 4), r"got \[2, 4\]"),
+    ("FrequentDirections.update", torch.ones(3), r"got \[3\].*samples\[None\]"),
+    ("aperture_for_quota", torch.ones(2, 3), r"got \[2, 3\]"),
+    ("aperture_by_validation", torch.ones(1, 3), "at least 2 rows, got 1"),
+]
+
+
+@pytest.mark.parametrize(("value", "message"), NOT_FLOATS)
+@pytest.mark.parametrize("name", TENSORS)
+def test_tensors_must_be_dense_floats(name: str, value: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message) as caught:
+        TENSORS[name](value)
+    assert re.search(r"torch\.as_tensor|\.float\(\)|to_dense", str(caught.value))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("name", [name for name in TENSORS if not name.endswith("@")])
+def test_nan_and_infinity_are_refused(name: str, bad: float) -> None:
+    x = torch.eye(3)
+    x[2, 1] = x[1, 2] = bad
+    with pytest.raises(
+        ValueError, match=rf"the first in row 1, column 2 \({bad}\).*remove or impute"
+    ):
+        TENSORS[name](x)
+
+
+@pytest.mark.parametrize(("name", "bad", "message"), WRONG)
+def test_shapes_and_content(name: str, bad: torch.Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TENSORS[name](bad)

@@ -1,7 +1,6 @@
 """What is installed and from where: hashes, pins, the bill of materials, and what make asks."""
 
-from __future__ import annotations
-
+import importlib.metadata
 import re
 import shutil
 import subprocess
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+import conceptors
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -54,13 +55,6 @@ def test_make_installs_with_hashes_only() -> None:
         assert "://" not in (ROOT / file).read_text()
 
 
-def test_no_wheel_of_another_platform_is_listed() -> None:
-    assert lock.fits("a-1-py3-none-any.whl")
-    assert lock.fits("a-1-cp311-cp311-manylinux_2_17_x86_64.manylinux2014_x86_64.whl")
-    for other in ("cp311-cp311-win_amd64", "cp310-cp310-macosx_11_0_arm64", "cp313-cp313t-any"):
-        assert not lock.fits(f"a-1-{other}.whl")
-
-
 def test_the_bill_of_materials() -> None:
     bill = sbom.bill()
     assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.5")
@@ -74,9 +68,7 @@ def test_the_bill_of_materials() -> None:
 
 @pytest.mark.parametrize(("ci", "installed"), [({}, False), ({"CI": "1"}, True)])
 @pytest.mark.skipif(not shutil.which("make"), reason="no make")
-def test_system_packages_are_not_installed_unasked(
-    ci: dict[str, str], installed: bool, tmp_path: Path
-) -> None:
+def test_make_asks_before_it_installs(ci: dict[str, str], installed: bool, tmp_path: Path) -> None:
     """On a machine without a browser, where root could install one; apt-get only takes notes."""
     tools = tmp_path / "bin"
     tools.mkdir()
@@ -90,3 +82,22 @@ def test_system_packages_are_not_installed_unasked(
     quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
     subprocess.run(["make", "browser"], cwd=ROOT, env=env, check=True, timeout=60, **quiet)  # type: ignore[call-overload]
     assert (tmp_path / "asked").exists() == installed
+
+
+def test_version_and_pythons_agree() -> None:
+    project, changelog = (ROOT / n for n in ("pyproject.toml", "CHANGELOG.md"))
+    first = re.search(r"^## (\S+) \((unreleased|\d{4}-\d\d-\d\d)\)$", changelog.read_text(), re.M)
+    assert first is not None
+    assert first[1] == conceptors.__version__
+    text = project.read_text()
+    assert 'dynamic = ["version"]' in text
+    named = [int(minor) for minor in re.findall(r"Python :: 3\.(\d+)", text)]
+    assert named == list(range(named[0], named[-1] + 1))
+    assert f'requires-python = ">=3.{named[0]}"' in text
+
+
+def test_the_core_needs_torch_and_numpy_alone() -> None:
+    needed = importlib.metadata.requires("conceptors") or []
+    assert {re.split(r"[^\w-]", line)[0] for line in needed if "extra ==" not in line} == {
+        *("torch", "numpy")
+    }

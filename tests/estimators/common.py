@@ -1,7 +1,5 @@
 """Tasks that tests of several estimators share, and ridge regression by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Ridge regression of tasks: all at once, or in turn as in section 2.2, and on real digits."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 
@@ -13,8 +11,7 @@ from sklearn.linear_model import Ridge
 
 from conceptors import Conceptor, ConceptorRidge, ConceptorRidgeClassifier
 from conceptors.estimators import MemoryFullWarning
-from estimators.common import Array, Task, tasks, weights, with_bias
-from helpers import eye, normal, rotation
+from estimators.common import Task, tasks, weights, with_bias
 
 both_intercepts = pytest.mark.parametrize("fit_intercept", [False, True])
 in_turn = pytest.mark.parametrize("solution", ["paper", "simplified"])
@@ -26,11 +23,10 @@ train, test = order[:1300], order[1300:]
 
 
 @both_intercepts
-@pytest.mark.parametrize("weighting", ["samples", "tasks"])
 @pytest.mark.parametrize("aperture", [0.5, 40.0])
-def test_joint_is_the_formula(aperture: float, weighting: str, fit_intercept: bool) -> None:
-    """K (R + λ I)⁻¹, R and K means over all samples, or sums over tasks of their means."""
-    reg = ConceptorRidge(aperture, weighting=weighting, fit_intercept=fit_intercept)
+def test_joint_is_the_formula(aperture: float, fit_intercept: bool) -> None:
+    """K (R + λ I)⁻¹ with means R and K over all samples."""
+    reg = ConceptorRidge(aperture, fit_intercept=fit_intercept)
     seen: list[Task] = []
     for task in tasks(count=5):
         reg.partial_fit(*task)
@@ -38,15 +34,13 @@ def test_joint_is_the_formula(aperture: float, weighting: str, fit_intercept: bo
         n = sum(len(X) for X, _ in seen)
         R, K = np.zeros((5 + fit_intercept,) * 2), np.zeros((2, 5 + fit_intercept))
         for X, y in seen:
-            b, count = with_bias(X, fit_intercept), n if weighting == "samples" else len(X)
-            R, K = R + b.T @ b / count, K + y.T @ b / count
+            b = with_bias(X, fit_intercept)
+            R, K = R + b.T @ b / n, K + y.T @ b / n
         W = np.linalg.solve(R + aperture**-2 * np.eye(len(R)), K.T).T
         np.testing.assert_allclose(weights(reg), W, rtol=0, atol=1e-9)
-        np.testing.assert_allclose(reg.correlation_, R, rtol=0, atol=1e-10)
         assert reg.n_tasks_ == len(seen)
         assert (reg.aperture_, reg.regularization_) == pytest.approx((aperture, aperture**-2))
         assert reg.quota_ == pytest.approx(1 - np.trace(reg.free_space()) / len(R), abs=1e-10)
-    assert not hasattr(reg, "increment_norm_")
 
 
 @both_intercepts
@@ -64,15 +58,16 @@ def test_a_chosen_regularization_is_ridge_on_standardised_inputs(fit_intercept: 
 
 
 @both_intercepts
+@pytest.mark.filterwarnings("ignore::conceptors.estimators.MemoryFullWarning")
 @pytest.mark.parametrize("aperture", [0.5, 40.0])
 def test_simplified_at_equal_penalties_is_joint(aperture: float, fit_intercept: bool) -> None:
-    """The theorem of the mathematics page, task by task."""
-    common: dict[str, Any] = {"fit_intercept": fit_intercept, "warn_at_quota": 1}
-    simplified = ConceptorRidge(aperture, aperture**-2, solution="simplified", **common)
-    joint = ConceptorRidge(aperture, weighting="tasks", **common)
-    for task in tasks(count=6):
-        simplified.partial_fit(*task)
-        joint.partial_fit(*task)
+    """The theorem of the mathematics page, task by task: R is a sum there, and a mean in joint."""
+    options: dict[str, Any] = {"solution": "simplified", "fit_intercept": fit_intercept}
+    simplified = ConceptorRidge(aperture, aperture**-2, **options)
+    joint = ConceptorRidge(fit_intercept=fit_intercept)
+    for number, (X, y) in enumerate(tasks(count=6), 1):
+        simplified.partial_fit(X[:20], y[:20])
+        joint.set_params(aperture=aperture * number**0.5).partial_fit(X[:20], y[:20])
         np.testing.assert_allclose(weights(simplified), weights(joint), rtol=0, atol=1e-8)
         assert simplified.quota_ == pytest.approx(joint.quota_, abs=1e-10)
 
@@ -93,15 +88,6 @@ def test_aperture_and_regularization_are_one() -> None:
 
 
 @both_intercepts
-@pytest.mark.parametrize("value", [0.0, 3.0])
-def test_inputs_that_never_vary_are_learned(value: float, fit_intercept: bool) -> None:
-    X, y = np.full((10, 2), value), np.arange(10.0)
-    reg = ConceptorRidge(fit_intercept=fit_intercept).fit(X, y)
-    expected = y.mean() if fit_intercept or value else 0.0
-    np.testing.assert_allclose(reg.predict(X), expected, rtol=0.1)
-
-
-@both_intercepts
 @pytest.mark.parametrize("outputs", [None, 2])
 def test_paper_is_section_2_2(fit_intercept: bool, outputs: int | None) -> None:
     alpha, regularization = 2.0, 0.03
@@ -117,41 +103,13 @@ def test_paper_is_section_2_2(fit_intercept: bool, outputs: int | None) -> None:
         np.testing.assert_allclose(weights(reg), W, rtol=0, atol=1e-10)
         np.testing.assert_allclose(reg.free_space(), (~A).matrix(), rtol=0, atol=1e-10)
         assert reg.quota_ == pytest.approx(float(A.quota), abs=1e-12)
-        assert reg.increment_norm_ == pytest.approx(np.linalg.norm(W_inc), abs=1e-10)
         np.testing.assert_allclose(reg.predict(rows), (W @ X).T.reshape(y.shape), atol=1e-10)
-
-
-@pytest.mark.parametrize("aperture", [1e4, 1e9, 1e12])
-def test_free_space_at_a_huge_aperture_is_the_hard_complement(aperture: float) -> None:
-    """α² R then has negative eigenvalues of rounding size, far below -1."""
-    basis = rotation(0, 7)[:, :3]
-    X = (normal(1, 40, 3) @ basis.mT).numpy()
-    reg = ConceptorRidge(aperture, 1e-2, solution="paper", fit_intercept=False).fit(X, X[:, 0])
-    np.testing.assert_allclose(reg.free_space(), eye(7) - basis @ basis.mT, rtol=0, atol=1e-7)
-
-
-@in_turn
-def test_a_new_task_does_not_disturb_the_old(solution: str) -> None:
-    """Digits 0-4, then 5-9."""
-    aperture = 30.0 if solution == "paper" else 10.0
-    settings: dict[str, Any] = {"solution": solution, "aperture": aperture}
-
-    def accuracy(reg: Any, rows: Array) -> float:
-        return float((reg.predict(images[rows]).argmax(1) == labels[rows]).mean())
-
-    small, large = train[labels[train] < 5], train[labels[train] > 4]
-    old, new = test[labels[test] < 5], test[labels[test] > 4]
-    reg = ConceptorRidge(**settings).partial_fit(images[small], one_hot[small])
-    reg.partial_fit(images[large], one_hot[large])
-    assert accuracy(reg, old) > 0.95
-    assert accuracy(reg, new) > 0.8
-    assert accuracy(ConceptorRidge(**settings).fit(images[large], one_hot[large]), old) < 0.05
 
 
 @in_turn
 def test_a_warning_says_when_memory_is_full(solution: str) -> None:
-    """Each permutation of the pixels is a new task; at aperture 30 there is room for one."""
-    settings: dict[str, Any] = {"solution": solution, "aperture": 30.0, "warn_at_quota": 0.9}
+    """Each permutation of the pixels is a new task; at aperture 2000 there is room for one."""
+    settings: dict[str, Any] = {"solution": solution, "aperture": 2000.0}
     reg = ConceptorRidge(**settings)
     messages: list[list[str]] = []
     for seed in range(3):
@@ -163,9 +121,9 @@ def test_a_warning_says_when_memory_is_full(solution: str) -> None:
         messages.append([str(w.message) for w in caught if w.category is MemoryFullWarning])
     assert [len(task) for task in messages] == [0, 1, 1]
     assert "memory is nearly full after 2 tasks" in messages[1][0]
-    assert "Lower the aperture (30), or use more features" in messages[1][0]
+    assert "Lower the aperture (2000), or use more features" in messages[1][0]
     reg.fit(X[train], one_hot[train])  # warnings are errors here
-    ConceptorRidge(100.0, warn_at_quota=0.5).partial_fit(images, one_hot)  # joint goes on learning
+    ConceptorRidge(1e6).partial_fit(images, one_hot)  # joint goes on learning
 
 
 @pytest.mark.parametrize("settings", [{}, {"solution": "simplified"}, {"lift": 200}], ids=str)
@@ -217,20 +175,6 @@ def test_bad_classes_are_refused() -> None:
         with pytest.raises(ValueError, match=message):
             clf.partial_fit(X, y, classes=classes)
     assert clf.classes_.tolist() == [0, 1]
-
-
-@pytest.mark.parametrize("settings", [{}, {"lift": 300, "activation": "fourier"}], ids=str)
-def test_units_do_not_matter(settings: dict[str, Any]) -> None:
-    """Digits learned one class per task."""
-    scores = []
-    for X in (images, 1e-6 * (images + 100), 1e6 * (images + 100)):
-        clf = ConceptorRidgeClassifier(**settings)
-        for digit in range(10):
-            rows = train[labels[train] == digit]
-            clf.partial_fit(X[rows], labels[rows])
-        scores.append(clf.score(X[test], labels[test]))
-    assert min(scores) > 0.93
-    assert max(scores) - min(scores) < 3e-3
 
 
 def test_columns_of_different_scale_are_solved_or_reported_with_the_remedy() -> None:

@@ -1,7 +1,5 @@
 """Conceptor-aided SGD converges to the closed forms of the ridge estimators."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -24,30 +22,26 @@ def distance(sgd: ConceptorSGDRegressor, reg: ConceptorRidge) -> float:
 @pytest.mark.parametrize("fit_intercept", [False, True])
 def test_full_batches_reach_the_closed_form(gradient: str, fit_intercept: bool) -> None:
     common = {**COMMON, "fit_intercept": fit_intercept}
-    options: dict[str, Any] = {"batch_size": 80, "epochs": 1500, "average": False}
+    options: dict[str, Any] = {"batch_size": 80, "epochs": 3000}
     sgd = ConceptorSGDRegressor(**common, **options, gradient=gradient)
     reg = ConceptorRidge(**common, solution=SOLUTION[gradient])
     for X, y in tasks():
         sgd.partial_fit(X, y)
         reg.partial_fit(X, y)
         assert distance(sgd, reg) < 1e-6
-        assert sgd.increment_norm_ == pytest.approx(reg.increment_norm_, rel=1e-6)
         assert sgd.quota_ == pytest.approx(reg.quota_, rel=1e-12)
 
 
 @both_gradients
 def test_averaged_mini_batches_come_close(gradient: str) -> None:
-    """Within 2 % of the largest weight, where the last iterate alone is farther away."""
+    """Within 2 % of the largest weight."""
     options: dict[str, Any] = {**COMMON, "gradient": gradient, "batch_size": 16, "epochs": 400}
-    averaged, last = (
-        ConceptorSGDRegressor(**options, average=average, random_state=0)
-        for average in (True, False)
-    )
+    sgd = ConceptorSGDRegressor(**options, random_state=0)
     reg = ConceptorRidge(**COMMON, solution=SOLUTION[gradient])
     for X, y in tasks():
-        for model in (averaged, last, reg):
-            model.partial_fit(X, y)
-    assert distance(averaged, reg) < 0.02 < distance(last, reg)
+        sgd.partial_fit(X, y)
+        reg.partial_fit(X, y)
+    assert distance(sgd, reg) < 0.02
 
 
 @both_gradients

@@ -1,7 +1,5 @@
 """Learners of small scenarios."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

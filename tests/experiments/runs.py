@@ -1,7 +1,5 @@
 """Small experiments, and what they leave."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +7,8 @@ from typing import Any
 from conceptors.experiments.runner import Experiment, run
 
 FAST: dict[str, Any] = {"hidden": "8", "steps": 20, "batch": 16, "check_every": 10}
+QUICK = ["--set", "hidden=6", "--set", "steps=8", "--set", "batch=8"]
+RUN = ["run", "disjoint-mnist", "--device", "cpu", *QUICK]
 TWO = Experiment(
     "disjoint-mnist", ["sgd", "ewc"], [0, 1], settings={"*": FAST, "ewc": {"strength": 1.0}}
 )

@@ -1,7 +1,5 @@
 """Small data and scenarios that can be learned, for the tests of methods and experiments."""
 
-from __future__ import annotations
-
 import torch
 
 from conceptors.experiments.scenarios import Scenario, Split, Task

@@ -1,7 +1,5 @@
 """Methods in closed form learn class by class, and equal what their formulas say directly."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -38,9 +36,7 @@ def scores(learner: Any, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("method", "settings", "stored"), CLOSED, ids=str)
-def test_classes_are_learned_one_after_the_other(
-    method: str, settings: dict[str, Any], stored: int
-) -> None:
+def test_classes_are_learned_in_turn(method: str, settings: dict[str, Any], stored: int) -> None:
     learner = make(method, one_by_one(), **settings)
     x, _ = samples(learner, "test")
     learner.learn(0)
@@ -75,9 +71,6 @@ def test_all_methods_see_the_same_patches(method: str) -> None:
     assert sum(learner.test()) / 2 > 50
     with pytest.raises(ValueError, match="features=patches needs images"):
         make(method, one_by_one(), **given)
-
-
-# --- formulas ----------------------------------------------------------------------------
 
 
 def test_ncm_is_the_nearest_mean() -> None:

@@ -1,7 +1,5 @@
 """Data sets from a folder, the cache or a mirror; all from small files made here."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import http.server
@@ -117,9 +115,7 @@ def test_a_mirror_is_asked_once(
     assert fetch("toy", progress=False) == CONTENT
 
 
-def test_an_offline_machine_learns_what_to_put_where(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_offline_machines_know_what_to_get(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "alpha.bin").write_bytes(CONTENT["alpha.bin"])
     with pytest.raises(DataUnavailableError) as error:
         fetch("toy")

@@ -1,7 +1,5 @@
 """The Fisher information, and the methods that use it: EWC and IMM."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

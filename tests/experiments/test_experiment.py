@@ -1,8 +1,5 @@
 """Experiments: what is written, that it is the same every time, and that nothing gets lost."""
 
-from __future__ import annotations
-
-import errno
 import json
 import random
 import signal
@@ -172,21 +169,6 @@ def test_a_killed_run_resumes_to_the_same_results(tmp_path: Path) -> None:
     resumed = quietly(KILLED, tmp_path / "killed")
     assert timeless(resumed) == timeless(quietly(KILLED, tmp_path / "uninterrupted"))
     assert len(resumed["runs"]) == 6
-
-
-def test_a_full_disk_leaves_the_old_results(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = quietly(ONE, tmp_path)
-
-    def full(handle: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="No space left on device"):
-        run(replace(ONE, seeds=[0, 1]), tmp_path)
-    assert read(tmp_path) == before
-    assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "results.json"]
 
 
 def test_seeds_that_diverge_do_not_stop_the_others(tmp_path: Path) -> None:

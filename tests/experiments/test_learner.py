@@ -1,7 +1,5 @@
 """Networks, settings and the training of one task."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -10,7 +8,7 @@ import torch
 from torch import nn
 
 from conceptors.experiments.methods import METHODS, Settings, parse_settings
-from conceptors.experiments.methods.lesson import RunningMean, to_unit_length, varied
+from conceptors.experiments.methods.lesson import RunningMean, varied
 from conceptors.experiments.networks import MLP, build_network
 from conceptors.experiments.presets import preset, presets
 from conceptors.experiments.scenarios import build
@@ -133,15 +131,6 @@ def test_the_running_mean_is_its_definition(keep: float) -> None:
     mean.use()
     torch.testing.assert_close(parameter.detach(), expected)
     assert (mean.every, RunningMean([], 0.998).every) == (1, 10)
-
-
-def test_gradients_of_unit_length() -> None:
-    layer = nn.Linear(3, 2)
-    layer.weight.grad, layer.bias.grad = torch.tensor([[3.0, 0, 0], [0, 0, 0]]), torch.ones(2) * 4
-    layer.bias.grad[1] = 0
-    to_unit_length(nn.Sequential(layer))
-    assert layer.weight.grad.tolist() == [[pytest.approx(0.6), 0, 0], [0, 0, 0]]
-    assert layer.bias.grad.tolist() == [pytest.approx(0.8), 0]
 
 
 def test_images_are_mirrored_and_shifted() -> None:

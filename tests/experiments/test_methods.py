@@ -1,7 +1,5 @@
 """Methods learn tiny sequences, the same every time; CAB follows Algorithm 2."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -9,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conceptors.experiments.methods import METHODS, Learner, add
+from conceptors.experiments.methods import METHODS
 from conceptors.experiments.methods.lesson import sample_order
 from conceptors.experiments.presets import preset
 from experiments.learners import known, learner, narrow, taught
@@ -143,18 +141,3 @@ def test_separate_networks_do_not_know_of_each_other() -> None:
     assert one.extras["stored_numbers"] == 2 * sum(p.numel() for p in one.model.parameters())
     with pytest.raises(ValueError, match="Set norms=batch"):
         narrow("separate", norms="first")
-
-
-def test_a_method_of_ones_own() -> None:
-    class Slow(Learner):
-        name = "slow"
-
-    try:
-        assert add(Slow) is Slow
-        assert add(Slow) is Slow  # again: the same one
-        with pytest.raises(ValueError, match="there is a method 'slow' already"):
-            add(type("Other", (Learner,), {"name": "slow"}))
-        with pytest.raises(ValueError, match="Other has the name 'constructor'"):
-            add(type("Other", (Learner,), {"name": "constructor"}))
-    finally:
-        del METHODS["slow"]

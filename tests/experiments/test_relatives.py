@@ -1,7 +1,5 @@
 """OWM, GPM, SGP, TRGP and CODE-CL against their papers' formulas, written plainly."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """CLINC150 as features of an encoder, with few sentences and a made-up encoder in their place."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

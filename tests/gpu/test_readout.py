@@ -1,7 +1,5 @@
 """A readout on a GPU is the one on the CPU, and can go from one to the other."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -18,7 +16,7 @@ __all__ = ["pytestmark", "with_tf32"]
 
 LIFTS: dict[str, Any] = {
     "none": lambda: 0,
-    "relu": lambda: RandomFeatures(64, 700, smooth=1.0, image=(8, 8)),
+    "relu": lambda: RandomFeatures(64, 700, image=(8, 8)),
     "fourier": lambda: RandomFeatures(64, 300, "fourier"),
     "patches": lambda: PatchFeatures((1, 8, 8), 20, size=3, grid=2),
     "side by side": lambda: SideBySide(RandomFeatures(40, 200), RandomFeatures(24, 100)),
@@ -78,18 +76,6 @@ def test_readouts_of_different_devices_add_up() -> None:
         total.learn(X.to(device), y.to(device))
     fresh = there.fresh().learn(X.to(DEVICE), y.to(DEVICE))
     assert fresh.n_samples == 400
-
-
-def test_states_move_between_devices() -> None:
-    here, there = readouts("fourier")
-    X, y = samples(0)
-    there.learn(X.to(DEVICE), y.to(DEVICE))
-    here.load_state_dict(there.state_dict())
-    assert torch.equal(here.predict(X), there.predict(X.to(DEVICE)).cpu())
-    there.load_state_dict(here.state_dict())
-    there.learn(X.to(DEVICE), y.to(DEVICE))
-    assert there.n_samples == 800
-    assert copy.deepcopy(there).cpu().learn(X, y).n_samples == 1200
 
 
 def test_it_learns_from_a_network_there() -> None:

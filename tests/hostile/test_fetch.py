@@ -1,7 +1,5 @@
 """Hostile downloads: damaged, endless or exploding; links; full disks; a pip.py in the way."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import os

@@ -1,6 +1,4 @@
-"""Signed safetensors files with wrong content: ValueError and nothing else, nothing changed."""
-
-from __future__ import annotations
+"""Signed files of shields with wrong content: ValueError and nothing else, nothing changed."""
 
 import json
 import math
@@ -9,12 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from conceptors import Conceptor, Shield
+from conceptors import Shield
 from conceptors._internal import storage
 
 
@@ -36,27 +33,18 @@ def network() -> Any:
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
 
 
-def write(path: Path, kind: str) -> None:
-    if kind == "conceptor":
-        Conceptor.from_states(torch.randn(20, 5, dtype=torch.float64), 2.0).save(path)
-        return
-    shield = Shield(network(), keep_tasks=True)
-    for _ in range(2):
-        shield.remember((torch.randn(20, 2) @ torch.randn(2, 6)).double())
-    shield.save(path)
+def rows() -> Tensor:
+    return (torch.randn(20, 2) @ torch.randn(2, 6)).double()
 
 
-def use(path: Path, kind: str) -> None:
-    """Load a file, and use its content."""
-    if kind == "conceptor":
-        Conceptor.load(path).adapt(2.0).matrix()
-        return
-    shield = Shield(network(), keep_tasks=True)
+def use(path: Path) -> None:
+    """Load a file into a shield that has remembered a task, and use its content."""
+    shield = Shield(network(), keep_tasks=True).remember(rows())
+    quota = shield.quota()
     try:
         shield.load(path)
     except ValueError:
-        assert shield.n_tasks == 0
-        assert set(shield.quota().values()) <= {0.0}
+        assert (shield.n_tasks, shield.quota()) == (1, quota)
         raise
     shield.remember(torch.randn(20, 6).double())
     shield.explain()
@@ -74,35 +62,39 @@ WRONG: dict[str, Callable[[Tensor], Tensor]] = {
     "nothing": lambda t: torch.zeros(0, dtype=torch.float64),
     "wider": lambda t: torch.cat([t, t], -1) if t.ndim else t,
 }
+REFUSED = ("NaN", "truth", "complex", "more axes", "number", "wider")  # in what is claimed
 WORDS = ["", "null", "-1", "1.5", "[]", "NaN", "1e400", "1" + "0" * 5000, "[" * 100_000, "9" * 9]
 
 
-@pytest.mark.parametrize("kind", ["conceptor", "shield"])
-def test_wrong_content_is_refused_or_usable(kind: str, tmp_path: Path) -> None:
+def test_wrong_content_is_refused_or_usable(tmp_path: Path) -> None:
     path = tmp_path / "good.safetensors"
-    write(path, kind)
+    shield = Shield(network(), keep_tasks=True)
+    shield.remember(rows()).remember(rows()).save(path)
     tensors, header = parts(path)
 
-    def attempt(what: str, tensors: dict[str, Tensor], header: dict[str, str]) -> None:
+    def attempt(what: str, tensors: dict[str, Tensor], header: dict[str, str]) -> str:
         sign(path, tensors, header)
         message = ""
         try:
-            use(path, kind)
+            use(path)
         except ValueError as error:
             message = str(error)
         is_named = str(path) in message or "training diverged" in message
         assert not message or (is_named and len(message) < 1500), f"{what}: {message}"
+        return message
 
-    sign(path, tensors, header)
-    use(path, kind)  # a forgery that changes nothing is read
+    assert not attempt("a forgery that changes nothing", tensors, header)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name, tensor in tensors.items():
             for wrong, change in WRONG.items():
-                attempt(f"{name} {wrong}", {**tensors, name: change(tensor)}, header)
+                message = attempt(f"{name} {wrong}", {**tensors, name: change(tensor)}, header)
+                is_excerpt = name.startswith("weights/")
+                assert message or is_excerpt or wrong not in REFUSED, f"{name} {wrong}"
             attempt(f"no {name}", {k: v for k, v in tensors.items() if k != name}, header)
         for name in header:
             for word in WORDS:
-                attempt(f"{name} = {word[:20]}", tensors, {**header, name: word})
+                message = attempt(f"{name} = {word[:20]}", tensors, {**header, name: word})
+                assert message or word in ("null", "[]"), f"{name} = {word[:20]}"
         for name in ("", "/", "claimed//0", "task99999999999/0/odds", "task²/0/odds", "other/0"):
             attempt(name, {**tensors, name: torch.ones(2)}, header)

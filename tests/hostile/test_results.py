@@ -1,7 +1,5 @@
 """Hostile results files: `run` and `report` refuse the same ones, in one line and at once."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

@@ -1,7 +1,5 @@
 """Files written while others write, are killed, or the machine goes down."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -3,8 +3,6 @@
 Where torchvision cannot be loaded beside the torch in use, Avalanche could not be imported at all.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Iterator, Sequence
@@ -47,18 +45,15 @@ class StandIn(MetaPathFinder, Loader):
         pass
 
 
-def works(name: str) -> bool:
-    try:
-        importlib.import_module(name)
-    except (ImportError, RuntimeError, OSError):  # also: operators that this torch does not have
-        return False
-    return True
-
-
 @contextmanager
 def stand_ins() -> Iterator[None]:
     """For those that cannot be imported, while this lasts; afterwards they are gone again."""
-    missing = [name for name in NAMES if not works(name)]
+    missing = []
+    for name in NAMES:
+        try:
+            importlib.import_module(name)
+        except (ImportError, RuntimeError, OSError):  # also: operators that this torch has not
+            missing.append(name)
     for name in [n for n in sys.modules if n.split(".")[0] in missing]:
         del sys.modules[name]  # half-imported
     finder = StandIn(missing)

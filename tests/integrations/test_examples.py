@@ -1,35 +1,15 @@
 """The examples for frameworks, run as a user would, and what they print."""
 
-from __future__ import annotations
-
-import os
 import re
 import runpy
-import subprocess
-import sys
 import warnings
-from pathlib import Path
 
 import pytest
 
+from end_to_end.test_examples import EXAMPLES, run
 from integrations.absent import stand_ins
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 pytestmark = pytest.mark.skipif(not EXAMPLES.is_dir(), reason="the examples are in the checkout")
-
-
-def start(program: str) -> str:
-    """The output of an example, which must succeed."""
-    ended = subprocess.run(
-        [sys.executable, EXAMPLES / program],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    assert ended.returncode == 0, ended.stderr[-4000:]
-    return ended.stdout
 
 
 def numbers_of(text: str, name: str) -> list[float]:
@@ -44,7 +24,7 @@ def numbers_of(text: str, name: str) -> list[float]:
 )
 def test_callbacks_protect_the_first_task(library: str, program: str) -> None:
     pytest.importorskip(library)
-    text = start(program)
+    text = run(program, warnings="default")
     old, new = numbers_of(text, "without a shield")
     assert old < 60
     assert new > 90
@@ -53,7 +33,7 @@ def test_callbacks_protect_the_first_task(library: str, program: str) -> None:
 
 def test_accelerate_resumes_between_tasks() -> None:
     pytest.importorskip("accelerate")
-    assert min(numbers_of(start("accelerate_loop.py"), "test accuracy")) > 85
+    assert min(numbers_of(run("accelerate_loop.py", warnings="default"), "test accuracy")) > 85
 
 
 @pytest.mark.soak

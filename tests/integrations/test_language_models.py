@@ -1,9 +1,6 @@
 """Samples of texts: tokenized for the callback, or drawn from the model itself."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -74,15 +71,3 @@ def test_a_model_writes_its_own_sample() -> None:
             assert (tokens[1 : count - 1] != 0).all()  # it ends where its end was drawn
             assert count == 20 or tokens[count - 1] == 0
     assert Shield(model).remember(batches).n_tasks == 1
-
-
-def test_models_and_tokenizers_that_cannot_begin_a_text() -> None:
-    from conceptors.integrations.transformers import generate_sample
-
-    with pytest.raises(TypeError, match=r"causal language model.*got Linear"):
-        generate_sample(torch.nn.Linear(2, 2), tokenizer(eos_token="<end>"), 1)
-    with pytest.raises(TypeError, match=r"needs the model's tokenizer.*got NoneType\. Pass Auto"):
-        generate_sample(network(), None, 4)
-    nothing = SimpleNamespace(bos_token_id=None, eos_token_id=None)
-    with pytest.raises(ValueError, match=r"Set tokenizer\.bos_token"):
-        generate_sample(network(), nothing, 1)

@@ -1,7 +1,5 @@
 """The program of the tutorial, with a small encoder and few sentences."""
 
-from __future__ import annotations
-
 import json
 import re
 import runpy

@@ -1,18 +1,66 @@
-"""One interface for three trainers: two tasks, checkpoints after every epoch, clipped gradients."""
-
-from __future__ import annotations
+"""One interface for two trainers: two tasks, checkpoints after every epoch, clipped gradients."""
 
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
 from conceptors import Shield
-from integrations.common import Net, rows, task
+
+DIM, CLASSES = 12, 3
+
+
+class Net(nn.Module):
+    """Linear, so that a task uses few directions; returns its loss where there are labels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Linear(DIM, 32)
+        self.head = nn.Linear(32, CLASSES)
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
+        logits = self.head(self.body(x))
+        if labels is None:
+            return logits
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def task(number: int, count: int = 48) -> tuple[Tensor, Tensor]:
+    """Samples `[count, DIM]` in four dimensions, which depend on the task, and labels."""
+    generator = torch.Generator().manual_seed(number)
+    inside = torch.randn(count, 4, generator=generator)
+    basis = torch.randn(4, DIM, generator=generator) / 2
+    return inside @ basis, inside[:, :CLASSES].argmax(1)
+
+
+def rows(number: int, count: int = 48) -> list[dict[str, Tensor]]:
+    """A task as data sets of transformers are: one mapping per sample."""
+    return [{"x": x, "labels": label} for x, label in zip(*task(number, count))]
+
+
+def outputs(model: nn.Module, number: int) -> Tensor:
+    with torch.no_grad():
+        return model(task(number)[0].to(next(model.parameters()))).float()  # type: ignore[no-any-return]
+
+
+def accuracy(model: nn.Module, number: int) -> float:
+    return float((outputs(model, number).argmax(1) == task(number)[1]).float().mean())
+
+
+def everything(model: nn.Module, shield: Shield) -> dict[str, Tensor]:
+    """All weights, and all that is remembered, by name."""
+    weights = {f"weight {name}": p.detach().clone() for name, p in model.named_parameters()}
+    return weights | {f"conceptor {name}": c.matrix() for name, c in shield.conceptors().items()}
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    """To the last bit."""
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 class Recorded(Optimizer):
@@ -138,51 +186,4 @@ class Lightning(Run):
         return trainer
 
 
-class Accelerate(Run):
-    """The shield guards after `prepare`, or before."""
-
-    first = False
-
-    def prepare(self, options: dict[str, Any]) -> None:
-        import accelerate
-
-        self.accelerator = accelerate.Accelerator(cpu=True)
-        if self.first:
-            self.shield = Shield(self.net, **options)
-            self.shield.guard(self.optimizer)
-        self.model, self.optimizer = self.accelerator.prepare(self.net, self.optimizer)
-        if not self.first:
-            self.shield = Shield(self.model, **options)
-            assert self.shield.guard(self.optimizer) is self.optimizer
-        self.accelerator.register_for_checkpointing(self.shield)
-
-    def limit(self) -> None:
-        if self.clip:
-            nn.utils.clip_grad_norm_(self.net.parameters(), self.clip)
-
-    def checkpoint(self, number: int, epoch: int) -> Path:
-        return self.folder / str(number) / str(epoch)
-
-    def fit(self, number: int, epochs: int = 10, resume: Path | None = None, **more: Any) -> Any:
-        start = 0
-        if resume is not None:
-            self.accelerator.load_state(str(resume))
-            start = int(resume.name)
-        loader = self.accelerator.prepare(self.loader(number))
-        for epoch in range(start, epochs):
-            for batch in loader:
-                self.optimizer.zero_grad()
-                self.accelerator.backward(self.model(*batch)["loss"])
-                self.shield.project_(self.optimizer)
-                self.limit()
-                self.optimizer.step()
-            self.accelerator.save_state(str(self.checkpoint(number, epoch + 1)))
-        self.shield.remember(loader)
-        self.clipping = self.clip
-
-
-class AccelerateGuardedFirst(Accelerate):
-    first = True
-
-
-RUNS: list[Any] = [Transformers, Lightning, Accelerate, AccelerateGuardedFirst]
+RUNS: list[Any] = [Transformers, Lightning]

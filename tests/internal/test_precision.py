@@ -1,7 +1,5 @@
 """How exactly products are computed, and that the user's settings come back."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

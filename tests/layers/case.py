@@ -4,8 +4,6 @@ Every entry is so small that one batch of inputs (or `old`) leaves directions of
 space unused: there is something to protect and room to learn.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """One table of layers, for the contract and for the protection tests."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Layers that see every sample by itself: linear, convolutions, embeddings, normalisation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

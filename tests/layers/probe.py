@@ -1,7 +1,5 @@
 """Looking at what the library takes from a layer."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

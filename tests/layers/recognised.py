@@ -1,7 +1,5 @@
 """Layers of unknown classes, recognised by what they do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ Each function takes (layer, inputs, output) and gives rows `[g, n, d]` by block 
 recurrent layers are computed from their weights, and the result must be the layer's own output.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch
@@ -33,9 +31,6 @@ def flat(output: Any) -> Tensor:
     return torch.cat([leaf.flatten() for leaf in leaves])
 
 
-# --- embeddings --------------------------------------------------------------------------
-
-
 def embedding_rows(layer: Any, inputs: Inputs, _output: Any) -> Rows:
     """One-hot rows, each token a group; a bag's row has the weight of the sample."""
     tokens = inputs.get(0, "input").flatten()
@@ -43,9 +38,6 @@ def embedding_rows(layer: Any, inputs: Inputs, _output: Any) -> Rows:
     rows = functional.one_hot(tokens, layer.num_embeddings).to(layer.weight.dtype)
     rows = rows if weights is None else rows * weights.reshape(-1, 1)
     return {"": rows.mT[..., None]}
-
-
-# --- attention ---------------------------------------------------------------------------
 
 
 def attention_rows(layer: Any, inputs: Inputs, output: Any) -> Rows:
@@ -76,9 +68,6 @@ def attention_rows(layer: Any, inputs: Inputs, output: Any) -> Rows:
     result = result.transpose(0, 1) if swaps else result if is_batch else result[0]
     torch.testing.assert_close(result, output[0])
     return {**rows, "out": attended.reshape(1, -1, layer.embed_dim)}
-
-
-# --- recurrent layers --------------------------------------------------------------------
 
 
 def recurrent_rows(layer: Any, inputs: Inputs, output: Any) -> Rows:

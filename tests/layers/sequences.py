@@ -1,7 +1,5 @@
 """Layers that see sequences, and models made of several layers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """What every layer type must do: one suite over the whole table in `cases.py`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -186,26 +184,3 @@ def test_an_empty_batch_adds_nothing(case: Case) -> None:
         assert found[name].sums.weight == moment.sums.weight
     with pytest.raises(ValueError, match="no rows reached any"):
         moments(layer, [nothing], feed=run)
-
-
-@pytest.mark.parametrize("part", ["weight", "bias"])
-@over([case for case in CASES if any("bias" in n for n, _ in case.make().named_parameters())])
-def test_frozen_parts_stay_and_the_others_are_shielded(case: Case, part: str) -> None:
-    layer, inputs = case.build(), (case.old or case.inputs)(Draw(0))
-    frozen = {name: p for name, p in layer.named_parameters() if part in name}
-    for parameter in frozen.values():
-        parameter.requires_grad_(False)
-    values = {name: p.detach().clone() for name, p in frozen.items()}
-    shield = Shield(layer, 1e4, hard=True)
-    trained = [p for p in layer.parameters() if p.requires_grad]
-    optimizer = shield.guard(torch.optim.Adam(trained, lr=0.05))
-    shield.remember([inputs], feed=run)
-    before = flat(run(layer, inputs)).detach()
-    new = case.inputs(Draw(1))
-    for _ in range(5):
-        optimizer.zero_grad()
-        (flat(run(layer, new)) - 1).square().sum().backward()
-        optimizer.step()
-    assert close(flat(run(layer, inputs)).detach(), before, 1e-10)
-    for name, parameter in frozen.items():
-        assert torch.equal(parameter, values[name])

@@ -1,7 +1,5 @@
 """Weight norm: the direction is protected, and the magnitude follows it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

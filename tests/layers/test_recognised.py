@@ -1,7 +1,5 @@
 """Layers are known by what they do, and left alone where that is something else."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Rows in pieces and in samples, and parameters that no rows enter."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

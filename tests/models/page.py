@@ -1,13 +1,10 @@
 """Writes the table of docs/models.md: `PYTHONPATH=src:tests python -m models.page`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch
 
-from models.family import Family
-from models.measure import HARD, Outcome, play, standing_of
+from models.measure import HARD, Family, Outcome, play, standing_of
 from models.senses import FAMILIES
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"

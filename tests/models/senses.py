@@ -1,12 +1,10 @@
 """Models of images and sounds, and the table of all families."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch
 
-from models.family import TRANSLATOR, VOCABULARY, Batch, Family, model
+from models.measure import TRANSLATOR, VOCABULARY, Batch, Family, model
 from models.text import text_families
 
 SIZE = {

@@ -1,13 +1,11 @@
 """Text models: decoders, encoders, both, and a mixture of experts."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
 import torch
 
-from models.family import TRANSLATOR, VOCABULARY, Batch, Family, model
+from models.measure import TRANSLATOR, VOCABULARY, Batch, Family, model
 
 SIZE = {
     "hidden_size": 32,

@@ -3,8 +3,6 @@
 They are tiny and wide: what a task of few samples claims leaves room for the next one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from random import Random
 from typing import Any, NamedTuple

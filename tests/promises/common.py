@@ -1,7 +1,5 @@
 """A model that has remembered one task, exactly, and the drift on it."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What may happen between two steps of a task, each a function of the history and the task."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """A shielded network in training: what is drawn of it, and what can be done with it at any time."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager

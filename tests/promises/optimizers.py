@@ -1,7 +1,5 @@
 """Optimizers drawn by a seed: torch's with all kinds of settings, and two of others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from random import Random
 from typing import Any, NamedTuple

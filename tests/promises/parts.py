@@ -1,7 +1,5 @@
 """Parts of drawn networks: layers of all kinds, each from `[n, time, width]` to that form."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from random import Random
 from typing import Any, NamedTuple

@@ -7,8 +7,6 @@ direction has an amplitude of up to 1.4e-6, which steps of size 1 and later laye
 1e-5.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from typing import NamedTuple

@@ -4,8 +4,6 @@ python tests/promises/soak.py --seeds 2000        # prints the seed of every fai
 python tests/promises/soak.py --seed 12345        # prints one
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections import Counter

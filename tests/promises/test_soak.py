@@ -1,7 +1,5 @@
 """Drawn scenarios protect what they remember, or warn; `make soak` plays thousands."""
 
-from __future__ import annotations
-
 from promises.scenarios import play
 
 SEEDS = 60

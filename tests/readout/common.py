@@ -1,7 +1,5 @@
 """What tests of readouts share: data, the direct solution, and states to compare."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

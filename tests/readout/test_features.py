@@ -1,14 +1,12 @@
 """Random features at any scale, for any first data; patches of images; several lifts as one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from conceptors import PatchFeatures, RandomFeatures
+from conceptors import PatchFeatures, RandomFeatures, Readout
 from conceptors.readout import Scaling, SideBySide
 from helpers import normal
 from readout.common import assert_close, samples
@@ -20,12 +18,10 @@ def calibrated(X: Tensor, count: int = 400, activation: Any = "relu", **options:
     return lift
 
 
-@pytest.mark.parametrize("options", [{}, {"shape": 0.0}, {"unit": True}, {"image": (2, 3)}])
+@pytest.mark.parametrize("options", [{}, {"shape": 0.0}, {"image": (2, 3)}])
 @pytest.mark.parametrize("offset", [0.0, 5.0])
 @pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
-def test_units_are_neither_dead_nor_saturated(
-    scale: float, offset: float, options: dict[str, Any]
-) -> None:
+def test_units_are_not_dead(scale: float, offset: float, options: dict[str, Any]) -> None:
     X = scale * (samples(0, 500, dtype=torch.float32)[0] + offset)
     active = (calibrated(X, **options)(X) > 0).float()
     assert 0.05 < float(active.mean()) < 0.95
@@ -72,3 +68,23 @@ def test_parts_see_their_own_columns_and_have_one_size() -> None:
     torch.testing.assert_close(actual / actual.norm(), expected / expected.norm())
     for part in lift(X).split([20, 20, 4], 1):
         assert float(part.var(0, correction=0).mean()) == pytest.approx(1, rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["labels", "numbers"])
+@pytest.mark.parametrize("helps", [False, True])
+def test_a_readout_uses_later_parts_where_they_help(helps: bool, kind: str) -> None:
+    """Otherwise it is the readout of the first part alone."""
+    X, y = samples(0, 200)
+    Y = y if kind == "labels" else y[:, None] + normal(1, 200, 1)
+    rows = torch.cat([normal(2, 200, 6), X] if helps else [X, normal(2, 200, 30)], 1)
+    width = rows.shape[1] - 6
+    parts = (Scaling(6), Scaling(width))
+    readout = Readout(6 + width, SideBySide(*parts)).learn(rows[:90], Y[:90])
+    readout.learn(rows[90:], Y[90:])
+    assert readout.solution.uses_all == helps
+    assert bool(readout.solution.weights[:, 6:-1].any()) == helps
+    assert 0 < readout.quota < 1
+    if not helps:
+        alone = Readout(6, SideBySide(Scaling(6))).learn(X[:90], Y[:90])
+        alone.learn(X[90:], Y[90:])
+        assert_close(readout(rows), alone(X), 1e-6)

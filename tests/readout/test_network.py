@@ -1,7 +1,5 @@
 """Learning from a network's outputs for batches, and from the inputs of its layers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +11,7 @@ from torch.nn import functional
 from conceptors import LayerInputs, PatchFeatures, RandomFeatures, Readout
 from conceptors.readout import Scaling
 from helpers import normal
-from readout.common import DIM, assert_close, assert_same_state, samples, state
+from readout.common import DIM, accuracy, assert_close, assert_same_state, samples, state
 
 
 def data() -> tuple[Tensor, Tensor]:
@@ -72,38 +70,6 @@ def test_a_pass_that_fails_learns_nothing() -> None:
             readout.learn_from(nn.Identity(), [(X, y)], feed=lambda model, batch: {})
         with pytest.raises(TypeError, match=r"must be an nn\.Module, got function; .*feed="):
             readout.learn_from(lambda x: x, [(X, y)])  # type: ignore[arg-type]
-
-
-class Watch:
-    """A shield whose layers have moved by `now`."""
-
-    now = 0.0
-    is_settled = True
-
-    def mark(self) -> float:
-        return self.now
-
-    def moved_since(self, mark: float) -> dict[str, float]:
-        return {"0": self.now - mark}
-
-
-def test_a_readout_measures_how_far_its_features_are_out_of_date() -> None:
-    shield, readout = Watch(), Readout(DIM)
-    with pytest.raises(ValueError, match="empty"):
-        readout.learn_from(nn.Identity(), [], shield=shield)
-    with pytest.raises(RuntimeError, match=r"learn_from\(\.\.\., shield=shield\) was not called"):
-        readout.out_of_date(shield)
-    for shield.now in (0.5, 0.7):
-        readout.learn_from(nn.Identity(), [data()], shield=shield)
-    shield.now = 0.75
-    assert readout.out_of_date(shield) == {"0": 0.25}  # since the oldest sums
-    shield.is_settled = False
-    with pytest.warns(UserWarning, match=r"Call shield\.remember first, then learn_from"):
-        readout.learn_from(nn.Identity(), [data()], shield=shield)
-    loaded = Readout(DIM)
-    loaded.load_state_dict(readout.state_dict())
-    with pytest.raises(RuntimeError, match="not since this readout was loaded"):
-        loaded.out_of_date(shield)
 
 
 class Branches(nn.Module):
@@ -166,7 +132,86 @@ def test_sequences_are_averaged_over_tokens_and_arguments_have_names() -> None:
     model = nn.Sequential(nn.Embedding(20, 6), nn.Linear(6, 5))
     batch = {"input": torch.randint(20, (4, 7))}
     reader = LayerInputs(model, batch)
-    assert reader.widths == {"1": 6}
-    torch.testing.assert_close(reader(**batch), model[0](batch["input"]).mean(1).detach())
+    assert reader.widths == {"input": 20, "1": 6}
+    words = functional.one_hot(batch["input"], 20).sum(1).float()
+    expected = torch.cat([words, model[0](batch["input"]).mean(1).detach()], 1)
+    torch.testing.assert_close(reader(**batch), expected)
     torch.testing.assert_close(reader(batch), reader(**batch))
-    assert isinstance(reader.lift(30).parts[0], RandomFeatures)
+    assert [type(part) for part in reader.lift(30).parts] == [Scaling, RandomFeatures]
+    assert reader.lift(4).parts[0].out_features == 4  # a large vocabulary
+
+
+class Words(nn.Module):
+    """A transformer that classifies texts, with embeddings of positions and of words."""
+
+    def __init__(self, words: int, classes: int) -> None:
+        super().__init__()
+        self.place, self.word = nn.Embedding(20, 16), nn.Embedding(words, 16, padding_idx=0)
+        self.body = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(16, classes)
+
+    def forward(self, ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        places = torch.arange(ids.shape[1]).expand(len(ids), -1)
+        logits: Tensor = self.head(self.body(self.word(ids) + self.place(places)).mean(1))
+        return logits
+
+
+def test_padding_is_not_counted() -> None:
+    ids = torch.tensor([[3, 4, 3, 0], [1, 2, 5, 5]])
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]])
+    reader = LayerInputs(Words(6, 2), ids, layers="head")
+    assert reader.widths == {"input": 6, "head": 16}
+    assert reader(ids)[:, :6].tolist() == [[0, 0, 0, 2, 1, 0], [0, 1, 1, 0, 0, 2]]
+    assert reader(ids, attention_mask=mask)[1, :6].tolist() == [0, 1, 1, 0, 0, 1]
+
+
+Tasks = list[tuple[Tensor, Tensor, Tensor, Tensor]]  # training and test data of each task
+
+
+def texts(seed: int) -> tuple[nn.Module, Tasks]:
+    """Five tasks of two topics, each with its own frequencies of 100 words."""
+    draw = torch.Generator().manual_seed(seed)
+    topics = torch.softmax(torch.randn(10, 99, generator=draw), 1)
+    tasks: Tasks = []
+    for first in range(0, 10, 2):
+        y = first + torch.arange(240) % 2
+        x = 1 + torch.multinomial(topics[y], 15, replacement=True, generator=draw)
+        tasks.append((x[:40], y[:40], x[40:], y[40:]))
+    return Words(100, 10), tasks
+
+
+def regions(seed: int) -> tuple[nn.Module, Tasks]:
+    """Five regions of a table with eight columns, each divided into two classes by a quadric."""
+    draw = torch.Generator().manual_seed(seed)
+    tasks: Tasks = []
+    for first in range(0, 10, 2):
+        centre = 10 * torch.randn(8, generator=draw)
+        z, form = (torch.randn(n, 8, generator=draw) for n in (400, 8))
+        y = first + ((z @ form * z).sum(1) + 3 * z[:, 0] > 0).long()
+        tasks.append((centre + z[:120], y[:120], centre + z[120:], y[120:]))
+    return nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(),
+                         nn.Linear(64, 10)), tasks  # fmt: skip
+
+
+@pytest.mark.parametrize("problem", [texts, regions])
+@pytest.mark.parametrize("seed", range(20, 23))
+def test_reading_everything_is_not_worse_than_reading_the_input(problem: Any, seed: int) -> None:
+    """The recipe of the docs, after a network is trained on the first task."""
+    torch.manual_seed(seed)
+    model, tasks = problem(seed)
+    x, y, *_ = tasks[0]
+    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
+    for _ in range(60):
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    reader = LayerInputs(model, x[:2])
+    readout = Readout(reader.out_features, reader.lift(300))
+    width = reader.widths["input"]
+    alone = Readout(width, reader.lift(300).parts[0])
+    for x, y, *_ in tasks:
+        readout.learn_from(reader, zip(x.split(30), y.split(30)))
+        alone.learn(reader(x)[:, :width], y)
+    test, labels = (torch.cat([task[k] for task in tasks]) for k in (2, 3))
+    rows = reader(test)
+    assert accuracy(readout, rows, labels) > accuracy(alone, rows[:, :width], labels) - 0.01

@@ -1,7 +1,5 @@
 """Saved, loaded, copied, moved, exported, added up; and damaged states, which change nothing."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable
@@ -24,7 +22,7 @@ LIFTS: dict[str, Callable[[], Any]] = {
     "plain": lambda: 0,
     "relu": lambda: 9,
     "fourier": lambda: RandomFeatures(DIM, 12, "fourier"),
-    "image": lambda: RandomFeatures(DIM, 12, "tanh", image=(2, 3), unit=True),
+    "image": lambda: RandomFeatures(DIM, 12, "tanh", image=(2, 3)),
     "patches": lambda: PatchFeatures((1, 2, 3), 5, size=2, grid=1),
     "parts": lambda: SideBySide(RandomFeatures(4, 12), RandomFeatures(2, 5)),
 }

@@ -1,7 +1,5 @@
 """Headless Chromium, driven by playwright; CHROMIUM=/path/to/browser names one."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Synthetic results like those of real runs: forgetting where it belongs, quotas that fill up."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

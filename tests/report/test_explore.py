@@ -1,7 +1,5 @@
 """The page to explore, in a real browser: its mathematics, its keys and its labels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,9 +58,7 @@ def shares(conceptors: dict[str, Conceptor]) -> Any:
 
 
 @pytest.mark.parametrize("alpha", [0.01, 1.0, 1000.0])
-def test_the_mathematics_is_that_of_the_algebra(
-    alpha: float, page: Any, images: list[Tensor]
-) -> None:
+def test_its_mathematics_is_the_algebra(alpha: float, page: Any, images: list[Tensor]) -> None:
     rows, x = [stack / 16 for stack in images], images[1][4] / 16
     moments = [(r.mT @ r / len(r)).flatten().tolist() for r in rows]
     a, b, c = (Conceptor.from_states(r, alpha) for r in rows)

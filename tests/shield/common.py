@@ -1,7 +1,5 @@
 """Small networks, data of low rank and the law of a step, for the tests of the shield."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

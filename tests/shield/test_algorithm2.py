@@ -1,7 +1,5 @@
 """A shielded SGD step is Algorithm 2 of the report, written out by hand."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

@@ -4,8 +4,6 @@ While a task is learned, the objective is L + pull/2 · E|ΔW x|² / E|W x|² ov
 x, preconditioned by F as everything else.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -114,6 +112,28 @@ def test_nothing_is_pulled_otherwise(options: dict[str, Any]) -> None:
     assert torch.equal(block(layer), start)
 
 
+@pytest.mark.parametrize("resumes", [False, True])
+def test_the_size_of_a_small_loss_changes_nothing(resumes: bool) -> None:
+    """Adam takes the same steps, because the pull shrinks with the loss; also from a checkpoint."""
+    finals = []
+    for size in (1e-2, 1e-6):
+        layer, shield = moved(rows())
+        optimizer = shield.guard(torch.optim.Adam(layer.parameters(), eps=1e-30))
+        for seed in range(30):
+            if resumes and size < 1e-2 and seed == 10:
+                saved = copy.deepcopy([x.state_dict() for x in (layer, shield, optimizer)])
+                layer = linear()
+                shield = Shield(layer)
+                optimizer = shield.guard(torch.optim.Adam(layer.parameters(), eps=1e-30))
+                for part, state in zip((layer, shield, optimizer), saved):
+                    part.load_state_dict(state)
+            optimizer.zero_grad()
+            (size / (seed + 1) * (layer(normal(seed, 6, 8)) - 1).square().mean()).backward()
+            optimizer.step()
+        finals.append(block(layer))
+    torch.testing.assert_close(finals[0], finals[1], rtol=0, atol=1e-8)
+
+
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_gradient_scaler_scales_the_pull_too(fused: bool) -> None:
     """A fused optimizer receives scaled gradients, and unscales them by itself."""
@@ -148,9 +168,7 @@ def test_a_full_layer_leaves_room(aperture: Any, room: float) -> None:
 
 
 @pytest.mark.parametrize("fails", ["error", "nan"])
-def test_a_decomposition_that_fails_in_float32_is_done_in_float64(
-    fails: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_decompositions_that_fail_in_float32(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As LAPACK's do for a few matrices with dead units."""
 
     def failing(solve: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:

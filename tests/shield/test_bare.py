@@ -1,7 +1,5 @@
 """Bare parameters, such as tokens, positions and scales, are fixed once a task has used them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -13,19 +11,6 @@ from helpers import drift
 from shield.common import quiet, samples, train
 
 WIDTH = 6
-
-
-class Tokens(nn.Module):
-    """What vision transformers put before, and add to, their patches."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cls_token = nn.Parameter(torch.randn(1, 1, WIDTH))
-        self.positions = nn.Parameter(torch.randn(1, 4, WIDTH))
-        self.mask_token = nn.Parameter(torch.randn(1, WIDTH))
-
-    def forward(self, x: Tensor) -> Tensor:  # [n, 3, d] -> [n, 4, d]
-        return torch.cat([self.cls_token.expand(len(x), -1, -1), x], 1) + self.positions
 
 
 class Scaling(nn.Module):
@@ -75,26 +60,6 @@ def network(first: nn.Module) -> Any:
     return nn.Sequential(first, nn.Linear(WIDTH, 32), nn.Tanh(), nn.Linear(32, 2)).double()
 
 
-def test_tokens_and_positions_are_held_once_a_task_has_used_them() -> None:
-    model = network(Tokens())
-    shield = quiet(model, 1e6, hard=True)
-    optimizer = shield.guard(torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1))
-    start = model[0].cls_token.detach().clone()
-    train(model, optimizer, draw(0), steps=3)
-    assert not torch.equal(model[0].cls_token, start)  # the first task is free
-    shield.remember(draw(0))
-    before, positions = model(draw(0)).detach(), model[0].positions.detach().clone()
-    first = (model(draw(1)) - 1).square().mean().item()
-    train(model, optimizer, draw(1), steps=30)
-    assert torch.equal(model[0].positions, positions)
-    assert drift(model(draw(0)), before) < 1e-9
-    assert (model(draw(1)) - 1).square().mean().item() < 0.9 * first
-    rows = {row.layer: row for row in shield.explain()}
-    for name in ("0.cls_token", "0.positions", "0.mask_token"):
-        assert rows[name].done == "fixed: all of it is protected"
-        assert rows[name].quota == 1.0
-
-
 @pytest.mark.parametrize("name", WAYS)
 def test_a_used_parameter_is_held_whatever_it_is_used_for(name: str) -> None:
     shape, how = WAYS[name]
@@ -106,6 +71,8 @@ def test_a_used_parameter_is_held_whatever_it_is_used_for(name: str) -> None:
     train(model, optimizer, draw(1), steps=5)
     assert torch.equal(model[0].scale, scale)
     assert drift(model(x), before) < 1e-9
+    (row,) = [row for row in shield.explain() if row.layer == "0.scale"]
+    assert (row.done, row.quota) == ("fixed: all of it is protected", 1.0)
 
 
 class Prompts(nn.Module):

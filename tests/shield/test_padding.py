@@ -1,7 +1,5 @@
 """Padding, which an `attention_mask` marks, does not count as input."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -4,8 +4,6 @@ With hard conceptors they stay within rounding, where the same training without 
 far, and the shielded model does learn.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache, partial
 from typing import NamedTuple

@@ -1,20 +1,21 @@
 """Remembering, how much is claimed, and what a shield reports about it."""
 
-from __future__ import annotations
-
+import re
 import warnings
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW
+from torch.optim import SGD, AdamW
 from torch.utils.data import DataLoader, TensorDataset
 
 from conceptors import Conceptor, Energy, Quota, Shield, UnprotectedWarning, similarity
 from conceptors.shield import ShieldFullWarning
-from helpers import drift
+from conceptors.shield.claims import join_novel, stride
+from helpers import drift, eye
 from shield.common import Unknown, mlp, quiet, samples, train, with_unit
 
 
@@ -87,10 +88,15 @@ def test_a_failing_pass_loses_nothing() -> None:
         (x[:0], {}, ValueError, "no batches"),
         ([x], {"feed": lambda m, b: None}, ValueError, "no rows reached"),
         (3, {}, TypeError, "DataLoader"),
+        ({"x": x}, {}, TypeError, r"got one mapping of \['x'\]; pass \[batch\]"),
+        ((x, torch.zeros(40)), {}, TypeError, r"one tuple of tensors.*pass the inputs alone"),
+        ([{"x": x}], {}, TypeError, r"unexpected keyword.*model\(batch\['x'\]\)"),
         (["a text"], {}, TypeError, "pass tensors: .*tokenizer"),
         ([x.numpy()], {}, TypeError, "pass tensors: torch.as_tensor"),
         ([x, x[:, 1:]], {}, RuntimeError, "shapes cannot be multiplied"),
         (x, {"limit": 0}, ValueError, "limit"),
+        (x, {"known": -0.1}, ValueError, "known"),
+        (x, {"known": float("nan")}, ValueError, "known"),
     ]
     for given, options, error, message in cases:
         with pytest.raises(error, match=message) as caught:
@@ -103,7 +109,56 @@ def test_a_failing_pass_loses_nothing() -> None:
         assert torch.equal(matrix, before[name])
 
 
-# --- how much ----------------------------------------------------------------------------
+class Twins(nn.Module):
+    """Two linear layers that share their weight or their bias."""
+
+    def __init__(self, shared: str) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(9, 9), nn.Linear(9, 9)
+        setattr(self.b, shared, getattr(self.a, shared))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x).tanh())  # type: ignore[no-any-return]
+
+
+class Language(nn.Module):
+    """Embeddings that are the output weights too: rows of one block and groups of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.mix, self.out = nn.Embedding(12, 8), nn.Linear(8, 8), nn.Linear(8, 12)
+        self.out.weight = self.tokens.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.out(self.mix(self.tokens(tokens)).tanh())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("kind", ["weight", "bias", "tied"])
+def test_what_layers_share_is_protected(kind: str) -> None:
+    """With two optimizers for the same parameters."""
+    torch.manual_seed(0)
+    model: Any = (Language() if kind == "tied" else Twins(kind)).double()
+    tokens = torch.tensor([[0, 2, 4]]), torch.tensor([[1, 2, 3], [5, 7, 9]])
+    old, new = tokens if kind == "tied" else (samples(0, 2, 9, 9), samples(1, 4, 9, 9))
+    shield = Shield(model, 1e4, hard=True)
+    optimizers = [shield.guard(make(model.parameters(), lr=0.02)) for make in (SGD, AdamW)]
+    before, start = shield.remember(old).model(old).detach(), model(new).detach()
+    for _ in range(25):
+        for optimizer in optimizers:
+            train(model, optimizer, new, 1)
+    assert drift(model(old), before) < 1e-10
+    assert (model(new) - 1).square().mean() < 0.99 * (start - 1).square().mean()
+
+
+def test_each_user_of_a_shared_weight_has_its_own_bias_unit() -> None:
+    model, x = Twins("weight").double(), samples(0, 7, 9)
+    claimed = Shield(model, 2.0).remember(x).conceptors()["a"]
+    hidden = model.a(x).tanh().detach()
+    units = eye(2)[:, None].expand(2, 7, 2)
+    rows = torch.cat([torch.stack([x, hidden]), units], -1).flatten(0, 1)
+    odds = 2.0**2 * rows.mT @ rows / 14
+    expected = odds @ torch.linalg.inv(odds + eye(11))
+    torch.testing.assert_close(claimed.matrix()[0], expected, rtol=0, atol=1e-10)
 
 
 def claims(aperture: Any, **options: Any) -> Shield:
@@ -153,7 +208,7 @@ def test_wide_layers_store_a_sketch(monkeypatch: pytest.MonkeyPatch) -> None:
     ("options", "message"),
     [({"aperture": 1e3}, r"in: 0 \(9\d"), ({"hard": True}, r"in: 0 \(100.*=Energy\(0\.9\)")],
 )
-def test_full_layers_are_named_once(
+def test_full_layers(
     options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("conceptors.shield.health._FULL", 0.9)
@@ -174,9 +229,6 @@ def test_rounding_is_not_claimed(dtype: torch.dtype) -> None:
     assert [int(values.sum()) for values in shield.spectra().values()] == [3, 3]
 
 
-# --- several tasks -----------------------------------------------------------------------
-
-
 def test_a_forecast_says_how_much_of_the_gradients_will_pass() -> None:
     shield = quiet(mlp()).remember(samples())
     rows = with_unit(samples(9))
@@ -190,13 +242,6 @@ def test_a_forecast_says_how_much_of_the_gradients_will_pass() -> None:
         print(full.forecast(samples()))
     with pytest.raises(ValueError, match=r"nothing is; call shield\.remember\(sample\) first"):
         Shield(mlp()).forecast(samples())
-
-
-def test_errors_of_comparisons_do_not_speak_of_remember() -> None:
-    with pytest.raises(ValueError, match=r"similarity got no batches: .*used before\. Pass"):
-        quiet(mlp()).remember(samples()).similarity([])
-    with pytest.raises(ValueError, match=r"enter layer '0' in batch 0\. Check that batch"):
-        quiet(mlp()).remember(samples()).forecast(samples() * torch.nan)
 
 
 def test_similarity_forecasts_difficulty() -> None:
@@ -225,6 +270,61 @@ def test_forgetting_a_task_frees_what_it_alone_claims(hard: bool) -> None:
     with pytest.raises(ValueError, match="task 2 is not remembered; there are 2"):
         shield.forget(2)
     assert shield.forget(0).forget(0).quota() == {"0": 0.0, "2": 0.0}
+
+
+def correlation(dim: int, rank: int, *batch: int) -> Tensor:
+    rows = torch.randn(*batch, rank, dim, dtype=torch.float64)
+    return rows.mT @ rows / rank
+
+
+@pytest.mark.parametrize("known", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("rank", [3, 9])
+def test_join_novel_is_its_formula(known: float, rank: int) -> None:
+    old, more = correlation(6, rank), correlation(6, rank)
+    A, C = Conceptor.from_correlation(old, 3.0), Conceptor.from_correlation(more, 2.0)
+    joined = join_novel(A, C, known)
+    if rank > 6:  # M with Mᵀ Q_A M diagonal and Mᵀ Q_C M = I, by Cholesky instead
+        root = torch.linalg.cholesky(4 * more)
+        inner = torch.linalg.solve(root, torch.linalg.solve(root, 9 * old).mT)
+        ratios, turn = torch.linalg.eigh(inner)
+        total = ratios + (1 - known * ratios).clamp_min(0)
+        expected = root @ turn @ torch.diag(total) @ turn.mT @ root.mT
+        odds = joined.matrix() @ torch.linalg.inv(eye(6) - joined.matrix())
+        torch.testing.assert_close(odds, expected, rtol=1e-8, atol=1e-8)
+    assert bool(joined >= A)  # at least what each claims
+    assert bool(joined >= C)
+    assert bool(joined <= (A | C))  # at most what OR claims
+
+
+def test_nothing_known_and_hard_conceptors_are_joined_by_or_bit_for_bit() -> None:
+    A, C = (Conceptor.from_correlation(correlation(5, 3), 3.0) for _ in range(2))
+    for known, (left, right) in {0.0: (A, C), 1.0: (A.harden(), C.harden())}.items():
+        assert torch.equal(join_novel(left, right, known).matrix(), (left | right).matrix())
+
+
+@pytest.mark.parametrize("known", [0.0, 0.5, 1.0])
+def test_stride_is_its_formula(known: float) -> None:
+    old, new = correlation(6, 9), correlation(6, 9)
+    free = torch.linalg.inv(eye(6) + 16 * old)
+    A = Conceptor.from_correlation(old, 4.0)
+    ratio = torch.linalg.eigvalsh(new)[-1] / torch.linalg.eigvals(free @ new).real.max()
+    for aperture in (1.0, 9.0):  # it cancels
+        longer = stride(A, Conceptor.from_correlation(new, aperture), known)
+        torch.testing.assert_close(longer, ratio ** (known / 2))
+
+
+def test_known_tasks_claim_less_and_allow_longer_steps() -> None:
+    old, new = samples(1), samples(1) + 0.1 * samples(2)
+    A, C = (Conceptor.from_states(with_unit(x), 3.0) for x in (old, new))
+    shield = quiet(mlp())
+    assert shield.strides(new, known=1.0) == {}  # nothing is remembered yet
+    shield.remember(old)
+    longer = shield.strides(new, known=0.8)["0"]
+    assert longer == pytest.approx(float(stride(A, C, 0.8)))
+    assert longer > 1
+    assert set(shield.strides(new, known=0.0).values()) == {1.0}
+    shield.remember(new, known=0.8)
+    torch.testing.assert_close(matrices(shield)["0"][0], join_novel(A, C, 0.8).matrix())
 
 
 def test_a_mark_measures_how_far_old_outputs_have_moved() -> None:
@@ -266,27 +366,15 @@ def test_explain_shows_what_is_done_where() -> None:
 
 
 def test_explain_prints_one_line_per_kind_of_layer_of_deep_models() -> None:
-    def block(width: int) -> nn.Module:
-        return nn.ModuleDict({"up": nn.Linear(4, width), "down": nn.Linear(width, 4)})
+    def table(depth: int) -> Any:
+        widths = [8, *[6] * (depth - 1)]
+        pairs: list[Any] = [OrderedDict(up=nn.Linear(4, w), down=nn.Linear(w, 4)) for w in widths]
+        blocks = nn.Sequential(*(nn.Sequential(pair) for pair in pairs))
+        model = nn.Sequential(OrderedDict(blocks=blocks, head=nn.Linear(4, 2)))
+        return Shield(model).remember(samples(inputs=4).float()).explain()
 
-    class Deep(nn.Module):
-        def __init__(self, depth: int) -> None:
-            super().__init__()
-            self.blocks = nn.ModuleList(block(6 if i else 8) for i in range(depth))
-            self.head = nn.Linear(4, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            for layers in self.blocks:
-                x = layers["down"](layers["up"](x).tanh())  # type: ignore[index]
-            return self.head(x)  # type: ignore[no-any-return]
-
-    shield = Shield(Deep(20)).remember(samples(inputs=4).float())
-    table = shield.explain()
-    assert len(table) == 41
-    lines = [line.split("  ")[0] for line in str(table).splitlines()[1:]]
-    assert lines == ["blocks.*.up (20)", "blocks.0.down", "blocks.*.down (19)", "head"]
-    quotas = [row.quota for row in table if row.layer.endswith("up")]
-    mean = f"{sum(quotas) / 20:.1%} ({min(quotas):.1%}..{max(quotas):.1%})"
-    assert mean in str(table).splitlines()[1]
-    few = Shield(Deep(19)).remember(samples(inputs=4).float()).explain()
-    assert len(str(few).splitlines()) == 1 + len(few) == 40
+    lines = str(table(20)).splitlines()[1:]
+    names = [line.split("  ")[0] for line in lines]
+    assert names == ["blocks.*.up (20)", "blocks.0.down", "blocks.*.down (19)", "head"]
+    assert re.search(r"\d% \(\d+\.\d%\.\.\d+\.\d%\)", lines[0])  # the mean, and the range
+    assert len(str(table(19)).splitlines()) == 1 + len(table(19)) == 40

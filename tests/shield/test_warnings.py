@@ -1,11 +1,6 @@
 """What `remember` does not reach is reported; layers with other inputs than before are refused."""
 
-from __future__ import annotations
-
 import gc
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -13,6 +8,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from conceptors import Shield, UnprotectedWarning
+from helpers import in_silence
 from shield.common import train
 
 X = torch.randn(32, 6, generator=torch.Generator().manual_seed(0))
@@ -32,13 +28,6 @@ def learn(model: nn.Module, optimizer: Optimizer, head: str, to_none: bool = Tru
         optimizer.zero_grad(set_to_none=to_none)
         model(torch.randn(16, 6), head).square().mean().backward()
         optimizer.step()
-
-
-@contextmanager
-def in_silence() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UnprotectedWarning)
-        yield
 
 
 @pytest.mark.parametrize("tasks", [1, 2])
@@ -107,16 +96,6 @@ def test_a_shield_that_is_gone_is_missed() -> None:
     second.remember(X).detach()
     with in_silence():
         Shield(model)
-
-
-def test_gradients_of_nan_are_not_taken_for_a_full_layer() -> None:
-    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
-    shield = Shield(model).remember(X)
-    optimizer = shield.guard(torch.optim.SGD(model.parameters(), lr=0.0))
-    for parameter in model.parameters():
-        parameter.grad = torch.full_like(parameter, float("nan"))
-    optimizer.step()
-    assert [row.passing for row in shield.explain()] == [None, None]
 
 
 def test_optimizers_that_take_turns_are_no_foreign_code() -> None:

@@ -1,8 +1,9 @@
-"""Ways to choose an aperture: rules for tasks and layers, and a given quota."""
+"""Ways to choose an aperture: rules for tasks and layers, a given quota, cross-validation."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,9 +11,11 @@ from torch import Tensor
 
 from conceptors._internal import checks
 from conceptors.algebra import spectrum as spectra
+from conceptors.algebra.checks import check_states
+from conceptors.algebra.conceptor import Conceptor
 
 _ROUNDING = 1e-12  # share of the energy that rounding in float32 may add after several layers
-PROTECTED = 0.9  # share of the energy that a soft shield protects by default
+PROTECTED = 0.85  # share of the energy that a soft shield protects by default
 
 
 @dataclass(frozen=True)
@@ -22,13 +25,14 @@ class Auto:
     `Shield(model)` uses `Auto()`. The aperture solves E xᵀ C x = share · E|x|² for the layer's
     inputs x, so their scale does not matter. While a later task is learned, the gradient of
     pull / 2 · E|ΔW x|² / E|W x|², summed over earlier tasks, pulls each layer back to its old
-    outputs. Changing all outputs on one task costs pull / 2; the loss should start near one.
+    outputs. Changing all outputs on one task costs pull / 2, and in proportion less where the first
+    gradients of a task show that its loss is far below a usual cross-entropy.
 
     A hard shield changes no protected direction, so it needs no pull.
 
     Args:
         share: share of each task's energy that is protected, above 0 and below 1. The default is
-            0.9; for a hard shield it is everything above rounding, as with `Energy(1)`.
+            0.85; for a hard shield it is everything above rounding, as with `Energy(1)`.
         pull: strength of the pull, at least 0; 0 turns it off.
         room: share of each layer's input space that stays free, at least 0 and below 1. In a
             fuller layer all odds are scaled down alike for the projection, but not for the pull.
@@ -144,6 +148,55 @@ def aperture_for_quota(correlation: Tensor, quota: float) -> float:
             f"{len(sigma)}; choose a quota below {rank / len(sigma):g}"
         )
     return float(Quota(quota).aperture(sigma.flip(0), len(sigma), hard=False))
+
+
+def aperture_by_validation(
+    states: Tensor,
+    score: Callable[[Conceptor, Tensor], float],
+    apertures: Sequence[float] = (0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256),
+    *,
+    folds: int = 5,
+    seed: int = 0,
+) -> float:
+    """Find the aperture with the best mean score in k-fold cross-validation.
+
+    Args:
+        states: samples in rows, `[n, d]`.
+        score: `score(conceptor, rows)` rates the conceptor of the training folds on held-out rows;
+            larger is better.
+        apertures: candidates. Each fold is factored once, however many there are.
+        folds, seed: number of folds, from 2 to n, and seed of the shuffle.
+
+    Raises:
+        ValueError: fewer than 2 rows, no candidate, or a score of NaN.
+
+    >>> import torch
+    >>> X = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
+    >>> aperture_by_validation(X, lambda C, rows: -abs(float(C.quota) - 0.5), [0.1, 1.0, 10.0])
+    1.0
+    """
+    rows = check_states(states)
+    if rows.ndim != 2:
+        raise ValueError(f"states must have shape [n, d], got {list(rows.shape)}")
+    if len(rows) < 2:
+        raise ValueError("cross-validation needs at least 2 rows, got 1; pass more samples")
+    folds = checks.whole(folds, "folds", 2, len(rows))
+    candidates = [float(checks.aperture(a, torch.Size(()), rows)) for a in apertures]
+    if not candidates:
+        raise ValueError("apertures is empty; give at least one candidate")
+    generator = torch.Generator().manual_seed(checks.whole(seed, "seed", 0, 2**63 - 1))
+    order = torch.randperm(len(rows), generator=generator)
+    parts = order.to(rows.device).tensor_split(folds)
+    totals = [0.0] * len(candidates)
+    for i, held_out in enumerate(parts):
+        training = torch.cat([part for j, part in enumerate(parts) if j != i])
+        unit = Conceptor.from_states(rows[training], 1.0)
+        for k, candidate in enumerate(candidates):
+            value = float(score(unit.adapt(candidate), rows[held_out]))
+            if math.isnan(value):
+                raise ValueError(f"score is NaN at aperture {candidate:g}, fold {i}; check score")
+            totals[k] += value
+    return candidates[totals.index(max(totals))]
 
 
 def _shares(sigma: Tensor) -> Tensor:

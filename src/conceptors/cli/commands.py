@@ -6,7 +6,6 @@ import argparse
 import shlex
 import sys
 import webbrowser
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +43,6 @@ def act(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> int:
     experiment, engine, folder = _experiment(options), _engine(options), Path(options.out)
     experiment.check()
-    if not options.quiet:
-        print(_data_source(SCENARIOS[experiment.scenario].data), file=sys.stderr)
     line, failures, diverged = ProgressLine(options.quiet), {}, []
     try:
         results = run(experiment, folder, progress=line.show, engine=engine)
@@ -67,16 +64,6 @@ def _run(options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     return 1 if failures or diverged else 0
-
-
-def _data_source(name: str) -> str:
-    """Where a data set comes from, in one line."""
-    source = _folders(where(name)) or f"a download, stored in {cache_folder() / name}"
-    return f"data: {name.upper()} from {source}"
-
-
-def _folders(files: Mapping[str, Path | None]) -> str:
-    return ", ".join(dict.fromkeys(str(path.parent) for path in files.values() if path))
 
 
 def _tune(options: argparse.Namespace) -> int:
@@ -105,31 +92,20 @@ def _report(options: argparse.Namespace) -> int:
     from conceptors import report
 
     report.need_charts()
-    from conceptors.report.seen import pictures
-
     paths = [Path(path) for path in options.folder]
     folders = [path.parent if path.name == "results.json" else path for path in paths]
     for folder in folders:
         if not (folder / "results.json").is_file():
-            raise ValueError(f"no results.json in {str(folder)!r}{_other_results(folder)}")
+            raise ValueError(
+                f"no results.json in {str(folder)!r}; create it with: conceptors run SCENARIO "
+                f"--method METHOD --out DIR"
+            )
     read = [report.read_results(folder / "results.json") for folder in folders]
     for folder, results in zip(folders, read):
-        figures, images = report.write_figures(results, folder / "figures"), []
-        try:
-            images = pictures(results, folder / "figures")
-        except DataUnavailableError as error:
-            print(f"the page has no projected images: {error}", file=sys.stderr)
-        print(f"page: {report.write_page(results, folder / 'index.html', images)}")
+        figures = report.write_figures(results, folder / "figures")
+        print(f"page: {report.write_page(results, folder / 'index.html')}")
         print(f"{len(figures)} figures in {folder / 'figures'}")
     return 0
-
-
-def _other_results(folder: Path) -> str:
-    """The end of a message: folders with results nearby, nearest name first."""
-    files = [*folder.parent.glob("*/results.json"), *Path().glob("*/*/results.json")]
-    if not files:
-        return "; create it with: conceptors run SCENARIO --method METHOD --out DIR"
-    return nearest(str(folder), {str(file.parent) for file in files})
 
 
 def _explore(options: argparse.Namespace) -> int:
@@ -170,9 +146,9 @@ def _data(options: argparse.Namespace) -> int:
     print(f"cache: {cache_folder()}")
     for name in CATALOGUE:
         files = where(name)
-        present, folders = sum(path is not None for path in files.values()), _folders(files)
-        state = "here" if present == len(files) else f"{present} of {len(files)} files here"
-        print(f"  {name:<14} {state}{': ' + folders if folders else ''}")
+        here = [str(path.parent) for path in files.values() if path]
+        state = "here" if len(here) == len(files) else f"{len(here)} of {len(files)} files here"
+        print(f"  {name:<14} {state}{': ' if here else ''}{', '.join(dict.fromkeys(here))}")
     if not options.name:
         print("download: conceptors data NAME")
     return 0
@@ -192,10 +168,6 @@ def _table(results: Results) -> str:
         lines.append(line)
     lines.append("\naccuracy: percent correct on all tasks, after the last one")
     lines.append("forgetting: percentage points that earlier tasks lost since they were learned")
-    lost = {name: f"{row['forgetting'] or 0:.1f}" for name, row in results.summary.items()}
-    if plain := lost.pop("sgd", ""):
-        others = "".join(f", {points} with {name}" for name, points in lost.items())
-        lines.append(f"\nEarlier tasks lost {plain} points in plain training (sgd){others}.")
     return "\n".join(lines)
 
 

@@ -11,6 +11,9 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 import torch
+from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from conceptors._internal import checks
@@ -18,17 +21,9 @@ from conceptors._internal.checks import outside
 from conceptors.estimators import closed_form
 from conceptors.estimators.tasks import JointRidge, Known, MemoryFullWarning
 
-try:
-    from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
-    from sklearn.utils import check_random_state
-    from sklearn.utils.validation import check_is_fitted, validate_data
-except ImportError:
-    raise ImportError(
-        "the estimators need scikit-learn: pip install 'conceptors[sklearn]'"
-    ) from None
-
 Array = npt.NDArray[Any]
 _LARGEST = float(np.finfo(np.float64).max)
+_FULL = 0.999  # a memory of this quota is reported
 
 
 @contextmanager
@@ -68,21 +63,23 @@ class ConceptorLinear(BaseEstimator):  # type: ignore[misc]
     aperture: Any
     fit_intercept: bool
     random_state: Any
-    warn_at_quota: float
     _memory: JointRidge | Known
     _fixed: dict[str, Any]
+    _target_shape: tuple[int, ...]  # of one sample: () or (m,)
 
     @property
     def coef_(self) -> Array:
         """`[m, d]`, `[d]` for targets `[n]`; on the random features if there are any."""
         weights = self._weights()
-        return weights[:, :-1] if self.fit_intercept else weights
+        coefficients = weights[:, :-1] if self.fit_intercept else weights
+        return coefficients if self._target_shape else coefficients[0]
 
     @property
     def intercept_(self) -> Any:
         """`[m]`, a number for targets `[n]`."""
         weights = self._weights()
-        return weights[:, -1] if self.fit_intercept else np.zeros(len(weights))
+        intercept = weights[:, -1] if self.fit_intercept else np.zeros(len(weights))
+        return intercept if self._target_shape else float(intercept[0])
 
     @property
     def aperture_(self) -> float:
@@ -100,28 +97,14 @@ class ConceptorLinear(BaseEstimator):  # type: ignore[misc]
         return self._known().quota
 
     @property
-    def correlation_(self) -> Array:
-        """Second moments of b that `aperture_` refers to."""
-        return np.asarray(self._known().correlation)
-
-    @property
     def n_tasks_(self) -> int:
         """Number of tasks learned."""
         return self._known().n_tasks
 
-    @property
-    def increment_norm_(self) -> float:
-        """Frobenius norm of the last task's change of the weights, if tasks are learned in turn."""
-        norm = self._known().increment_norm
-        if norm is None:
-            raise AttributeError("solution='joint' solves all tasks together, without increments")
-        return norm
-
     def free_space(self) -> Array:
         """F = ¬A `[d, d]` (or d + 1 with an intercept): the space left for the next task."""
         known = self._known()
-        aperture = known.aperture if isinstance(self.aperture, str) else self.aperture
-        return np.asarray(closed_form.free_space(known.correlation, aperture))
+        return np.asarray(closed_form.free_space(known.correlation, known.aperture))
 
     def fit(self, X: Any, y: Any) -> Self:
         """Forget all earlier tasks and learn one task: X `[n, d]`, y `[n]` or `[n, m]`."""
@@ -172,33 +155,20 @@ class ConceptorLinear(BaseEstimator):  # type: ignore[misc]
     def _warn_if_full(self) -> None:
         """Warn after a task learned in turn; the joint solution goes on learning."""
         memory = self._memory
-        if isinstance(memory, JointRidge) or memory.quota < self.warn_at_quota:
+        if isinstance(memory, JointRidge) or memory.quota < _FULL:
             return
         tasks = "1 task" if memory.n_tasks == 1 else f"{memory.n_tasks} tasks"
         warnings.warn(
             f"The memory is nearly full after {tasks}: they use {memory.quota:.1%} of the input "
-            f"space (quota_ {memory.quota:.4f}, warning from {self.warn_at_quota:g}). Further "
-            f"tasks can change little. Lower the aperture ({memory.aperture:g}), or use more "
-            f"features.",
+            f"space (quota_ {memory.quota:.4f}). Further tasks can change little. Lower the "
+            f"aperture ({memory.aperture:g}), or use more features.",
             MemoryFullWarning,
             stacklevel=outside(),
         )
 
 
 class ConceptorRegressor(MultiOutputMixin, RegressorMixin, ConceptorLinear):  # type: ignore[misc]
-    """Targets `[n]` or `[n, m]`, and coefficients of the matching shape."""
-
-    _target_shape: tuple[int, ...]  # of one sample: () or (m,)
-
-    @property
-    def coef_(self) -> Array:
-        coefficients: Array = super().coef_
-        return coefficients if self._target_shape else coefficients[0]
-
-    @property
-    def intercept_(self) -> Any:
-        intercept = super().intercept_
-        return intercept if self._target_shape else float(intercept[0])
+    """Targets `[n]` or `[n, m]`."""
 
     def _checked(self, X: Any, y: Any, first: bool) -> tuple[Any, Tensor]:
         """X, and targets `[n, m]`."""

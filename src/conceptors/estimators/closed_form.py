@@ -69,29 +69,5 @@ def simplified_increment(
     return solved
 
 
-def gradient(
-    inputs: Tensor,
-    targets: Tensor,
-    weights: Tensor,
-    previous: Tensor,
-    free: Tensor,
-    regularization: float,
-    *,
-    exact: bool,
-) -> Tensor:
-    """Gradient of the cost of `increment` on a mini-batch x `[n, d]`, y `[n, m]` (section 3.1).
-
-    Simplified: 2 E[(W x - y) sᵀ] + 2 λ⁻² W_inc, with s = F x. Exact: W_inc A x is subtracted from
-    the error, that is, the error is W_inc s - (y - W_previous x).
-    """
-    shielded = inputs @ free
-    change = weights - previous
-    if exact:
-        error = shielded @ change.mT - (targets - inputs @ previous.mT)
-    else:
-        error = inputs @ weights.mT - targets
-    return 2 * (error.mT @ shielded) / len(inputs) + 2 * regularization * change
-
-
 def _mean_square(correlation: Tensor) -> float:
     return float(correlation.diagonal().mean())

@@ -7,6 +7,9 @@ from typing import Any, Self, get_args
 
 import numpy as np
 import torch
+from sklearn.base import ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets, unique_labels
+from sklearn.utils.validation import validate_data
 from torch import Tensor
 
 from conceptors._internal import checks
@@ -23,17 +26,8 @@ from conceptors.estimators.tasks import JointRidge, Known, learned_in_turn
 from conceptors.readout.features import Activation, RandomFeatures, warn_of_scales
 from conceptors.readout.sums import Sums
 
-try:
-    from sklearn.base import ClassifierMixin
-    from sklearn.utils.multiclass import check_classification_targets, unique_labels
-    from sklearn.utils.validation import validate_data
-except ImportError:
-    raise ImportError(
-        "the estimators need scikit-learn: pip install 'conceptors[sklearn]'"
-    ) from None
-
 _INCREMENTS = {"paper": closed_form.increment, "simplified": closed_form.simplified_increment}
-_FIXED = ("solution", "weighting", "lift", "activation", "fit_intercept")  # over all tasks
+_FIXED = ("solution", "lift", "activation", "fit_intercept")  # over all tasks
 _APERTURE, _REGULARIZATION = 10.0, 1e-2  # of tasks that are learned in turn
 _ROWS = 4096  # rows whose features are computed at once
 
@@ -49,29 +43,23 @@ class _Ridge(ConceptorLinear):
         regularization: float | None = None,
         *,
         solution: str = "joint",
-        weighting: str = "samples",
         lift: int = 0,
         activation: str = "relu",
         fit_intercept: bool = True,
-        warn_at_quota: float = 0.999,
         random_state: Any = 0,
     ) -> None:
         self.aperture = aperture
         self.regularization = regularization
         self.solution = solution
-        self.weighting = weighting
         self.lift = lift
         self.activation = activation
         self.fit_intercept = fit_intercept
-        self.warn_at_quota = warn_at_quota
         self.random_state = random_state
 
     def _check_parameters(self) -> None:
         one_of(self.solution, "solution", ("joint", *_INCREMENTS))
-        one_of(self.weighting, "weighting", ("samples", "tasks"))
         one_of(self.activation, "activation", get_args(Activation))
         checks.whole(self.lift, "lift", 0)
-        checks.number(self.warn_at_quota, "warn_at_quota", 0.0, 1.0)
 
     def _penalties(self) -> tuple[float | None, float | None]:
         """α and λ, None where they are to be chosen."""
@@ -108,7 +96,6 @@ class _Ridge(ConceptorLinear):
             if not isinstance(memory, JointRidge):
                 memory = JointRidge(
                     constant=self.fit_intercept,
-                    by_task=self.weighting == "tasks",
                     of_classes=targets.ndim == 1,
                     scaled=self._lift is None,
                 )
@@ -180,17 +167,13 @@ class ConceptorRidge(ConceptorRegressor, _Ridge):
 
             R and K of the new task. It fits W_inc F b but predicts with W_inc b, so a new task
             disturbs old ones where F is soft. "simplified" is where the simplified gradient
-            vanishes, W_inc = (K - W R) F (R F + λ I)⁻¹; with λ = α⁻² that is "joint" with
-            weighting="tasks". These two default to α = 10 and λ = 0.01, count tasks equally, and
-            stop learning when memory is full.
-        weighting: "samples" count equally, or "tasks", whatever their sizes: then
-            R = Σ E[b bᵀ], summed over tasks, and K likewise.
+            vanishes, W_inc = (K - W R) F (R F + λ I)⁻¹; with λ = α⁻² that is "joint" for R and K
+            summed over the tasks' means. These two default to α = 10 and λ = 0.01, count tasks
+            equally, and stop learning when memory is full, with a `MemoryFullWarning`.
         lift: number of random features to learn on, 0 for the inputs as they are. The first task's
             data calibrate them.
         activation: of the random features, "relu", "tanh" or "fourier".
         fit_intercept: add a constant unit to the inputs (the paper's bias unit).
-        warn_at_quota: from this `quota_` on, `partial_fit` emits a `MemoryFullWarning` (not for
-            "joint", which goes on learning).
         random_state: seed of the random features.
 
     Attributes:
@@ -198,8 +181,6 @@ class ConceptorRidge(ConceptorRegressor, _Ridge):
         aperture_, regularization_: in use; if chosen, for inputs of mean 0 and mean square 1.
         quota_: share of the space used so far, in [0, 1].
         n_tasks_: number of tasks learned.
-        correlation_: R `[d, d]` (d + 1 with an intercept) that `aperture_` refers to.
-        increment_norm_: Frobenius norm of the last task's change of the weights (not for "joint").
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
@@ -239,6 +220,7 @@ class ConceptorRidgeClassifier(ClassifierMixin, _Ridge):  # type: ignore[misc]
     """
 
     _arrived: Array  # classes in the order of the memory's outputs
+    _target_shape = (1,)  # weights have a row for each class
 
     @property
     def classes_(self) -> Array:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from conceptors._internal import checks
-from conceptors.estimators import closed_form
 from conceptors.estimators.base import (
     Array,
     ConceptorRegressor,
@@ -28,15 +27,15 @@ class ConceptorSGDRegressor(ConceptorRegressor):
         W ← W - η (2 E[e sᵀ] + 2 λ⁻² (W - W_previous)),    s = F b,
 
     where e = W b - y (`gradient="simplified"`, the paper's rule) or W_inc s - t
-    (`gradient="exact"`). They converge to `ConceptorRidge` with solution="simplified" and "paper".
+    (`gradient="exact"`). The result is the mean of W over the second half of the steps. Both
+    converge to `ConceptorRidge` with solution="simplified" and "paper".
 
     Parameters:
         aperture, regularization: α and λ⁻², both > 0.
-        fit_intercept, warn_at_quota: as in `ConceptorRidge`.
+        fit_intercept: as in `ConceptorRidge`.
         gradient: "simplified" or "exact".
         learning_rate: η > 0, or "auto": half the largest step that is stable for the batch size.
         batch_size, epochs: size of the mini-batches, and number of passes over the data.
-        average: return the mean of the weights over the second half of the steps.
         random_state: seed of the order of the samples.
 
     >>> import numpy as np
@@ -58,10 +57,8 @@ class ConceptorSGDRegressor(ConceptorRegressor):
         learning_rate: float | str = "auto",
         batch_size: int = 32,
         epochs: int = 100,
-        average: bool = True,
         fit_intercept: bool = True,
         random_state: Any = None,
-        warn_at_quota: float = 0.999,
     ) -> None:
         self.aperture = aperture
         self.regularization = regularization
@@ -69,10 +66,8 @@ class ConceptorSGDRegressor(ConceptorRegressor):
         self.learning_rate = learning_rate
         self.batch_size = batch_size
         self.epochs = epochs
-        self.average = average
         self.fit_intercept = fit_intercept
         self.random_state = random_state
-        self.warn_at_quota = warn_at_quota
 
     def predict(self, X: Any) -> Array:
         """W [x; 1] for rows `[n, d]`."""
@@ -99,7 +94,6 @@ class ConceptorSGDRegressor(ConceptorRegressor):
     def _check_parameters(self) -> None:
         positive(self.aperture, "aperture")
         positive(self.regularization, "regularization")
-        checks.number(self.warn_at_quota, "warn_at_quota", 0.0, 1.0)
         one_of(self.gradient, "gradient", ("simplified", "exact"))
         if self.learning_rate != "auto":
             positive(self.learning_rate, "learning_rate")
@@ -115,18 +109,16 @@ class ConceptorSGDRegressor(ConceptorRegressor):
         for epoch in range(self.epochs):
             order = torch.from_numpy(random.permutation(len(inputs)))
             for batch in order.split(size):
-                step = closed_form.gradient(
-                    inputs[batch],
-                    targets[batch],
-                    weights,
-                    previous,
-                    free,
-                    self.regularization,
-                    exact=self.gradient == "exact",
-                )
+                x, y = inputs[batch], targets[batch]
+                shielded, change = x @ free, weights - previous  # s and W_inc
+                if self.gradient == "exact":
+                    error = shielded @ change.mT - (y - x @ previous.mT)
+                else:
+                    error = x @ weights.mT - y
+                step = 2 * (error.mT @ shielded) / len(x) + 2 * self.regularization * change
                 # A last, smaller batch takes a smaller step: every sample counts the same.
                 weights.sub_(step, alpha=rate * len(batch) / size)
-                if self.average and 2 * epoch >= self.epochs:
+                if 2 * (epoch + 1) > self.epochs:
                     averaged += 1
                     mean += (weights - mean) / averaged
         if not bool(torch.isfinite(weights).all()):
@@ -134,7 +126,7 @@ class ConceptorSGDRegressor(ConceptorRegressor):
                 f"the weights diverged with learning_rate={self.learning_rate}; use a smaller one, "
                 f"or learning_rate='auto'"
             )
-        return mean if averaged else weights
+        return mean
 
     def _rate(self, inputs: Tensor, correlation: Tensor) -> float:
         if self.learning_rate != "auto":

@@ -29,37 +29,31 @@ class Known:
     regularization: float
     quota: float
     n_tasks: int
-    increment_norm: float | None = None  # |W - W_before| of the last task learned in turn
 
 
 class JointRidge:
-    """Ridge regression on all tasks at once, from sums, in any order.
+    """Ridge regression on all tasks at once, from sums, in any order: W = K (R + λ I)⁻¹.
 
-    W = K (R + λ I)⁻¹ with R = E[b bᵀ], K = E[y bᵀ] over all samples, or, where tasks count equally,
-    with R = Σ_t E_t[b bᵀ] and K = Σ_t E_t[y bᵀ]: the OR of the tasks' conceptors at aperture λ^-½.
+    R = E[b bᵀ] and K = E[y bᵀ] are over all samples.
 
     Args:
         constant: whether rows b end in a constant 1.
-        by_task: whether each task counts equally, whatever its number of samples.
         of_classes: whether outputs are scores of classes, of which only the largest matters.
         scaled: whether a chosen λ refers to inputs of mean 0 and mean square 1 over all tasks.
     """
 
-    def __init__(self, *, constant: bool, by_task: bool, of_classes: bool, scaled: bool) -> None:
-        self._constant, self._by_task = constant, by_task
-        self._of_classes, self._scaled = of_classes, scaled
+    def __init__(self, *, constant: bool, of_classes: bool, scaled: bool) -> None:
+        self._constant, self._of_classes, self._scaled = constant, of_classes, scaled
         self._sums: Sums | None = None
-        self._samples = 0.0
         self._given: float | None = None
         self._solved: Known | None = None
         self._n_tasks = 0
 
     def learn(self, sums: Sums, given: float | None) -> None:
         """Add the sums of a task. λ is `given`, or chosen if that is None."""
-        self._sums = self._sums or Sums(sums.dim)
-        self._sums.include(sums, 1 / sums.count if self._by_task else 1.0)
-        self._samples += sums.count
-        self._given, self._solved = given, None
+        if self._sums:
+            sums.include(self._sums)
+        self._sums, self._given, self._solved = sums, given, None
         self._n_tasks += 1
 
     def known(self) -> Known:
@@ -69,10 +63,8 @@ class JointRidge:
 
     def _solve(self) -> Known:
         assert self._sums is not None
-        total = Sums(self._sums.dim)
-        total.include(self._sums, self._samples / self._sums.count)
-        parts = self._n_tasks if self._by_task else 1  # R is this many times a mean
-        given = None if self._given is None else self._given / parts
+        total, given = Sums(self._sums.dim), self._given
+        total.include(self._sums)
         d = total.dim - self._constant
         shift, scale = torch.zeros(d, dtype=torch.float64), 1.0
         if self._scaled and given is None:
@@ -85,12 +77,11 @@ class JointRidge:
         weights[:, :d] *= scale
         if self._constant:
             weights[:, -1] -= weights[:, :d] @ shift
-        regularization = solution.regularization * parts
         return Known(
             weights,
-            total.gram * (parts / total.count),
-            regularization**-0.5,
-            regularization,
+            total.gram / total.count,
+            solution.regularization**-0.5,
+            solution.regularization,
             solution.quota,
             self._n_tasks,
         )
@@ -147,5 +138,4 @@ def learned_in_turn(
         regularization,
         quota=float(1 - closed_form.free_space(total, aperture).diagonal().mean()),
         n_tasks=1 if before is None else before.n_tasks + 1,
-        increment_norm=float((weights - previous).norm()),
     )

@@ -69,14 +69,12 @@ class ReadoutPlugin(SupervisedPlugin):  # type: ignore[misc]
     Args:
         readout: a readout for the body's features.
         body: the part of the strategy's model that computes features `[n, readout.in_features]`.
-        shield: the shield of the body, for `Readout.out_of_date`. List its ShieldPlugin first.
     """
 
-    def __init__(self, readout: Readout, body: nn.Module, *, shield: Shield | None = None) -> None:
+    def __init__(self, readout: Readout, body: nn.Module) -> None:
         super().__init__()
         self.readout = readout
         self.body = body
-        self.shield = shield
 
     def after_forward(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
         """Remove the outputs of other experiences' classes from the loss."""
@@ -91,9 +89,8 @@ class ReadoutPlugin(SupervisedPlugin):  # type: ignore[misc]
         dataset = strategy.experience.dataset  # the strategy's loader may mix in stored samples
         collate = getattr(dataset, "collate_fn", None)
         batches = DataLoader(dataset, batch_size=strategy.train_mb_size, collate_fn=collate)
-        readout, labels = self.readout.to(strategy.device), itemgetter(1)
-        readout.learn_from(
-            self.body, batches, feed=feed_experience, target=labels, shield=self.shield
+        self.readout.to(strategy.device).learn_from(
+            self.body, batches, feed=feed_experience, target=itemgetter(1)
         )
 
     def after_eval_forward(self, strategy: Any, *args: Any, **kwargs: Any) -> None:

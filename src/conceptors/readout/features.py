@@ -22,6 +22,7 @@ from conceptors._internal.precision import exactly
 
 Activation = Literal["relu", "tanh", "fourier"]
 _FOURIER_SPREAD = 0.7  # kernels a little wider than the data
+_BLUR = 1.5  # standard deviation in pixels
 _CALIBRATION_ROWS = 10_000
 _LOST = 1e-4  # of the largest column's range: smaller columns hardly influence a solution
 _FEW = 0.02  # share of columns that may have a tiny range, as units that are nearly dead have
@@ -103,12 +104,9 @@ class RandomFeatures(Lift):
             approximate a Gaussian kernel (Rahimi & Recht 2007).
         shape: the power of the first data's covariance that the weights are drawn with: 0 draws
             white weights, and with 1/2 the weights vary like the data themselves.
-        spread: the root mean square of z Wᵀ. Larger values make the features more nonlinear. None
-            is 1, and 0.7 for "fourier".
-        unit: scale each row z to the same length first, so only its direction counts.
         image: (c, h, w) or (h, w) if the inputs are images. The weights are then smooth instead of
-            shaped, and each row is centred by its own mean instead of μ.
-        smooth: standard deviation of the blur, in pixels.
+            shaped. Each row is centred by its own mean instead of μ and scaled to the same length,
+            so only its direction counts.
         seed: seed of the weights.
 
     >>> lift = RandomFeatures(5, 100)
@@ -128,10 +126,7 @@ class RandomFeatures(Lift):
         activation: Activation = "relu",
         *,
         shape: float = 0.25,
-        spread: float | None = None,
-        unit: bool = False,
         image: tuple[int, ...] | None = None,
-        smooth: float = 1.5,
         seed: int = 0,
     ) -> None:
         d = checks.whole(in_features, "in_features", 1)
@@ -146,12 +141,10 @@ class RandomFeatures(Lift):
             )
         super().__init__(d, count, center=(d,), weight=(count, d), bias=(count,))
         self.image = None if image is None else tuple(image)
-        self.smooth = checks.number(smooth, "smooth", 0.0, 1e3)
         self.activation = activation
         self.power = checks.number(shape, "shape", 0.0, 1.0)
-        usual = _FOURIER_SPREAD if activation == "fourier" else 1.0
-        self.spread = usual if spread is None else checks.number(spread, "spread", 0.0, 1e6)
-        self.unit, self.seed = bool(unit), checks.whole(seed, "seed", 0)
+        self.spread = _FOURIER_SPREAD if activation == "fourier" and image is None else 1.0
+        self.seed = checks.whole(seed, "seed", 0)
 
     @exactly()
     def calibrate(self, rows: Tensor) -> None:
@@ -166,13 +159,13 @@ class RandomFeatures(Lift):
         if self.activation == "fourier":
             bias = 2 * math.pi * torch.rand(self.out_features, generator=draw).to(rows)
         if self.image is not None:
-            weight = blurred(weight, self.image, self.smooth)
+            weight = blurred(weight, self.image, _BLUR)
         else:
             warn_of_scales(rows)
             if self.power and not is_flat:
                 weight = weight @ _covariance_root(z, self.power).to(weight)
         if is_flat:  # nothing shows how much data vary: assume as much as their own size
-            length = 1.0 if self.unit else typical_size(z, rows)
+            length = typical_size(z, rows) if self.image is None else 1.0
             size = length * weight.square().mean().sqrt() * self.in_features**0.5
         else:
             parts = (part @ weight.mT for part in z.split(_ROWS_AT_ONCE))
@@ -184,7 +177,7 @@ class RandomFeatures(Lift):
         return x - (center if self.image is None else x.mean(-1, keepdim=True))
 
     def _scaled(self, z: Tensor) -> Tensor:
-        if self.unit:
+        if self.image is not None:
             z = functional.normalize(z, dim=-1, eps=1e-30) * self.in_features**0.5
         return z
 
@@ -199,7 +192,7 @@ class RandomFeatures(Lift):
     def extra_repr(self) -> str:
         return (
             f"{self.in_features}, {self.out_features}, {self.activation!r}, image={self.image}, "
-            f"spread={self.spread:g}, unit={self.unit}, seed={self.seed}"
+            f"shape={self.power:g}, seed={self.seed}"
         )
 
 
@@ -207,7 +200,8 @@ class SideBySide(Lift):
     """Features of the parts of `[x₁ | x₂ | …]`, side by side: `[f₁(x₁) | f₂(x₂) | …]`.
 
     Each part's features are scaled by one number to a mean variance of 1 over the first data, so
-    parts of different size count alike. Parts that are calibrated already do not change.
+    parts of different size count alike. Parts that are calibrated already do not change. A
+    `Readout` uses the first part alone where the others do not help.
     """
 
     scale: Tensor
@@ -215,16 +209,16 @@ class SideBySide(Lift):
     def __init__(self, *parts: Lift) -> None:
         if wrong := [type(part).__name__ for part in parts if not isinstance(part, Lift)]:
             raise TypeError(f"SideBySide takes lifts, such as RandomFeatures, got {wrong[0]}")
-        self._widths = [part.in_features for part in parts]
-        count = sum(part.out_features for part in parts)
-        super().__init__(sum(self._widths), count, scale=(len(parts),))
+        self._columns = [part.in_features for part in parts]
+        self.widths = [part.out_features for part in parts]
+        super().__init__(sum(self._columns), sum(self.widths), scale=(len(parts),))
         self.parts = nn.ModuleList(parts)
 
     @exactly()
     def calibrate(self, rows: Tensor) -> None:
         part: Any
         sizes = []
-        for part, columns in zip(self.parts, rows.split(self._widths, -1)):
+        for part, columns in zip(self.parts, rows.split(self._columns, -1)):
             if not part.is_calibrated:
                 part.calibrate(columns)
             features = part(columns[:: max(1, len(columns) // 2048)])
@@ -234,7 +228,7 @@ class SideBySide(Lift):
 
     def forward(self, x: Tensor) -> Tensor:
         self.check_calibrated()
-        triples = zip(self.parts, x.split(self._widths, -1), self.scale)
+        triples = zip(self.parts, x.split(self._columns, -1), self.scale)
         return torch.cat([part(columns) * scale for part, columns, scale in triples], -1)
 
 
@@ -275,8 +269,6 @@ def warn_of_scales(rows: Tensor) -> None:
 
 def blurred(weight: Tensor, image: tuple[int, ...], sigma: float) -> Tensor:
     """Each row `[n, c · h · w]` as an image, smoothed by a Gaussian, at the same mean square."""
-    if not sigma:
-        return weight
     pictures = weight.reshape(-1, 1, *image[-2:])
     reach = math.ceil(4 * sigma)
     at = torch.arange(-reach, reach + 1, dtype=weight.dtype, device=weight.device)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,8 +29,9 @@ class LayerInputs(nn.Module):
     """The inputs of a network and of its layers, side by side, as features `[n, out_features]`.
 
     Feature maps `[n, c, h, w]` are averaged over 4 × 4 cells, sequences `[n, tokens, d]` over their
-    tokens. The network runs in evaluation mode without gradients, and is not changed. An input
-    that several layers share appears once.
+    tokens. Integers `[n, tokens]` that the network embeds are counted: one feature per word of
+    the vocabulary, without padding. The network runs in evaluation mode without gradients, and is
+    not changed. An input that several layers share appears once.
 
     Args:
         model: the network.
@@ -40,7 +42,8 @@ class LayerInputs(nn.Module):
     Attributes:
         out_features: number of features.
         widths: number of features of each layer, in order. `"input"` is the network's input, if it
-            is one tensor of floats (`"(input)"` if a layer is called input).
+            is one tensor of floats, or the counts of its tokens (`"(input)"` if a layer is called
+            input).
 
     >>> model = nn.Sequential(nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, 3))
     >>> reader = LayerInputs(model, torch.randn(2, 8))
@@ -60,18 +63,19 @@ class LayerInputs(nn.Module):
         plain = example if isinstance(example, Tensor) and _is_plain(example) else None
         self._shape = None if plain is None else tuple(plain.shape[1:])
         names = _layer_names(model, layers)
-        # The root module's input is the network's; its name is "" there.
         self._layers = {name: name for name in names if name}
-        if self._shape is not None:
-            self._input = "(input)" if "input" in names else "input"
-            self._layers = {self._input: "", **self._layers}
-        raw: dict[str, Tensor] = {}
-        rows = self._read((example,), {}, raw)
+        # The root module's input is the network's; its name is "" there.
+        self._input = "(input)" if "input" in names else "input"
+        source = _embedding_of_tokens(model, example) if plain is None else ""
+        if source is not None:
+            self._layers = {self._input: source, **self._layers}
+        rows = self._read((example,), {})
         self.widths: dict[str, int] = {}
-        for name, x in raw.items():
+        for name in (name for name in self._layers if name in rows):
+            x = rows[name]
             # An example of zeros shows nothing about what layers share.
-            if not x.any() or not any(torch.equal(x, raw[other]) for other in self.widths):
-                self.widths[name] = rows[name].shape[1]
+            if not x.any() or not any(torch.equal(x, rows[other]) for other in self.widths):
+                self.widths[name] = x.shape[1]
         if not self.widths:
             raise ValueError("no layer was called with a tensor of floats; name other layers")
         self._layers = {name: self._layers[name] for name in self.widths}
@@ -80,14 +84,12 @@ class LayerInputs(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Compute features `[n, out_features]`; the arguments are those of the network."""
         rows = self._read(args, kwargs)
-        for name, width in self.widths.items():
-            if name not in rows:
-                raise ValueError(f"layer {name!r} was not called; create another LayerInputs")
-            if rows[name].shape[1] != width:
-                raise ValueError(
-                    f"layer {name!r} has {rows[name].shape[1]} features for this input, and "
-                    f"{width} for the example; create another LayerInputs for other sizes"
-                )
+        widths = {name: row.shape[1] for name, row in rows.items()}
+        if widths != self.widths:
+            raise ValueError(
+                f"the layers have {widths} features for this input, and {self.widths} for the "
+                f"example; create another LayerInputs for other sizes"
+            )
         return torch.cat([rows[name] for name in self.widths], 1)
 
     def lift(self, count: int = 2000, *, image: tuple[int, ...] | None = None) -> SideBySide:
@@ -95,7 +97,8 @@ class LayerInputs(nn.Module):
 
         Args:
             count: random features of each lift. Colour images get a quarter as many filters,
-                averaged over four cells. Layers with more features than that are not lifted.
+                averaged over four cells. Layers with more features than that are not lifted, nor
+                are vocabularies of up to four times as many words.
             image: (h, w) or (c, h, w) of an input image. Not needed for inputs `[n, c, h, w]`.
         """
         count = checks.whole(count, "count", 1)
@@ -105,30 +108,32 @@ class LayerInputs(nn.Module):
             parts.append(_lift_of_input(math.prod(self._shape), image, count))
         elif image is not None:
             raise ValueError("image does not apply: the input is no tensor of floats; leave it out")
+        elif words := self.widths.get(self._input, 0):
+            is_small = words <= 4 * count
+            parts.append(Scaling(words) if is_small else RandomFeatures(words, count, shape=0.0))
         width = self.out_features - sum(part.in_features for part in parts)
         if width:
             parts.append(Scaling(width) if width >= count else RandomFeatures(width, count))
         return SideBySide(*parts)
 
-    def _read(
-        self, args: tuple[Any, ...], kwargs: Any, raw: dict[str, Tensor] | None = None
-    ) -> dict[str, Tensor]:
-        """Return rows `[n, k]` of each layer, averaged over its calls; `raw` gets first inputs."""
+    def _read(self, args: tuple[Any, ...], kwargs: Any) -> dict[str, Tensor]:
+        """Return rows `[n, k]` of each layer, averaged over its calls."""
         if len(args) == 1 and isinstance(args[0], Mapping):
-            return self._read((), {**args[0], **kwargs}, raw)
+            return self._read((), {**args[0], **kwargs})
         calls: dict[str, list[Tensor]] = {}
+        mask = kwargs.get("attention_mask")
         modules = dict(self.model.named_modules())
-        if removed := [name for name, path in self._layers.items() if path not in modules]:
-            raise ValueError(f"layer {removed[0]!r} was removed; create another LayerInputs")
 
         def hook(name: str) -> Any:
             def look(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
                 x: Any = next(iter((*args, *kwargs.values())), None)
-                if _is_plain(x):
+                if isinstance(layer, nn.Embedding):
+                    row = _counts(layer, x, mask)
+                elif _is_plain(x):
                     row = x.flatten(1) if layer is self.model else _pooled(layer, x)
-                    calls.setdefault(name, []).append(row.clone())
-                    if raw is not None:
-                        raw.setdefault(name, x.flatten(1).clone())
+                else:
+                    return
+                calls.setdefault(name, []).append(row.clone())
 
             return look
 
@@ -149,6 +154,33 @@ class LayerInputs(nn.Module):
 
 def _is_plain(x: Any) -> bool:
     return isinstance(x, Tensor) and x.is_floating_point() and x.ndim >= 2
+
+
+def _embedding_of_tokens(model: nn.Module, example: Any) -> str | None:
+    """The name of the embedding that receives integers `[n, tokens]` of the example, if any."""
+    named = example if isinstance(example, Mapping) else {}
+    given = [*named.values()] or [example]
+    calls: list[tuple[str, Any]] = []
+    with undisturbed(model), ExitStack() as stack:
+        for name, layer in model.named_modules():
+            if isinstance(layer, nn.Embedding):
+                look = partial(lambda name, _, args: calls.extend((name, x) for x in args), name)
+                stack.callback(layer.register_forward_pre_hook(look).remove)
+        model(**named) if named else model(example)
+    tokens = [x for x in given if isinstance(x, Tensor) and x.ndim == 2]
+    for name, x in calls:
+        if any(x.shape == y.shape and bool((x == y).all()) for y in tokens):
+            return name
+    return None
+
+
+def _counts(layer: nn.Embedding, tokens: Tensor, mask: Tensor | None) -> Tensor:
+    """How often each word of the vocabulary occurs `[n, words]`, without padding."""
+    is_word = torch.ones_like(tokens) if layer.padding_idx is None else tokens != layer.padding_idx
+    if mask is not None and mask.shape == tokens.shape:
+        is_word = is_word * mask
+    counts = torch.zeros(len(tokens), layer.num_embeddings, device=tokens.device)
+    return counts.scatter_add_(1, tokens.long(), is_word.float())
 
 
 def _layer_names(model: nn.Module, patterns: str | Iterable[str] | None) -> list[str]:
@@ -181,4 +213,4 @@ def _lift_of_input(width: int, image: tuple[int, ...] | None, count: int) -> Lif
         size = min(6, *image[1:])
         grid = min(_PATCH_CELLS, min(image[1:]) - size + 1)
         return PatchFeatures((image[0], image[1], image[2]), -(-count // 4), size=size, grid=grid)
-    return RandomFeatures(width, count, "fourier", spread=1.0, unit=True, image=image)
+    return RandomFeatures(width, count, "fourier", image=image)

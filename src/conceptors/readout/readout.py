@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any, Literal, Self
@@ -21,10 +20,9 @@ from conceptors._internal.batches import (
     undisturbed,
     with_progress,
 )
-from conceptors._internal.checks import outside
 from conceptors._internal.precision import exactly
 from conceptors._internal.storage import digest
-from conceptors.readout.features import Activation, Lift, Scaling, lift_of
+from conceptors.readout.features import Activation, Lift, Scaling, SideBySide, lift_of
 from conceptors.readout.samples import (
     KINDS,
     feature_rows,
@@ -53,7 +51,6 @@ class Readout(nn.Module):
             or a module with an attribute `out_features`, such as `PatchFeatures`. The first
             samples learned calibrate it.
         activation: activation of the random features: "relu", "tanh" or "fourier".
-        classes: upper limit of the number of classes. By default each new label adds a class.
         regularization: λ. "auto" chooses it by generalised cross-validation from the sums. The
             mean of numeric targets is not penalised.
         scores: scores of classes: "regression", about 1 for the right class, or "likelihood", from
@@ -78,7 +75,6 @@ class Readout(nn.Module):
         lift: int | nn.Module = 0,
         *,
         activation: Activation = "relu",
-        classes: int | None = None,
         regularization: float | Literal["auto"] = "auto",
         scores: Literal["regression", "likelihood"] = "regression",
         seed: int = 0,
@@ -87,7 +83,6 @@ class Readout(nn.Module):
         self.in_features = checks.whole(in_features, "in_features", 1)
         self.lift = lift_of(self.in_features, lift, activation, seed)
         self.register_buffer("_here", torch.empty(0), persistent=False)
-        self._limit = None if classes is None else checks.whole(classes, "classes", 1)
         self._kind = 0  # of targets, an index into KINDS
         self._sums: Sums | None = None
         self._solved: Solution | None = None
@@ -97,8 +92,6 @@ class Readout(nn.Module):
         self._given: float | None = None
         if regularization != "auto":
             self._given = checks.number(regularization, "regularization", 0, 1e300, open_low=True)
-        self._shield_mark: Any = None
-        self._earlier_drift: dict[str, float] = {}
 
     @property
     def _is_calibrated(self) -> bool:
@@ -130,7 +123,6 @@ class Readout(nn.Module):
         *,
         feed: Feed | None = None,
         target: Callable[[Any], Tensor] | None = None,
-        shield: Any = None,
         progress: bool = False,
     ) -> Self:
         """Learn from a network's outputs for batches, in one pass without gradients.
@@ -142,7 +134,6 @@ class Readout(nn.Module):
             feed: function that calls the backbone with a batch; by default with its first element.
             target: function that returns the targets of a batch; by default its last element or
                 "labels".
-            shield: the shield that protects the backbone; see `out_of_date`.
             progress: show a progress bar.
         """
         check_batches(batches, "learn_from")
@@ -155,47 +146,26 @@ class Readout(nn.Module):
             )
         if self.n_samples == before:
             raise ValueError("the loader is empty or used up; pass a DataLoader or a list")
-        if shield is not None:
-            if not shield.is_settled:
-                warnings.warn(
-                    "The shield has not remembered the latest training, so out_of_date will not "
-                    "count how it moves the features. Call shield.remember first, then learn_from.",
-                    stacklevel=outside(),
-                )
-            if self._shield_mark is not None:
-                self._earlier_drift = self.out_of_date(shield)
-            self._shield_mark = shield.mark()
         return self
 
     @torch.inference_mode(False)  # tensors created inside could not be changed outside
     def _learn(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> Self:
-        """Learn all pairs of features and targets, or nothing if anything fails.
-
-        A single part is added in place, because a copy of the sums costs more than a small batch.
-        Several parts are summed apart first.
-        """
+        """Learn all pairs of features and targets, or nothing if anything fails."""
         lift_state = None if self._is_calibrated else copy.deepcopy(self.lift.state_dict())
-        apart: Sums | None = None
-        latest: tuple[int, Tensor, Tensor] | None = None
-        self._solved = None
+        learned, sums = self._kind, None
         try:
-            for part in self._checked_parts(pairs):
-                if latest:
-                    apart = apart or self._new_sums()
-                    apart.add(self._lifted(latest[1]), latest[2])
-                latest = part
-            if latest is None:
-                return self
-            lifted = self._lifted(latest[1])
-            sums = apart or self._sums or self._new_sums()
-            sums.add(lifted, latest[2])
-            if apart and self._sums:
-                apart.include(self._sums)
+            for kind, rows, targets in self._checked_parts(pairs):
+                sums = sums or self._new_sums()
+                sums.add(self._lifted(rows), targets)
+                learned = kind
+            if sums and self._sums:
+                sums.include(self._sums)
         except BaseException:
             if lift_state is not None:
                 self.lift.load_state_dict(lift_state)
             raise
-        self._kind, self._sums = latest[0], sums
+        if sums:
+            self._kind, self._sums, self._solved = learned, sums, None
         return self
 
     def _checked_parts(
@@ -213,25 +183,10 @@ class Readout(nn.Module):
         kind, outputs = self._kind, self._sums.outputs if self._sums else 0
         for features, targets in chain(first, pairs):
             rows = learnable(self._rows(features))
-            kind, y = target_rows(targets, rows, kind, outputs, self._limit)
+            kind, y = target_rows(targets, rows, kind, outputs)
             outputs = 0 if y.ndim == 1 else y.shape[1]
             for part, part_targets in zip(rows.split(_ROWS), y.split(_ROWS)):
                 yield kind, part, part_targets
-
-    def out_of_date(self, shield: Any) -> dict[str, float]:
-        """Measure how far each layer of the backbone has moved since its features were summed.
-
-        Returns |ΔW z| / |W z| for each layer, over inputs z that the shield protects, summed over
-        the calls of `learn_from(..., shield=shield)`. Call it after `shield.remember`. The measure
-        is not saved. It is 0 for hard conceptors, which keep W z fixed.
-        """
-        if self._shield_mark is None:
-            raise RuntimeError(
-                "out_of_date needs a reference: learn_from(..., shield=shield) was not called yet, "
-                "or not since this readout was loaded; call it first"
-            )
-        drift: dict[str, float] = shield.moved_since(self._shield_mark)
-        return {name: self._earlier_drift.get(name, 0.0) + drift[name] for name in drift}
 
     @property
     def n_samples(self) -> int:
@@ -265,8 +220,9 @@ class Readout(nn.Module):
         if self._solved is None:
             has_labels = KINDS[self._kind] == "labels"
             options = {"around_mean": not has_labels, "largest": has_labels}
+            first = self.lift.widths[0] if isinstance(self.lift, SideBySide) else 0
             with torch.inference_mode(False):  # otherwise gradients could not pass later
-                solution = solve(self._sums, self._given, **options)
+                solution = solve(self._sums, self._given, first=first, **options)
                 if has_labels and self.scores == "likelihood":
                     solution = solution._replace(weights=likelihoods(self._sums, solution))
             self._solved = solution
@@ -305,7 +261,6 @@ class Readout(nn.Module):
         return Readout(
             self.in_features,
             copy.deepcopy(self.lift),
-            classes=self._limit,
             regularization="auto" if self._given is None else self._given,
             scores=self.scores,
         ).to(self._here.device)
@@ -407,9 +362,8 @@ class Readout(nn.Module):
             return 0, None
         width: Any = self.lift.out_features
         sums = Sums.from_tensors(tensors, width + 1, self._here.device)
-        limit = {"labels": self._limit, "number": 1}.get(KINDS[kind])
-        if limit and sums.outputs > limit:
-            raise ValueError(f"{sums.outputs} outputs are more than {limit}")
+        if KINDS[kind] == "number" and sums.outputs > 1:
+            raise ValueError(f"one number was learned per sample, not {sums.outputs}")
         ones = float(sums.gram[-1, -1])
         if abs(ones - sums.count) > 1e-6 * sums.count:
             raise ValueError(f"the sums are of {ones:g} samples, but their count is {sums.count:g}")

@@ -43,10 +43,8 @@ def learnable(rows: Tensor) -> Tensor:
     return checks.finite(rows.detach(), "features")
 
 
-def target_rows(
-    targets: Any, rows: Tensor, kind: int, outputs: int, classes: int | None
-) -> tuple[int, Tensor]:
-    """The index in KINDS of these targets, and labels `[n]` below `classes`, or numbers `[n, m]`.
+def target_rows(targets: Any, rows: Tensor, kind: int, outputs: int) -> tuple[int, Tensor]:
+    """The index in KINDS of these targets, and labels `[n]` or numbers `[n, m]`.
 
     `kind` and `outputs` describe the targets learned so far.
     """
@@ -73,12 +71,12 @@ def target_rows(
         if outputs and y.shape[1] != outputs:
             raise ValueError(f"targets have {y.shape[1]} columns, but {outputs} so far; match them")
         return new_kind, y
-    labels, limit = targets.long(), classes or _MOST_CLASSES
+    labels = targets.long()
     low, high = (int(bound) for bound in labels.aminmax())
-    if low < 0 or high >= limit:
+    if low < 0 or high >= _MOST_CLASSES:
         raise ValueError(
             f"label {low if low < 0 else high} is out of range: labels are integers from 0 to "
-            f"{limit - 1}"
+            f"{_MOST_CLASSES - 1}"
         )
     return new_kind, labels
 

@@ -15,44 +15,29 @@ from torch import distributed as dist
 
 from conceptors._internal import checks
 from conceptors._internal.precision import exactly
-from conceptors.moments.correlation import Correlation, add_products_
+from conceptors.moments.correlation import add_products_
 
 _ROWS = 8192  # rows multiplied at once: longer sums in float32 would lose precision
 _LARGEST_FLOAT32, _LARGEST = 1e15, 1e150  # sums of many squares of these do not overflow
 
 
 class Sums:
-    """Sums over samples, in float64: `gram`, `cross`, `squares` and `count`.
+    """Sums over samples, in float64: `gram` Σ b bᵀ, `cross` Σ y bᵀ, `squares` Σ y², and `count`.
 
     Products of float32 rows are computed in float32 and added in float64. For labels, `squares` is
     the number of samples of each class.
     """
 
     def __init__(self, dim: int, outputs: int = 0, device: torch.device | None = None) -> None:
-        self._moments = Correlation(dim, device=device)
-        self._is_torn = False
+        self.gram = torch.zeros(dim, dim, dtype=torch.float64, device=device)
         self.cross = torch.zeros(outputs, dim, dtype=torch.float64, device=device)
         self.squares = torch.zeros(outputs, dtype=torch.float64, device=device)
+        self.count = 0.0
         self.eps = 0.0  # rounding error of the coarsest rows so far
 
     @property
-    def gram(self) -> Tensor:
-        """Σ b bᵀ `[d, d]`."""
-        if self._is_torn:
-            raise RuntimeError(
-                "learning was interrupted in the middle of a sum, so the sums are incomplete; "
-                "load the last saved state, or learn all samples again with a new object"
-            )
-        return self._moments.sum
-
-    @property
-    def count(self) -> float:
-        """The number of samples."""
-        return self._moments.weight
-
-    @property
     def dim(self) -> int:
-        return self._moments.dim
+        return len(self.gram)
 
     @property
     def outputs(self) -> int:
@@ -70,19 +55,16 @@ class Sums:
         eps, rows = torch.finfo(rows.dtype).eps, _squarable(rows, "features")
         targets = _squarable(targets, "targets") if targets.is_floating_point() else targets
         for b, y in zip(rows.split(_ROWS), targets.split(_ROWS)):
-            gram = self.gram
             outputs, cross, squares, last = _target_sums(b, y)
-            last = None if last is None else gram[-1] + last
-            self._is_torn = True
-            add_products_(gram, b, b)
+            last = None if last is None else self.gram[-1] + last
+            add_products_(self.gram, b, b)
             if last is not None:
-                gram[-1] = gram[:, -1] = last
+                self.gram[-1] = self.gram[:, -1] = last
             self.grow(int(outputs[-1]) + 1)
             self.cross[outputs] += cross
             self.squares[outputs] += squares
-            self._moments.weight += len(b)
+            self.count += len(b)
             self.eps = max(self.eps, eps)
-            self._is_torn = False
 
     def grow(self, outputs: int) -> None:
         """Add outputs up to this number; the new ones were 0 in all samples so far."""
@@ -93,16 +75,13 @@ class Sums:
 
     def include(self, other: Sums, factor: float = 1.0) -> None:
         """Add other sums, `factor` times."""
-        gram, device = self.gram, self.cross.device
-        added = other.gram.to(device)
-        self._is_torn = True
+        device = self.cross.device
         self.grow(other.outputs)
-        gram.add_(added, alpha=factor)
+        self.gram.add_(other.gram.to(device), alpha=factor)
         self.cross[: other.outputs].add_(other.cross.to(device), alpha=factor)
         self.squares[: other.outputs].add_(other.squares.to(device), alpha=factor)
-        self._moments.weight += factor * other.count
+        self.count += factor * other.count
         self.eps = max(self.eps, other.eps)
-        self._is_torn = False
 
     def with_targets(self, cross: Tensor, squares: Tensor) -> Sums:
         """The same samples with other targets; Σ b bᵀ is shared."""
@@ -110,19 +89,24 @@ class Sums:
         changed.cross, changed.squares = cross, squares
         return changed
 
+    def columns(self, chosen: Tensor) -> Sums:
+        """The same samples with these columns of their rows alone."""
+        part = Sums(len(chosen), device=self.cross.device)
+        part.gram, part.count, part.eps = self.gram[chosen][:, chosen], self.count, self.eps
+        return part.with_targets(self.cross[:, chosen], self.squares)
+
     def to(self, device: torch.device) -> None:
         """Move to a device, in place."""
-        self._moments.sum = self.gram.to(device)
-        self.cross, self.squares = self.cross.to(device), self.squares.to(device)
+        sums = (self.gram, self.cross, self.squares)
+        self.gram, self.cross, self.squares = (tensor.to(device) for tensor in sums)
 
     def all_reduce(self, group: object = None) -> None:
         """Add the sums of all processes, which must have the same shapes."""
-        self._moments.all_reduce(group)
-        for tensor in (self.cross, self.squares):
+        count, eps = self.gram.new_tensor(self.count), self.gram.new_tensor(self.eps)
+        for tensor in (self.gram, self.cross, self.squares, count):
             dist.all_reduce(tensor, group=group)
-        eps = torch.tensor(self.eps, dtype=torch.float64, device=self.cross.device)
         dist.all_reduce(eps, dist.ReduceOp.MAX, group=group)
-        self.eps = float(eps)
+        self.count, self.eps = float(count), float(eps)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything, as tensors that change with the sums."""
@@ -152,7 +136,7 @@ class Sums:
         sums.gram.copy_(gram)
         sums.cross.copy_(tensors["cross"])
         sums.squares.copy_(tensors["squares"])
-        sums._moments.weight, sums.eps = count, eps
+        sums.count, sums.eps = count, eps
         return sums
 
 

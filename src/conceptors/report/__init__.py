@@ -26,17 +26,15 @@ __all__ = [
 ]
 
 
-def write_page(
-    results: dict[str, Any], path: Path | str, pictures: Sequence[tuple[str, Path]] = ()
-) -> Path:
+def write_page(results: dict[str, Any], path: Path | str) -> Path:
     """Write one self-contained HTML page, which links to `results.json` in the same folder.
 
-    `results` come from `read_results`; `pictures` are more images, as (caption, PNG file) pairs.
+    `results` come from `read_results`.
     """
     need_charts()
     from conceptors.report import page, theme
 
-    return theme.write_file(Path(path), page.render(results, pictures).encode())
+    return theme.write_file(Path(path), page.render(results).encode())
 
 
 def write_figures(results: dict[str, Any], folder: Path | str) -> list[Path]:

@@ -7,7 +7,7 @@ Charts take tidy tables. Curves: `series, x, value, sd, tip`; cells: `row, colum
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import altair as alt
@@ -127,40 +127,6 @@ def heat(
         parts.append(words.encode(text="text:N", color=alt.Color("ink:N", scale=None)))
     side = min(WIDTH / width, 80.0)
     return alt.layer(*parts).properties(width=WIDTH, height=max(height * side, 40.0))
-
-
-def pictures(
-    columns: Mapping[str, Any], notes: Mapping[str, Sequence[str]] | None = None, side: int = 110
-) -> Drawing:
-    """Images `[k, height, width]` on one grey scale: one column per name, one row per image.
-
-    `notes` are texts below the images, by column name; `side` is the width of an image.
-    """
-    stacks = {name: np.asarray(images, dtype=float) for name, images in columns.items()}
-    first = next(iter(stacks.values()))
-    top, (count, height, width) = max(float(np.abs(first).max()), 1e-12), first.shape
-    bare: dict[str, Any] = {"labels": False, "ticks": False, "domain": False, "grid": False}
-    y, x = np.indices((height, width)).reshape(2, -1)
-    across = alt.Scale(domain=[0, width], nice=False)
-    down = alt.Y("y:Q", axis=None, scale=alt.Scale(domain=[height, 0], nice=False))
-    charts = []
-    for k in range(count):
-        for name, images in stacks.items():
-            shade = np.clip(images[k] / top, 0, 1).ravel()
-            pixels = pd.DataFrame({"x": x, "x2": x + 1, "y": y, "y2": y + 1, "v": shade})
-            axis = alt.Axis(title=notes[name][k], **bare) if notes else None
-            chart = alt.Chart(_data(pixels[pixels.v > 0.01])).encode(
-                x=alt.X("x:Q", axis=axis, scale=across),
-                x2="x2:Q",
-                y=down,
-                y2="y2:Q",
-                fillOpacity=alt.FillOpacity("v:Q", scale=None),
-            )
-            head = alt.Title(name.split("\n") if k == 0 else "", fontSize=12, anchor="middle")
-            size = {"width": side, "height": max(side / width * height, 20.0)}
-            chart = chart.mark_rect(aria=False, fill="#000000", stroke=None)
-            charts.append(chart.properties(title=head, view={"stroke": LIGHT["rule"]}, **size))
-    return alt.concat(*charts, columns=len(stacks), spacing=8)
 
 
 def joined(charts: Iterable[tuple[str, Drawing]], columns: int) -> Drawing:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from conceptors.report.text import setting
@@ -54,43 +53,16 @@ def pairs(results: dict[str, Any], part: str = "accuracy") -> pd.DataFrame:
 
 
 def accuracy_so_far(results: dict[str, Any]) -> pd.DataFrame:
-    """`method, seed, after, value`: accuracy over the tasks seen so far (the paper's figure 1).
+    """`method, seed, after, value`: mean accuracy of the tasks seen so far (the paper's figure 1).
 
-    The last value is the final accuracy over all test samples. To agree with it, the mean over
-    tasks is weighted by their shares of these samples.
+    The last value is the final accuracy over all test samples.
     """
     frame = pairs(results)
-    seen = frame[frame.task <= frame.after]
-    weight = _shares(results)[seen.task - 1]
-    seen = seen.assign(weight=weight, value=seen.value * weight)
-    sums = seen.groupby([*_RUN, "after"], sort=False)[["value", "weight"]].sum()
-    means = (sums.value / sums.weight).reset_index(name="value")
+    seen = frame[frame.task <= frame.after].groupby([*_RUN, "after"], sort=False)
+    means = seen["value"].mean().reset_index()
     finals = {(run["method"], run["seed"]): run["final_accuracy"] for run in results["runs"]}
     final = [finals[pair] for pair in zip(means.method, means.seed)]
     return means.assign(value=means.value.where(means.after < task_count(results), final))
-
-
-def _shares(results: dict[str, Any]) -> Any:
-    """Solve for each task's share of the test samples; equal shares if there is no solution."""
-    tasks = task_count(results)
-    equal = np.full(tasks, 1.0 / tasks)
-    last = np.array([run["accuracy"][-1] for run in results["runs"]], dtype=float) / 100
-    final = np.array([run["final_accuracy"] for run in results["runs"]], dtype=float) / 100
-    rows, values = np.vstack([last, np.ones(tasks)]), np.append(final, 1.0)
-    shares = equal + np.linalg.pinv(rows, rcond=1e-2) @ (values - rows @ equal)
-    return equal if (shares <= 0).any() else shares / shares.sum()
-
-
-def learning(results: dict[str, Any]) -> pd.DataFrame:
-    """`method, seed, task, step, value`: validation accuracy while each task is learned."""
-    rows = [
-        (run["method"], run["seed"], task, step, float(value))
-        for run in results["runs"]
-        for task, entry in enumerate(run.get("history") or [], 1)
-        for step, value in zip(entry.get("step") or [], entry.get("validation") or [])
-        if value is not None
-    ]
-    return pd.DataFrame(rows, columns=[*_RUN, "task", "step", "value"])
 
 
 def quotas(results: dict[str, Any]) -> pd.DataFrame:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -69,15 +68,10 @@ def layers(file: Path) -> str:
     tasks, conceptors = read_claims(file)
     if not conceptors:
         raise ValueError(f"{file} protects nothing: call shield.remember(data) before shield.save")
-    return layers_page(file.name, tasks, conceptors)
-
-
-def layers_page(title: str, tasks: int, conceptors: Mapping[str, Conceptor]) -> str:
-    """Return the page about the conceptors of layers by name."""
     wide = {name: c for name, c in conceptors.items() if c.dim > 2}  # no norms
     large = wide or conceptors
     data = {"kind": "layers", "layers": [_layer(conceptor) for conceptor in large.values()]}
-    return _page(title, data, labels(list(large), 60), tasks)
+    return _page(file.name, data, labels(list(large), 60), tasks)
 
 
 def _page(title: str, data: dict[str, Any], names: list[str], tasks: int = 0) -> str:

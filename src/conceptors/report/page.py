@@ -5,9 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Sequence
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader
@@ -20,7 +18,7 @@ from conceptors.report.text import clean, setting
 from conceptors.report.theme import DARK, LIGHT, page_svg
 
 
-def render(results: dict[str, Any], pictures: Sequence[tuple[str, Path]] = ()) -> str:
+def render(results: dict[str, Any]) -> str:
     """Return the page of checked results as text; see `write_page`."""
     results = clean(results)
     settings = data.settings(results)
@@ -32,7 +30,6 @@ def render(results: dict[str, Any], pictures: Sequence[tuple[str, Path]] = ()) -
         command=re.split(r"\s+(?=--)", results.get("command") or ""),
         rows=summary(results),
         sections=sections(results),
-        pictures=[(caption, base64.b64encode(file.read_bytes())) for caption, file in pictures],
         settings=settings[~shared].fillna("–"),
         shared=dict(settings[shared].iloc[:, 0]),
         environment={k: setting(v) for k, v in results["environment"].items() if v is not None},

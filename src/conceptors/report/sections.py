@@ -18,7 +18,7 @@ MEASURE = "accuracy on test data (%)"
 
 def sections(results: dict[str, Any]) -> list[Section]:
     """Return all sections that have a chart."""
-    builders = (accuracy, forgetting, matrices, learning, quota, spectra, similarity)
+    builders = (accuracy, forgetting, matrices, quota, spectra, similarity)
     return [section for section in (build(results) for build in builders) if section.panels]
 
 
@@ -58,12 +58,15 @@ def forgetting(results: dict[str, Any]) -> Section:
     """The accuracy of each task over time: one line per task, one panel per method."""
     means = data.over_seeds(data.pairs(results), "method", "task", "after")
     means = means[means.after >= means.task].rename(columns={"after": "x"})
-    y = "accuracy on the task (%)"
-    panels = [
-        _per_task(method, frame, "after task", LEARNED, y, (0, 100))
-        for method, frame in means.groupby("method", sort=False)
-        if frame.x.nunique() > 1  # else it learned everything at once
-    ]
+    titles = ("after task", LEARNED, "accuracy on the task (%)", " %")
+    panels = []
+    for method, frame in means.groupby("method", sort=False):
+        tasks = frame.task.unique()
+        shown = frame[frame.task.isin(tasks[data.evenly(len(tasks), 10)])]
+        curves = shown.assign(series=[f"task {task}" for task in shown.task])
+        if frame.x.nunique() > 1:  # else it learned everything at once
+            looks = task_looks(curves.series.nunique())
+            panels.append(curve_panel(method, curves, looks, *titles, digits=1, domain=(0, 100)))
     return Section("forgetting", panels)
 
 
@@ -77,19 +80,6 @@ def matrices(results: dict[str, Any]) -> Section:
         for method, frame in means.groupby("method", sort=False)
     ]
     return Section("matrices", panels, {"low": low, "tasks": len(names)})
-
-
-def learning(results: dict[str, Any]) -> Section:
-    """Validation accuracy while each task is learned; all methods share the axis."""
-    means = data.over_seeds(data.learning(results), "method", "task", "step")
-    means = means.drop(columns="sd").rename(columns={"step": "x"})
-    x, y = "step within the task", "validation accuracy (%)"
-    panels = [
-        _per_task(method, frame, "step", x, y, (means.value.min() // 10 * 10, 100))
-        for method, frame in means.groupby("method", sort=False)
-        if frame.groupby("task").x.nunique().max() > 1
-    ]
-    return Section("learning", panels)
 
 
 def quota(results: dict[str, Any]) -> Section:
@@ -107,11 +97,7 @@ def quota(results: dict[str, Any]) -> Section:
 def spectra(results: dict[str, Any]) -> Section:
     """Singular values of A after each task, one panel per layer."""
     means = data.over_seeds(data.spectra(results), "method", "layer", "after", "index")
-    quotas = data.quotas(results).groupby(["method", "layer", "after"])["value"].mean().to_dict()
-    means["series"] = [
-        f"task {key[2]}" + (f": quota {quotas[key]:.2f}" if key in quotas else "")
-        for key in zip(means.method, means.layer, means.after)
-    ]
+    means["series"] = [f"task {after}" for after in means.after]
     means = means.drop(columns="sd").rename(columns={"index": "x"})
     titles = ("index", "index of the singular value", "singular value of A")
     panels = []
@@ -130,14 +116,3 @@ def similarity(results: dict[str, Any]) -> Section:
         for method, frame in means.groupby("method", sort=False)
     ]
     return Section("similarity", panels)
-
-
-def _per_task(
-    method: str, frame: pd.DataFrame, at: str, x: str, y: str, domain: tuple[float, float]
-) -> Panel:
-    """Plot the curves of a method, one per task."""
-    tasks = frame.task.unique()
-    frame = frame[frame.task.isin(tasks[data.evenly(len(tasks), 10)])]
-    frame = frame.assign(series=[f"task {task}" for task in frame.task])
-    looks = task_looks(frame.series.nunique())
-    return curve_panel(method, frame, looks, at, x, y, " %", 1, domain)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from conceptors import Conceptor, similarity
+from conceptors.report import sections
 from conceptors.report.data import evenly
 from conceptors.report.page import fill
-from conceptors.report.panels import Section, curve_panel, matrix_panel
+from conceptors.report.panels import Section, curve_panel
 from conceptors.report.text import shorten
 from conceptors.report.theme import look
 
@@ -25,14 +26,14 @@ def render(
 ) -> str:
     """Return the page; see `Shield.report`. In `stuck` layers hardly any gradient passes."""
     layers = shield.explain()
-    sections = [_accuracy(accuracy), _spectra(shield), _similarity(shield.tasks())]
+    all_sections = [_accuracy(accuracy), _spectra(shield), _similarity(shield.tasks())]
     return fill(
         "shield.html",
         title=title,
         tasks=shield.n_tasks,
         advice=advice(layers, stuck),
         layers=layers,
-        sections=[section for section in sections if section.panels],
+        sections=[section for section in all_sections if section.panels],
     )
 
 
@@ -53,15 +54,10 @@ def advice(layers: Sequence[Any], stuck: Sequence[str]) -> dict[str, str]:
 
 
 def _accuracy(rows: Sequence[Sequence[float]]) -> Section:
-    cells = [(i, j, float(v)) for i, row in enumerate(rows, 1) for j, v in enumerate(row, 1)]
-    frame = pd.DataFrame(cells, columns=["after", "task", "value"])
-    if not frame.value.between(0, 100).all():
+    if not all(0 <= value <= 100 for row in rows for value in row):
         raise ValueError("accuracy must be rows of percentages in [0, 100], one row per task")
-    if not cells:
-        return Section("matrices", [])
-    names, words = [str(task) for task in frame.task.unique()], ("after task", "tested on task")
-    panel = matrix_panel("All tasks", frame, (0.0, 100.0), words, names, " %")
-    return Section("matrices", [panel], {"low": 0, "tasks": len(names)})
+    runs = [{"method": "All tasks", "seed": 0, "accuracy": rows}]
+    return sections.matrices({"runs": runs}) if rows else Section("matrices", [])
 
 
 def _spectra(shield: Shield) -> Section:
@@ -86,15 +82,12 @@ def _spectra(shield: Shield) -> Section:
 
 
 def _similarity(tasks: list[dict[str, Conceptor]]) -> Section:
-    names, panels = [str(k + 1) for k in range(len(tasks))], []
-    for layer, conceptor in tasks[-1].items() if len(tasks) > 1 else ():
-        if conceptor.dim <= 2 or not all(layer in task for task in tasks):
-            continue
-        cells = [
-            (i, j, float(similarity(a[layer], b[layer]).mean()))
-            for i, a in enumerate(tasks, 1)
-            for j, b in enumerate(tasks, 1)
-        ]
-        frame = pd.DataFrame(cells, columns=["after", "task", "value"])
-        panels.append(matrix_panel(layer, frame, (0.0, 1.0), ("task", "task"), names))
-    return Section("similarity", panels)
+    if len(tasks) < 2:
+        return Section("similarity", [])
+    runs = []
+    for layer, conceptor in tasks[-1].items():
+        if conceptor.dim > 2 and all(layer in task for task in tasks):
+            table = [[float(similarity(a[layer], b[layer]).mean()) for b in tasks] for a in tasks]
+            runs.append({"method": layer, "seed": 0, "similarity": table})
+    names = [str(k + 1) for k in range(len(tasks))]
+    return sections.similarity({"runs": runs, "task_names": names})

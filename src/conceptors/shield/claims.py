@@ -13,6 +13,7 @@ from torch import Tensor
 from conceptors.algebra import spectrum as spectra
 from conceptors.algebra.conceptor import Conceptor
 from conceptors.algebra.forms import OddsForm, SpectrumForm
+from conceptors.algebra.spectrum import tolerance
 from conceptors.shield.blocks import WeightBlock, whole
 from conceptors.shield.collect import Moments, rounding
 from conceptors.shield.options import Protection
@@ -22,6 +23,7 @@ _LEAST = 0.02  # singular values up to this count as free with an automatic aper
 _STOWED = 2048  # layers with at least this many inputs store their claims in main memory
 _BATCHED = 1024  # on a GPU, equal blocks with up to this many inputs are decomposed together
 _MODERATE = 1e4  # the largest odds for which a decomposition in float32 is accurate enough
+_MOST = 1e4  # the curvature in the free space counts as at least this small a part of the whole
 
 
 @dataclass
@@ -57,6 +59,7 @@ class Remembered:
     claimed: Claims = field(default_factory=Claims)
     tasks: list[Claims] = field(default_factory=list)
     n_tasks: int = 0
+    sizes: list[float] = field(default_factory=list)  # since the last task, see `Guard._strength`
     _quotas: dict[str, float] = field(default_factory=dict)
 
     def with_task(
@@ -65,9 +68,10 @@ class Remembered:
         sites: Mapping[str, WeightBlock],
         protection: Protection,
         keep: bool,
+        known: float,
     ) -> Remembered:
-        """Add a task; `keep` also stores it separately."""
-        claimed = join(self.claimed, task, sites, protection)
+        """Add a task; `keep` also stores it separately. For `known` see `join_novel`."""
+        claimed = join(self.claimed, task, sites, protection, known)
         tasks = [*self.tasks, task.stowed()] if keep else self.tasks
         return Remembered(claimed, tasks, self.n_tasks + 1)
 
@@ -138,6 +142,7 @@ def join(
     task: Claims,
     sites: Mapping[str, WeightBlock],
     protection: Protection,
+    known: float = 0.0,
 ) -> Claims:
     """Compute A ∨ C of every layer, within the rank of its sketch, and add up the stiffness.
 
@@ -154,7 +159,7 @@ def join(
         device = sites[name].parameters[0].device if name in sites else conceptor.device
         union = conceptor.to(device)
         if name in claimed.conceptors:
-            union = claimed.conceptors[name].to(device) | union
+            union = join_novel(claimed.conceptors[name].to(device), union, known)
         limit = protection.sketch_rank(union.dim)
         is_limited = not protection.hard or protection.rank is not None
         if limit is not None and is_limited and union.is_factored and union.rank > limit:
@@ -318,3 +323,64 @@ def _check_precision(name: str, sums: Moments, alpha: float) -> None:
             f"errors would count as protected directions. Lower the aperture, or call remember "
             f"{'outside autocast' if is_half else 'on a model in float64'}"
         )
+
+
+def join_novel(claimed: Conceptor, new: Conceptor, known: float) -> Conceptor:
+    """A ∨ C with what they share counted less, κ = `known`: at κ = 1, once.
+
+    In coordinates where Q_A + Q_C is the identity, both are diagonal together, 1 - t and t; the
+    result there is 1 - t + max(0, t - κ (1 - t)). κ = 0 is OR, and κ = 1 the larger of the two, so
+    A ∨ A = A. In between, A and C <= the result <= A ∨ C. With fully claimed directions, s = 1,
+    and for sketches of wide layers, this is OR.
+
+    >>> import torch
+    >>> C = Conceptor.from_states(torch.eye(3), aperture=3.0)
+    >>> [round(float(join_novel(C, C, known).quota), 3) for known in (0.0, 0.5, 1.0)]
+    [0.857, 0.818, 0.75]
+    """
+    is_hard = any(not bool(torch.isfinite(c.odds_trace()).all()) for c in (claimed, new))
+    if is_hard or not known or (claimed.is_factored and new.is_factored):
+        return claimed | new
+    more = _odds(new)
+    sizes, axes = torch.linalg.eigh(_odds(claimed) + more)
+    is_used = sizes > tolerance(sizes.shape[-1], sizes.dtype) * sizes[..., -1:]
+    inner = axes * torch.where(is_used, sizes.rsqrt(), 0.0).unsqueeze(-2)
+    outer = axes * torch.where(is_used, sizes.sqrt(), 0.0).unsqueeze(-2)
+    share, turn = torch.linalg.eigh(inner.mT @ more @ inner)
+    share = share.clamp(0, 1)  # t
+    total = 1 - share + (share - known * (1 - share)).clamp_min(0)
+    return Conceptor.from_form(OddsForm(_product(outer @ turn, total), new.dtype))
+
+
+def stride(claimed: Conceptor, new: Conceptor, known: float) -> Tensor:
+    """How much longer steps may be in the free space of A on data of C: `[...]`, at least 1.
+
+    (λ_max(R) / λ_max(F^½ R F^½))^(κ/2) with F = I - A, R the correlation matrix of C (its aperture
+    cancels) and κ = `known`. The ratio is that of the largest curvatures, with and without the
+    shield, of a loss that is quadratic in a layer's outputs; it counts up to 10⁴.
+
+    >>> import torch
+    >>> A = Conceptor.from_states(torch.eye(3), aperture=3.0)  # F = I / 4
+    >>> [round(float(stride(A, A, known)), 3) for known in (0.0, 0.5, 1.0)]
+    [1.0, 1.414, 2.0]
+    """
+    vectors, odds, _ = new.form.spectrum()
+    roots = vectors * odds.sqrt().unsqueeze(-2)  # K with K Kᵀ = α² R
+    free = torch.diag_embed(odds) - (claimed @ roots.mT) @ roots  # Kᵀ F K
+    top = odds.amax(-1).clamp_min(torch.finfo(odds.dtype).tiny)
+    remaining = torch.linalg.eigvalsh((free + free.mT) / 2)[..., -1]
+    ratio = torch.where(odds.amax(-1) > 0, top / remaining.clamp(top / _MOST, top), 1.0)
+    return ratio ** (known / 2)
+
+
+def _odds(conceptor: Conceptor) -> Tensor:
+    """Q `[..., d, d]`."""
+    if isinstance(conceptor.form, OddsForm):
+        return conceptor.form.matrix
+    parts = conceptor.form.spectrum()
+    return _product(parts.vectors, parts.odds)
+
+
+def _product(vectors: Tensor, odds: Tensor) -> Tensor:
+    product: Tensor = (vectors * odds.unsqueeze(-2)) @ vectors.mT
+    return product

@@ -18,7 +18,7 @@ from conceptors._internal.precision import exactly
 from conceptors.algebra.conceptor import Conceptor, similarity
 from conceptors.shield import health, inspect, options
 from conceptors.shield.blocks import Scan, is_sharded, refuse, survey
-from conceptors.shield.claims import Claims, Remembered, claims_of_task, decompose
+from conceptors.shield.claims import Claims, Remembered, claims_of_task, decompose, stride
 from conceptors.shield.collect import collect
 from conceptors.shield.guard import Guards, Protected, project_weights
 from conceptors.shield.health import Fingerprint
@@ -159,7 +159,12 @@ class Shield:
         self._guards.project(options.check_optimizer(optimizer, self.model))
 
     def remember(
-        self, batches: Any, *, feed: Feed | None = None, limit: int | None = None
+        self,
+        batches: Any,
+        *,
+        feed: Feed | None = None,
+        limit: int | None = None,
+        known: float = 0.0,
     ) -> Shield:
         """Protect the model's outputs on this data from now on. Call it after each task.
 
@@ -173,18 +178,21 @@ class Shield:
                 the model with the batch, the first element of an (inputs, targets) batch, or a
                 mapping as keyword arguments.
             limit: the largest number of samples to use. Default: all.
+            known: the share of this task, from 0 to 1, that the model could do before it was
+                trained on it. Directions shared with earlier tasks are counted less by this share.
 
         Raises:
             TypeError: `batches` is a single batch or not iterable.
             ValueError: there is no data, no layer is reached, activations are NaN or infinite
                 (names the layer and the batch), or their precision is too coarse for the aperture.
         """
+        known = checks.number(known, "known", 0.0, 1.0)
         with self._health.alone():
             self._guards.settle()
             task, resting = self._claims_of("remember", batches, feed, limit)
             self._look()
             remembered = self._remembered.with_task(
-                task, self._scan.sites, self._protection, self.keep_tasks
+                task, self._scan.sites, self._protection, self.keep_tasks, known
             )
             self._adopt(remembered, self._copied(pulls=True))
             self._health.resting |= resting
@@ -325,6 +333,21 @@ class Shield:
             lambda A, C: similarity(A, C).mean(), "similarity", batches, feed, limit
         )
 
+    def strides(
+        self, batches: Any, known: float, *, feed: Feed | None = None, limit: int | None = None
+    ) -> dict[str, float]:
+        """Return factors of at least 1, by layer, for the learning rates of SGD on new data.
+
+        The more of the data lies in protected directions, the more the shield shortens steps, and
+        the larger the factor. Larger steps pay only for a task that the model can do in part
+        already: `known` is the share of it, from 0 to 1, that the model can do before training,
+        such as its accuracy above chance. The other arguments are those of `remember`.
+        """
+        known = checks.number(known, "known", 0.0, 1.0)
+        return self._compare(
+            lambda A, C: stride(A, C, known).amin(), "strides", batches, feed, limit
+        )
+
     @exactly()
     def mark(self) -> dict[str, Fingerprint]:
         """Record the layers' outputs on inputs like the remembered ones, for `moved_since`."""
@@ -446,7 +469,7 @@ class Shield:
     def _claims_of(
         self, who: str, batches: Any, feed: Feed | None, limit: int | None
     ) -> tuple[Claims, set[str]]:
-        """Compute what a task would claim; for a forecast, what it would claim of a soft shield.
+        """Compute what a task would claim; for forecasts and strides, of a soft shield.
 
         Returns the frozen layers that the data reached, too.
         """
@@ -472,7 +495,9 @@ class Shield:
             moments = {name: sums for name, sums in moments.items() if name in sites}
             if self.hard and self.rank is None:
                 health.warn_of_dropped({name: sums.dropped for name, sums in moments.items()})
-            protection = replace(self._protection, hard=self.hard and who != "forecast")
+            protection = replace(
+                self._protection, hard=self.hard and who not in ("strides", "forecast")
+            )
             return claims_of_task(moments, sites, protection, self.conceptors()), resting
 
     def _handle_strays(self, uses: Mapping[str, str]) -> None:
@@ -514,6 +539,7 @@ class Shield:
             frozen=self._scan.frozen if self.n_tasks else {},
             magnitudes=self._scan.magnitudes if self.n_tasks else {},
             anchors=anchors,
+            sizes=self._remembered.sizes,
             increment_decay=self.increment_decay,
         )
 

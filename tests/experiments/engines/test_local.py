@@ -1,7 +1,5 @@
 """Experiments in several processes of this machine."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

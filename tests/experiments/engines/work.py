@@ -1,7 +1,5 @@
 """Small experiments for engines, and what their jobs note in other processes."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator

@@ -57,7 +57,7 @@ class ShieldReadout(cab.Shielded):
         if scenario.image is not None and scenario.image[0] > 1:
             inputs = PatchFeatures(scenario.image, s.filters, grid=2, seed=seed)
         lift = SideBySide(inputs, layers)
-        self.readout = Readout(lift.in_features, lift, classes=scenario.classes).to(self.device)
+        self.readout = Readout(lift.in_features, lift).to(self.device)
         is_told_apart = not scenario.heads and scenario.tasks[0].classes is not None
         self.fixes_body = s.body == "fixed" or (s.body == "auto" and is_told_apart)
         self.is_training = False

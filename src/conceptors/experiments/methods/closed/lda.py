@@ -12,7 +12,6 @@ from conceptors.experiments.methods.closed.base import LiftSettings, LinearScore
 from conceptors.readout import Sums
 
 _SHRINKAGE = 1e-4  # ε
-_SPREAD = 0.7  # of the frequencies, the inverse of the kernel's width
 
 
 class Ncm(LinearScores):
@@ -59,8 +58,7 @@ class Klda(Slda):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        options: dict[str, Any] = {"shape": 0.0, "spread": _SPREAD, "seed": self.seed}
-        lift = RandomFeatures(self.width, self.settings.lift, "fourier", **options)
+        lift = RandomFeatures(self.width, self.settings.lift, "fourier", shape=0.0, seed=self.seed)
         self.lift = lift.to(self.device)
 
     def calibrate(self, rows: Tensor) -> None:

@@ -39,8 +39,8 @@ class ReadoutMethod(ClosedForm):
             lift = input_lift(self.scenario, s.lift, s.activation, s.shape, self.seed)
         elif s.lift:
             lift = RandomFeatures(self.width, s.lift, s.activation, shape=s.shape, seed=self.seed)
-        options: dict[str, Any] = {"classes": self.classes, "scores": s.scores}
-        self.readout = Readout(self.width, lift, **options).to(self.device)
+        scores: Any = s.scores
+        self.readout = Readout(self.width, lift, scores=scores).to(self.device)
 
     def calibrate(self, rows: Tensor) -> None:
         self.readout.calibrate(rows)
@@ -72,7 +72,5 @@ def numbers_in(readout: Readout, classes: int) -> int:
 
 def input_lift(scenario: Scenario, count: int, activation: Any, shape: float, seed: int) -> Lift:
     """Random features of a scenario's inputs: smooth ones of images."""
-    image = {"image": scenario.image, "unit": True, "spread": 1.0}
-    options: dict[str, Any] = image if scenario.image is not None else {}
     width = math.prod(scenario.inputs)
-    return RandomFeatures(width, count, activation, shape=shape, seed=seed, **options)
+    return RandomFeatures(width, count, activation, shape=shape, image=scenario.image, seed=seed)
