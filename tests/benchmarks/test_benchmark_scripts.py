@@ -14,10 +14,6 @@ common = pytest.importorskip("benchmarks.common", reason="no benchmarks beside t
 Table = common.Table
 
 ROOT = Path(__file__).parents[2]
-<<<<<<< HEAD
-NAMES = ("comparison", "cost", "finetuning", "paper", "pretrained", "readout", "untuned", "walk")
-=======
->>>>>>> main
 
 
 def main(name: str, *arguments: str) -> int:
