@@ -24,7 +24,6 @@ def main(name: str, *arguments: str) -> int:
 @pytest.mark.parametrize(
     ("name", "arguments", "excerpt"),
     [
-        ("avalanche", (), "| **ShieldPlugin** | 95.5 ± 0.2 | 2.2 ± 0.3 |"),
         ("comparison", (), "| cab | 97.46 ± 0.08 |"),
         ("cost", (), "GPT-2 small"),
         ("paper", ("ablation",), "| disjoint-mnist | soft conceptors | 89.27 ± 1.64 |"),
@@ -57,12 +56,15 @@ def test_the_tables_of_the_docs_come_from_results(
         ),
         ("pretrained", (), "one_head", 8),
         ("cost", ("--networks", "mlp", "layer-8b"), "ratio", 18),
+        ("finetuning", ("--skills", "banking77"), "test_exact", 14),
     ],
 )
 def test_a_tiny_run_writes_a_table_and_resumes(
     name: str, arguments: tuple[str, ...], key: str, rows: int, tmp_path: Path, monkeypatch: Any
 ) -> None:
     out = tmp_path / "runs.csv"
+    if name == "finetuning":
+        pytest.importorskip("peft")
     command = ("--tiny", "--device", "cpu", "--seeds", "1", "--out", str(out), *arguments)
     assert main(name, *command) == 0
     module = importlib.import_module(f"benchmarks.{name}")
