@@ -43,7 +43,6 @@ _RELIABLE = 128  # steps after which a warning about `passing` may be issued
 _LATE = 10  # the last steps before, in which the gradients of a task that is learned are small
 _LEARNED = 0.65  # relative to the first ones
 _BEGINNING = 20  # the first steps of a task, which show how large its loss is
-_USUAL = 20.0  # |G| |W| of a layer where a mean cross-entropy begins at about five
 
 
 @dataclass(frozen=True)
@@ -381,7 +380,7 @@ class Guard:
             size /= 1.0 if scale is None else float(scale)
             if 0 < size < math.inf:
                 (self._late if is_late else sizes).append(size)
-        strength = min(1.0, fmean(sizes) / _USUAL) if sizes else 1.0
+        strength = min(1.0, fmean(sizes)) if sizes else 1.0
         return strength if scale is None else strength * scale
 
     def _measure(self, plan: Plan) -> None:

@@ -29,7 +29,6 @@ from conceptors.shield.guard import Guards
 _FULL = 0.95  # a layer with a larger quota is full
 _STUCK = 0.05  # a layer hardly learns if a smaller share of its gradients is applied
 _STUCK_AUTO = 0.01  # the same for aperture="auto", whose directions stay soft
-_SLOW = 0.1  # the same where the gradients of a task have not become smaller
 _DROPPED = 1e-12  # of a sketch's largest direction: less is rounding
 
 _PROBES = 16  # random inputs of a fingerprint
@@ -239,7 +238,7 @@ class Health:
 
     def slow(self, shares: Mapping[str, float]) -> None:
         """Warn about a task whose gradients stay large while little of them is applied."""
-        names = [f"{name} ({share:.1%})" for name, share in shares.items() if share < _SLOW]
+        names = [f"{name} ({share:.1%})" for name, share in shares.items() if share < _STUCK]
         what = "this task is hardly being learned: its gradients stay large, and few are applied"
         _warn("stuck", names, what=what)
 
