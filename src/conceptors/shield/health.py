@@ -79,8 +79,8 @@ _TEXTS = {
     "full": "few free directions are left in: {names}. These layers will hardly learn later tasks. "
     "Create the shield with {remedy}, and remember the tasks again",
     "stuck": "{what} in: {names}. Earlier tasks use the same directions, so these layers hardly "
-    "learn. Lower their aperture (with hard=True, use Energy(0.9)), start with wider layers, forget "
-    "a task, or replace the last layer by a Readout. shield.explain() shows all layers",
+    "learn. Lower their aperture (with hard=True, use Energy(0.9)), start with wider layers, "
+    "forget a task, or replace the last layer by a Readout. shield.explain() shows all layers",
 }
 
 
