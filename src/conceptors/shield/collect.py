@@ -1,4 +1,4 @@
-"""One pass over a task's data, which computes the second moments of every block's inputs.
+"""The second moments of every block's inputs, from one pass over a task's data, or from training.
 
 Every batch runs through the model. With `all_rows`, each layer uses all of its rows. Otherwise it
 uses a random sample of each batch, about `enough(d)` rows in all, or all rows if there are fewer.
@@ -42,7 +42,7 @@ from conceptors.layers.dora import WeightReads
 from conceptors.layers.inner import inner_call, overrides_forward
 from conceptors.moments import Correlation, FrequentDirections
 from conceptors.moments.correlation import add_products_
-from conceptors.shield.blocks import Source, WeightBlock, is_sharded, refuse
+from conceptors.shield.blocks import Scan, Source, WeightBlock, is_sharded, refuse
 from conceptors.shield.distributed import failing_together, is_distributed
 
 _CHECK = 64  # batches between checks that wait for the device
@@ -59,100 +59,87 @@ def enough(dim: int) -> int:
     return max(16384, 8 * dim)
 
 
+class NotFiniteError(ValueError):
+    """Activations that enter a layer are NaN or infinite."""
+
+    def __init__(self, layer: str, batch: int, effect: str) -> None:
+        self.layer = layer
+        super().__init__(
+            f"NaN or infinite activations enter layer {layer!r} in batch {batch}{effect}. Check "
+            f"that batch, and the model's weights"
+        )
+
+
 def collect(
-    model: nn.Module,
-    sites: Mapping[str, WeightBlock],
-    batches: Any,
-    *,
-    feed: Feed | None,
-    limit: int | None,
-    all_rows: bool,
-    seed: int,
-    sketch: Callable[[int], int | None],
-    strays: Callable[[Mapping[str, str]], None] = refuse,
-    who: str = "remember",
+    run: Pass, batches: Any, *, feed: Feed | None, limit: int | None, who: str = "remember"
 ) -> dict[str, Moments]:
-    """Collect the moments of all blocks that rows reach.
+    """Collect the moments of all blocks that the rows of these batches reach.
 
-    Training flags, random state and hooks are restored afterwards, also after an exception.
-
-    Args:
-        sketch: returns how many directions a layer with so many inputs stores; None for all.
-        strays: handles weights that are used where no rule covers them; see `Pass.stray`.
-        who: the method that errors name.
-
-    Raises:
-        ValueError: there is no batch, no row reaches any block, rows are not finite, a rule fails,
-            or `strays` refuses.
+    Training flags, random state and hooks are restored afterwards, also after an exception. `who`
+    is the method that errors name. For other errors than those of no batches see `Pass.finish`.
     """
     check_batches(batches, who)
     feed = feed or feed_first
     limit = None if limit is None else checks.whole(limit, "limit", 1)
-    effect = "; nothing was remembered" if who == "remember" else ""
-    moments = {name: Moments(site, sketch) for name, site in sites.items()}
-    run = Pass(model, sites, moments, all_rows, seed, effect)
-    device = next(model.parameters()).device
-    with failing_together(device), undisturbed(model), run.observing():
+    device = next(run.model.parameters()).device
+    with failing_together(device), undisturbed(run.model), run.observing():
         for batch in iterate(batches, limit, who):
             if not run.count:
                 run.batches = expected(batches, limit, batch)
             try:
-                with run.next_batch(mask_of(model, batch)):
-                    feed(model, batch)
+                run.next_batch()
+                with run.watching(batch):
+                    feed(run.model, batch)
             except Exception as error:
                 number = run.count - 1
                 error.add_note(f"{who} stopped at batch {number}: compare it with a training batch")
                 raise
         run.finish()
-        if run.stray:
-            strays(run.stray)
     if not run.count and not is_distributed():
         raise ValueError(
             f"{who} got no batches: the loader is empty, or an iterator that was used before"
-            f"{effect}. Pass a DataLoader or a list of batches"
+            f"{run.effect}. Pass a DataLoader or a list of batches"
         )
-    for sums in moments.values():
-        sums.sums.all_reduce()
-    reached = {name: sums for name, sums in moments.items() if sums.sums.weight > 0}
-    if not reached:
-        listed = ", ".join(list(sites)[:5]) + (", ..." if len(sites) > 5 else "")
-        raise ValueError(
-            f"no rows reached any of {len(sites)} shielded layers ({listed}) in {run.count} batches"
-            f"{effect}. Check that feed(model, batch) calls the model on samples, "
-            f"and that some of the layers it uses are neither frozen nor excluded"
-        )
-    large = [name for name, sums in reached.items() if not bool(sums.energy().isfinite().all())]
-    if large:
-        raise ValueError(
-            f"the inputs of layer {large[0]!r} are too large: their squares overflow{effect}. "
-            f"Scale the inputs, for example to unit variance"
-        )
-    return reached
+    return run.reached("Check that feed(model, batch) calls the model on samples")
 
 
 class Pass(TorchFunctionMode):
-    """One pass over the data, which adds the rows of all calls of layers to the moments of blocks.
+    """One pass over data, or training passes: adds the rows of all calls of layers to moments.
 
     Attributes:
         count: how many batches have begun.
         batches: the number of all batches, perhaps a guess; None if unknown.
-        stray: how weights are used that no rule covers, by block.
+        rested: names of frozen blocks whose layers were called.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        sites: Mapping[str, WeightBlock],
-        moments: Mapping[str, Moments],
+        scan: Scan,
+        *,
         all_rows: bool,
         seed: int,
-        effect: str,
+        sketch: Callable[[int], int | None],
+        strays: Callable[[Mapping[str, str]], None] = refuse,
+        effect: str = "; nothing was remembered",
+        training: int | None = None,
     ) -> None:
+        """Prepare the pass.
+
+        Args:
+            sketch: returns how many directions a layer with so many inputs stores; None for all.
+            strays: handles weights that are used where no rule covers them, by block.
+            effect: what errors prevented, at the end of their first sentence.
+            training: observe so many batches of training, and no passes that are not training.
+        """
         super().__init__()
-        self.count, self.stray = 0, dict[str, str]()
-        self.batches: int | None = None
-        self._moments, self._all_rows, self._draws = moments, all_rows, Draws(seed)
-        self._effect = effect  # what errors prevented, at the end of their first sentence
+        sites = scan.sites
+        self.model, self.count, self.effect, self.rested = model, 0, effect, set[str]()
+        self.batches: int | None = training
+        self._trains, self._handle_strays = training is not None, strays
+        self._moments = {name: Moments(site, sketch) for name, site in sites.items()}
+        self._all_rows, self._draws, self._resting = all_rows, Draws(seed), scan.resting
+        self._stray: dict[str, str] = {}  # how weights are used that no rule covers, by block
         self._only_reads = WeightReads(model)
         self._bare = {name: site for name, site in sites.items() if is_bare(site.block)}
         self._bare_names = {id(site.parameters[0]): name for name, site in self._bare.items()}
@@ -187,27 +174,56 @@ class Pass(TorchFunctionMode):
                     hooks.callback(handle.remove)
             for name, site in self._bare.items():
                 # a call uses them, perhaps in a kernel that cannot be observed
-                note = partial(self._note_use, name)
+                note = partial(self._note_use, self._used, name)
                 hooks.callback(site.sources[0].layer.register_forward_hook(note).remove)
+            for name, site in self._resting.items():
+                note = partial(self._note_use, self.rested, name)
+                for layer in {source.layer for source in site.sources}:
+                    hooks.callback(layer.register_forward_pre_hook(note).remove)
+            if self._trains:
+                within = hooks.enter_context(ExitStack())  # the call of the model
+                begin, end = partial(self._begin_call, within), lambda *_: within.close()
+                for handle in (
+                    self.model.register_forward_pre_hook(begin, with_kwargs=True, prepend=True),
+                    self.model.register_forward_hook(end, always_call=True),
+                ):
+                    hooks.callback(handle.remove)
             yield
 
-    @contextmanager
-    def next_batch(self, mask: Tensor | None) -> Iterator[None]:
-        """Observe the next batch, whose mask is 0 for padding."""
+    def next_batch(self) -> None:
+        """Begin the next batch."""
         if self.count and self.count % _CHECK == 0:
             self.check_finite()
-        self._draws.renew(mask)
+        self._draws.renew()
         self.count += 1
+
+    @contextmanager
+    def watching(self, batch: Any) -> Iterator[None]:
+        """Observe a call of the model on a batch, whose `attention_mask` is 0 for padding."""
+        self._draws.renew(mask_of(self.model, batch))
         with self._only_reads.watching(), self:
             yield
         self._open, self._calls = [], {}
 
+    def _is_active(self) -> bool:
+        """Whether to observe the present call: not one of evaluation or a compiler in training."""
+        trains = self.model.training and torch.is_grad_enabled()
+        return not self._trains or (trains and not torch.compiler.is_compiling())
+
+    def _begin_call(self, within: ExitStack, _model: Any, _args: Any, kwargs: Any) -> None:
+        if self._is_active():
+            within.close()  # a call that failed before the hook of its end
+            within.enter_context(self.watching(kwargs))
+
     # --- calls of layers ------------------------------------------------------------------
 
-    def _note_use(self, name: str, *_: Any) -> None:
-        self._used.add(name)
+    def _note_use(self, used: set[str], name: str, *_: Any) -> None:
+        if self._is_active():
+            used.add(name)
 
     def _enter(self, layer: nn.Module, _args: Any) -> None:
+        if not self._is_active():
+            return
         self._open.append(layer)
         if layer in self._overriding:
             self._calls[layer] = []
@@ -219,25 +235,26 @@ class Pass(TorchFunctionMode):
 
     def _record(self, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """Add the rows of a call of a layer."""
-        if self._only_reads(layer, args):
+        if not self._is_active() or self._only_reads(layer, args):
             return
         if any(is_functorch_wrapped_tensor(x) for x in args if isinstance(x, Tensor)):
             raise ValueError(
                 f"{self._description(layer)} is called under torch.func.vmap or another transform, "
-                f"where its inputs cannot be read{self._effect}. Pass a feed(model, batch) that "
+                f"where its inputs cannot be read{self.effect}. Pass a feed(model, batch) that "
                 f"calls the model on whole batches"
             )
         self._first.setdefault(layer, self.count)
         try:
-            for call in self._calls.pop(layer, [Call(args, kwargs, output)]):
-                self._add(layer, call)
+            with torch.no_grad():
+                for call in self._calls.pop(layer, [Call(args, kwargs, output)]):
+                    self._add(layer, call)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
             self.check_finite()  # names the batch
             raise ValueError(
                 f"{self._description(layer)} failed with {type(error).__name__}: {error}"
-                f"{self._effect}"
+                f"{self.effect}"
             ) from error
 
     def _add(self, layer: nn.Module, call: Call) -> None:
@@ -281,7 +298,7 @@ class Pass(TorchFunctionMode):
             layer = type(self._open[-1]).__name__ if self._open else None
             where = f"in {layer}.forward" if layer else "without a call of its layer"
             strays = [self._names[i] for i in ids if i in self._names]
-            self.stray |= dict.fromkeys(strays, f"used by {name} {where}")
+            self._stray |= dict.fromkeys(strays, f"used by {name} {where}")
         is_written = result is None and not name.startswith(".")  # into another tensor
         if has_numbers or is_written or name in _READS:
             self._used.update(self._bare_names[i] for i in ids if i in self._bare_names)
@@ -311,25 +328,52 @@ class Pass(TorchFunctionMode):
         finite = torch.stack(totals).isfinite().tolist() if noted else []
         for (name, batch, _), is_finite in zip(noted, finite):
             if not is_finite:
-                raise ValueError(
-                    f"NaN or infinite activations enter layer {name!r} in batch {batch}"
-                    f"{self._effect}. Check that batch, and the model's weights"
-                )
+                raise NotFiniteError(name, batch, self.effect)
 
     def finish(self) -> None:
-        """Check all rows, and complete the moments."""
+        """Check all rows, and complete the moments.
+
+        Raises ValueError if rows are not finite, a rule fails, or `strays` refuses.
+        """
         self.check_finite()
         called = [(x, source.block.name) for x in self._first for _, source in self._sources[x]]
         for layer, block in called:
             if (layer, block) not in self._reached:
                 raise ValueError(
                     f"{self._description(layer)} gave no rows of its block {block!r}, which would "
-                    f"not be protected{self._effect}. Yield them in the rule's `rows`"
+                    f"not be protected{self.effect}. Yield them in the rule's `rows`"
                 )
         for name in self._used:
             self._moments[name].add(SecondMoment(torch.ones(1, 1, 1), 1.0), None)
         for sums in self._moments.values():
             sums.flush()
+        if self._stray:
+            self._handle_strays(self._stray)
+
+    def reached(self, advice: str) -> dict[str, Moments]:
+        """Release the moments of the blocks that rows reached, of all processes together.
+
+        Raises ValueError, with advice, if no row reached any block, or if rows are too large.
+        """
+        moments, self._moments = self._moments, {}
+        for sums in moments.values():
+            sums.sums.all_reduce()
+        reached = {name: sums for name, sums in moments.items() if sums.sums.weight > 0}
+        if not reached:
+            sites = list(moments)
+            listed = ", ".join(sites[:5]) + (", ..." if len(sites) > 5 else "")
+            raise ValueError(
+                f"no rows reached any of {len(sites)} shielded layers ({listed}) in {self.count} "
+                f"batches{self.effect}. {advice}, and that some of the layers it uses are neither "
+                f"frozen nor excluded"
+            )
+        large = [name for name, sums in reached.items() if not bool(sums.energy().isfinite().all())]
+        if large:
+            raise ValueError(
+                f"the inputs of layer {large[0]!r} are too large: their squares overflow"
+                f"{self.effect}. Scale the inputs, for example to unit variance"
+            )
+        return reached
 
     def _description(self, layer: nn.Module) -> str:
         names, sources = zip(*self._sources[layer])
