@@ -112,6 +112,28 @@ def test_nothing_is_pulled_otherwise(options: dict[str, Any]) -> None:
     assert torch.equal(block(layer), start)
 
 
+@pytest.mark.parametrize("resumes", [False, True])
+def test_the_size_of_a_small_loss_changes_nothing(resumes: bool) -> None:
+    """Adam takes the same steps, because the pull shrinks with the loss; also from a checkpoint."""
+    finals = []
+    for size in (1e-2, 1e-6):
+        layer, shield = moved(rows())
+        optimizer = shield.guard(torch.optim.Adam(layer.parameters(), eps=1e-30))
+        for seed in range(30):
+            if resumes and size < 1e-2 and seed == 10:
+                saved = copy.deepcopy([x.state_dict() for x in (layer, shield, optimizer)])
+                layer = linear()
+                shield = Shield(layer)
+                optimizer = shield.guard(torch.optim.Adam(layer.parameters(), eps=1e-30))
+                for part, state in zip((layer, shield, optimizer), saved):
+                    part.load_state_dict(state)
+            optimizer.zero_grad()
+            (size / (seed + 1) * (layer(normal(seed, 6, 8)) - 1).square().mean()).backward()
+            optimizer.step()
+        finals.append(block(layer))
+    torch.testing.assert_close(finals[0], finals[1], rtol=0, atol=1e-8)
+
+
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_gradient_scaler_scales_the_pull_too(fused: bool) -> None:
     """A fused optimizer receives scaled gradients, and unscales them by itself."""

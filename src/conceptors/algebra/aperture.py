@@ -15,7 +15,7 @@ from conceptors.algebra.checks import check_states
 from conceptors.algebra.conceptor import Conceptor
 
 _ROUNDING = 1e-12  # share of the energy that rounding in float32 may add after several layers
-PROTECTED = 0.9  # share of the energy that a soft shield protects by default
+PROTECTED = 0.85  # share of the energy that a soft shield protects by default
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,14 @@ class Auto:
     `Shield(model)` uses `Auto()`. The aperture solves E xᵀ C x = share · E|x|² for the layer's
     inputs x, so their scale does not matter. While a later task is learned, the gradient of
     pull / 2 · E|ΔW x|² / E|W x|², summed over earlier tasks, pulls each layer back to its old
-    outputs. Changing all outputs on one task costs pull / 2; the loss should start near one.
+    outputs. Changing all outputs on one task costs pull / 2, and in proportion less where the first
+    gradients of a task show that its loss is far below a usual cross-entropy.
 
     A hard shield changes no protected direction, so it needs no pull.
 
     Args:
         share: share of each task's energy that is protected, above 0 and below 1. The default is
-            0.9; for a hard shield it is everything above rounding, as with `Energy(1)`.
+            0.85; for a hard shield it is everything above rounding, as with `Energy(1)`.
         pull: strength of the pull, at least 0; 0 turns it off.
         room: share of each layer's input space that stays free, at least 0 and below 1. In a
             fuller layer all odds are scaled down alike for the projection, but not for the pull.

@@ -118,7 +118,8 @@ def build_network(scenario: Scenario, settings: Any) -> nn.Module:
     network = MLP(sizes, s.activation, s.init, s.scale, scenario.seed)
     weight = next(network.parameters())
     if image is not None:
-        weight.data = blurred(weight.data, image, s.smooth)
+        if s.smooth:
+            weight.data = blurred(weight.data, image, s.smooth)
         if s.local:
             weight.data = _windowed(weight.data, image, s.local, scenario.seed)
     return network

@@ -159,7 +159,7 @@ class RandomFeatures(Lift):
         if self.activation == "fourier":
             bias = 2 * math.pi * torch.rand(self.out_features, generator=draw).to(rows)
         if self.image is not None:
-            weight = blurred(weight, self.image)
+            weight = blurred(weight, self.image, _BLUR)
         else:
             warn_of_scales(rows)
             if self.power and not is_flat:
@@ -267,12 +267,12 @@ def warn_of_scales(rows: Tensor) -> None:
         )
 
 
-def blurred(weight: Tensor, image: tuple[int, ...]) -> Tensor:
+def blurred(weight: Tensor, image: tuple[int, ...], sigma: float) -> Tensor:
     """Each row `[n, c · h · w]` as an image, smoothed by a Gaussian, at the same mean square."""
     pictures = weight.reshape(-1, 1, *image[-2:])
-    reach = math.ceil(4 * _BLUR)
+    reach = math.ceil(4 * sigma)
     at = torch.arange(-reach, reach + 1, dtype=weight.dtype, device=weight.device)
-    bell = torch.exp(-(at**2) / (2 * _BLUR**2))
+    bell = torch.exp(-(at**2) / (2 * sigma**2))
     bell = bell / bell.square().sum().sqrt()
     across = functional.conv2d(pictures, bell.view(1, 1, 1, -1), padding=(0, reach))
     return functional.conv2d(across, bell.view(1, 1, -1, 1), padding=(reach, 0)).reshape_as(weight)

@@ -22,16 +22,17 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import is_
+from statistics import fmean, median
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Optimizer
 
-from conceptors._internal.precision import exactly
+from conceptors._internal.precision import exactly, full
 from conceptors.layers.magnitude import Magnitude
 from conceptors.shield.block import GuardedBlock
-from conceptors.shield.blocks import WeightBlock
+from conceptors.shield.blocks import WeightBlock, whole
 from conceptors.shield.gpu import Recorded, units_of
 from conceptors.shield.projection import Claim, FreeSpace, count_protected, free_space
 
@@ -39,6 +40,8 @@ _STEADY = 0.5  # the share of the distance that a plain step may pull weights ba
 _INTERVAL = 1024  # the most steps between measurements, which double until then
 _DECAY = 0.5  # weight of earlier measurements
 _RELIABLE = 128  # steps after which a warning about `passing` may be issued
+_BEGINNING = 20  # the first steps of a task, which show how large its loss is
+_USUAL = 20.0  # |G| |W| of a layer where a mean cross-entropy begins at about five
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class Protected:
     frozen: Mapping[str, nn.Parameter] = field(default_factory=dict)
     magnitudes: Mapping[str, Magnitude] = field(default_factory=dict)
     anchors: Mapping[int, Tensor] = field(default_factory=dict)  # W_previous, by a parameter's id
+    sizes: list[float] = field(default_factory=list)  # of gradients, see `Guard._strength`
     increment_decay: float = 0.0
 
     def free(self, name: str, parameters: list[nn.Parameter]) -> FreeSpace | None:
@@ -80,7 +84,8 @@ class Plan:
         key: what the plan depends on.
         blocks: the blocks with protected directions that the optimizer steps.
         units: the same, with the blocks of a GPU together.
-        scales: the factor of a gradient scaler, on each device.
+        scales: the factor of the pull, on each device.
+        pulled: the weights of layers with a pull.
         still: parameters that a step must not move.
         magnitudes: parameters that follow their directions, by name.
         decaying: parameters, W_previous and a group of the optimizer, for the decay of Algorithm 2;
@@ -91,6 +96,7 @@ class Plan:
     blocks: list[GuardedBlock] = field(default_factory=list)
     units: list[GuardedBlock | Recorded] = field(default_factory=list)
     scales: list[Tensor] = field(default_factory=list)
+    pulled: list[nn.Parameter] = field(default_factory=list)
     still: list[nn.Parameter] = field(default_factory=list)
     magnitudes: Mapping[str, Magnitude] = field(default_factory=dict)
     decaying: list[tuple[nn.Parameter, Tensor, dict[str, Any]]] = field(default_factory=list)
@@ -136,6 +142,8 @@ def make_plan(
     for block in plan.blocks:
         block.previous = previous.get((block.name, *map(id, block.parameters)))
     plan.units, plan.scales = units_of(plan.blocks), list(scales.values())
+    weights = [block.parameters[0] for block in plan.blocks if block.origin is not None]
+    plan.pulled = [weight for weight in weights if weight.ndim > 1]
     if protected.claims:
         plan.magnitudes = protected.magnitudes
         fixed = {id(p) for p in protected.frozen.values()}
@@ -343,16 +351,34 @@ class Guard:
             self.trained |= _with_gradients(self.parameters(), self.trained)
         early, self._projected = self._projected, None
         is_early = early is not None and _same(early, [p.grad for p in self.parameters()])
-        plan, scale = self.plan, getattr(optimizer, "grad_scale", None)
+        plan = self.plan
         # other code may have changed them since, and hard ones may be projected any number of times
         if not plan or (is_early and not all(block.hard for block in plan.blocks)):
             return
+        strength = self._strength(plan, getattr(optimizer, "grad_scale", None))
         for factor in plan.scales:
-            factor.fill_(1.0) if scale is None else factor.copy_(scale)
+            factor.copy_(strength) if isinstance(strength, Tensor) else factor.fill_(strength)
         if due and not is_early:
             self._measure(plan)
         for unit in plan.units:
             unit.project_gradient()
+
+    def _strength(self, plan: Plan, scale: Tensor | None) -> float | Tensor:
+        """Return the factor of the pull, which belongs to gradients of the current scale.
+
+        It is 1, or less for a task with a small loss, such as the squared error of pixels. The loss
+        is unknown here, but |G| |W| of a layer is proportional to it. The mean over the first steps
+        of a task counts; of each step, the median over layers.
+        """
+        sizes = self._guards.protected.sizes
+        if plan.pulled and len(sizes) < _BEGINNING and not _is_capturing():
+            dense = [p for p in plan.pulled if p.grad is not None and not p.grad.is_sparse]
+            products = [_norm(p.grad) * _norm(p.data) for p in dense]
+            size = median(torch.stack(products).tolist()) if products else 0.0
+            size /= 1.0 if scale is None else float(scale)
+            sizes += [size] if 0 < size < math.inf else []
+        strength = min(1.0, fmean(sizes) / _USUAL) if sizes else 1.0
+        return strength if scale is None else strength * scale
 
     def _measure(self, plan: Plan) -> None:
         """Measure the share of the gradients that is applied."""
@@ -590,6 +616,12 @@ def _with_gradients(parameters: list[nn.Parameter], known: set[int]) -> set[int]
     return trained
 
 
+def _norm(tensor: Tensor | None) -> Tensor:
+    """Compute the norm of a whole tensor."""
+    assert tensor is not None
+    return whole(torch.linalg.vector_norm(full(tensor))).cpu().double()
+
+
 def _is_nonzero(gradient: Tensor | None) -> Tensor:
     assert gradient is not None
     part = _local(gradient)
@@ -598,8 +630,11 @@ def _is_nonzero(gradient: Tensor | None) -> Tensor:
 
 def _is_due(step: int) -> bool:
     """Whether to measure this step: 1, 2, 4, 8, …, but not while a CUDA graph is captured."""
-    is_capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-    return (step & (step - 1) == 0 or step % _INTERVAL == 0) and not is_capturing
+    return (step & (step - 1) == 0 or step % _INTERVAL == 0) and not _is_capturing()
+
+
+def _is_capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def _skips(optimizer: Optimizer) -> bool:

@@ -591,6 +591,7 @@ class Shield:
             frozen=self._scan.frozen if self.n_tasks else {},
             magnitudes=self._scan.magnitudes if self.n_tasks else {},
             anchors=anchors,
+            sizes=self._remembered.sizes,
             increment_decay=self.increment_decay,
         )
 

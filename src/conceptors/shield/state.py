@@ -86,6 +86,7 @@ def pack(
         "version": VERSION,
         "n_tasks": remembered.n_tasks,
         "kept_tasks": len(remembered.tasks),
+        "sizes": list(remembered.sizes),
         "layers": list(scan.sites),
         "unclaimed": [name for name in scan.sites if name not in claimed],
         "resting": sorted(resting),
@@ -142,7 +143,7 @@ def read(
         )
         for claims in (remembered.claimed, *remembered.tasks)
     )
-    remembered = Remembered(claimed, tasks, remembered.n_tasks)
+    remembered = Remembered(claimed, tasks, remembered.n_tasks, remembered.sizes)
     weights = {name: weight for name, weight in weights.items() if name in where}
     return remembered, _fitting(anchors, model), weights, resting, report
 
@@ -181,7 +182,8 @@ def check(state: Any, rename: Mapping[str, str]) -> tuple[Remembered, Groups]:
             joint = claimed.conceptors.get(name)
             if joint is None or size_of(joint) != size_of(conceptor):
                 raise ValueError(f"layer {name!r} of a task has another shape than that of all")
-    return Remembered(claimed, tasks, n_tasks), groups
+        sizes = [checks.number(size, "a size", 0.0, math.inf) for size in state["sizes"]]
+    return Remembered(claimed, tasks, n_tasks, sizes), groups
 
 
 def _claims(layers: Mapping[str, Mapping[str, Tensor]]) -> Claims:
