@@ -7,8 +7,8 @@ A method is `plain`, `joint` (all tasks at once), `readout` (the first task trai
 closed-form readout of its input and layers learns all tasks), `replay SAMPLES` (a reservoir of past
 samples is half of each batch), `shield`, `aperture NUMBER`, or `shield NAME=VALUE …` with options
 of `Auto`. `shield remember_every=SHARE` knows no task boundaries, and remembers whenever this share
-of the first task's steps has passed. An optimizer is AdamW or SGD (with momentum), and a rate. The table shows the aperture
-and rate with the best validation score of seed 0 as "best of the grid".
+of the first task's steps has passed. An optimizer is AdamW or SGD (with momentum), and a rate. The
+table shows the aperture and rate with the best validation score of seed 0 as "best of the grid".
 
     python -m benchmarks.untuned --device cuda                     # run what the table lacks
     python -m benchmarks.untuned --quick --seeds 1 --methods plain shield "replay 200" \\

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -153,6 +154,9 @@ class Pass(TorchFunctionMode):
             self._names |= {id(p): name for p in site.active()}
             for source in site.sources:
                 self._sources.setdefault(source.layer, []).append((name, source))
+        others = [*self._bare.values(), *self._resting.values()]
+        self._layers = {model, *self._sources, *(x.layer for site in others for x in site.sources)}
+        self._within = ExitStack()  # the present call of the model in training
         self._overriding = {layer for layer in self._sources if overrides_forward(layer)}
         self._first: dict[nn.Module, int] = {}  # the first batch that reached a layer
         self._reached: set[tuple[nn.Module, str]] = set()  # layers and their blocks with rows
@@ -163,32 +167,38 @@ class Pass(TorchFunctionMode):
     @contextmanager
     def observing(self) -> Iterator[None]:
         """Install the hooks of all layers, and of the modules with bare parameters."""
+        _PASSES[id(self)] = self
         with ExitStack() as hooks:
             for layer in self._sources:
                 for handle in (
-                    layer.register_forward_pre_hook(self._enter, prepend=True),
-                    layer.register_forward_hook(self._leave),
+                    layer.register_forward_pre_hook(self._hook("_enter"), prepend=True),
+                    layer.register_forward_hook(self._hook("_leave")),
                     # the first hook: FSDP frees weights in its own
-                    layer.register_forward_hook(self._record, with_kwargs=True, prepend=True),
+                    layer.register_forward_hook(
+                        self._hook("_record"), with_kwargs=True, prepend=True
+                    ),
                 ):
                     hooks.callback(handle.remove)
-            for name, site in self._bare.items():
-                # a call uses them, perhaps in a kernel that cannot be observed
-                note = partial(self._note_use, self._used, name)
-                hooks.callback(site.sources[0].layer.register_forward_hook(note).remove)
-            for name, site in self._resting.items():
-                note = partial(self._note_use, self.rested, name)
-                for layer in {source.layer for source in site.sources}:
-                    hooks.callback(layer.register_forward_pre_hook(note).remove)
+            # a call uses bare parameters, perhaps in a kernel that cannot be observed
+            uses = {name: [site.sources[0]] for name, site in self._bare.items()}
+            uses |= {name: site.sources for name, site in self._resting.items()}
+            for name, sources in uses.items():
+                for source in sources:
+                    handle = source.layer.register_forward_hook(self._hook("_note_use", name))
+                    hooks.callback(handle.remove)
             if self._trains:
-                within = hooks.enter_context(ExitStack())  # the call of the model
-                begin, end = partial(self._begin_call, within), lambda *_: within.close()
+                hooks.callback(self._within.close)
                 for handle in (
-                    self.model.register_forward_pre_hook(begin, with_kwargs=True, prepend=True),
-                    self.model.register_forward_hook(end, always_call=True),
+                    self.model.register_forward_pre_hook(
+                        self._hook("_begin_call"), with_kwargs=True, prepend=True
+                    ),
+                    self.model.register_forward_hook(self._hook("_end_call"), always_call=True),
                 ):
                     hooks.callback(handle.remove)
             yield
+
+    def _hook(self, method: str, *args: Any) -> Callable[..., None]:
+        return partial(_observe, id(self), method, *args)
 
     def next_batch(self) -> None:
         """Begin the next batch."""
@@ -205,25 +215,24 @@ class Pass(TorchFunctionMode):
             yield
         self._open, self._calls = [], {}
 
-    def _is_active(self) -> bool:
-        """Whether to observe the present call: not one of evaluation or a compiler in training."""
-        trains = self.model.training and torch.is_grad_enabled()
-        return not self._trains or (trains and not torch.compiler.is_compiling())
+    def is_active(self, layer: nn.Module) -> bool:
+        """Whether to observe the present call: not of a copy; in training, not an evaluation."""
+        is_meant = not self._trains or (self.model.training and torch.is_grad_enabled())
+        return is_meant and layer in self._layers
 
-    def _begin_call(self, within: ExitStack, _model: Any, _args: Any, kwargs: Any) -> None:
-        if self._is_active():
-            within.close()  # a call that failed before the hook of its end
-            within.enter_context(self.watching(kwargs))
+    def _begin_call(self, _model: Any, _args: Any, kwargs: Any) -> None:
+        self._within.close()  # a call that failed before its end
+        self._within.enter_context(self.watching(kwargs))
+
+    def _end_call(self, *_: Any) -> None:
+        self._within.close()
 
     # --- calls of layers ------------------------------------------------------------------
 
-    def _note_use(self, used: set[str], name: str, *_: Any) -> None:
-        if self._is_active():
-            used.add(name)
+    def _note_use(self, name: str, *_: Any) -> None:
+        (self.rested if name in self._resting else self._used).add(name)
 
     def _enter(self, layer: nn.Module, _args: Any) -> None:
-        if not self._is_active():
-            return
         self._open.append(layer)
         if layer in self._overriding:
             self._calls[layer] = []
@@ -235,7 +244,7 @@ class Pass(TorchFunctionMode):
 
     def _record(self, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """Add the rows of a call of a layer."""
-        if not self._is_active() or self._only_reads(layer, args):
+        if self._only_reads(layer, args):
             return
         if any(is_functorch_wrapped_tensor(x) for x in args if isinstance(x, Tensor)):
             raise ValueError(
@@ -379,6 +388,18 @@ class Pass(TorchFunctionMode):
         names, sources = zip(*self._sources[layer])
         kinds = f"{type(layer).__name__}, rule {type(sources[0].rule).__name__}"
         return f"layer {', '.join(dict.fromkeys(names))} ({kinds})"
+
+
+_PASSES: WeakValueDictionary[int, Pass] = WeakValueDictionary()
+
+
+def _observe(key: int, method: str, *args: Any) -> None:
+    """Call a method of a pass as a hook, which copies and pickles of its layer may contain."""
+    if torch.compiler.is_compiling():
+        return
+    run, layer = _PASSES.get(key), next(x for x in args if isinstance(x, nn.Module))
+    if run is not None and run.is_active(layer):
+        getattr(run, method)(*args)
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:

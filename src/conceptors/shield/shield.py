@@ -28,6 +28,8 @@ from conceptors.shield.options import Aperture, Protection
 from conceptors.shield.state import LoadReport, explaining, pack, read, read_file, write_file
 from conceptors.shield.stream import Stream
 
+_STREAMED = 0.5  # `known` of training passes: the same task may be consolidated many times
+
 
 class Shield:
     """Protect a model's weights against forgetting (conceptor-aided back-propagation).
@@ -535,7 +537,7 @@ class Shield:
                 "remember_every reads calls of layers in training mode with gradients, and none "
                 "inside torch.compile. Check that the training passes are such calls"
             )
-            self._add_task(self._claims_from(moments, "remember"), run.rested, 0.0)
+            self._add_task(self._claims_from(moments, "remember"), run.rested, known=_STREAMED)
 
     def _add_task(self, task: Claims, rested: set[str], known: float) -> None:
         """Remember a task that used frozen layers, too."""
