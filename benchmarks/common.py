@@ -174,6 +174,18 @@ def _word(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def tensors(state: Any) -> list[Tensor]:
+    """Return the tensors at any depth of a state dict or a list.
+
+    >>> tensors({"a": [torch.zeros(2)], "b": "text"})
+    [tensor([0., 0.])]
+    """
+    if isinstance(state, Tensor):
+        return [state]
+    items = list(state.values()) if isinstance(state, dict) else state
+    return [x for item in items for x in tensors(item)] if isinstance(items, (list, tuple)) else []
+
+
 # --- machine and options ------------------------------------------------------------------
 
 

@@ -18,12 +18,14 @@ from __future__ import annotations
 import copy
 import gc
 import importlib.util
+import json
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import cycle, islice
+from pathlib import Path
 from statistics import median, quantiles
 from time import process_time
 from typing import Any
@@ -40,6 +42,7 @@ from benchmarks.sequences import conv_net, digits, mlp
 from conceptors import Shield
 from conceptors.scenarios import build
 
+PLAN = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 Batch = tuple[Tensor, Tensor]
 KEY = ("run", "what", "setting")
 Source = Callable[[int], Iterator[Tensor]]  # a task's number to batches of its inputs, on the CPU
@@ -171,125 +174,52 @@ def _digits() -> list[Tensor]:
     return [x[y < 5], x[y >= 5]]
 
 
-MLPS: list[tuple[tuple[int, ...], int, str, float | str, bool]] = [
-    ((784, 800, 10), 64, "AdamW", "auto", False),
-    ((784, 256, 256, 10), 10, "AdamW", "auto", False),
-    ((1600, 128, 10), 64, "AdamW", "auto", False),
-    ((64, 128, 10), 64, "AdamW", "auto", False),
-    ((784, 800, 10), 64, "SGD", 9, False),
-    ((784, 800, 10), 64, "SGD", 9, True),
-    ((784, 800, 10), 300, "SGD", 9, False),
-]
-
-
 def plain_networks(tiny: bool) -> list[Network]:
     """Small networks from torch layers, and the widest layer of a model of 8B parameters."""
     networks = []
-    for sizes, count, name, aperture, hard in MLPS:
-        widths = [20 if tiny and width == 800 else width for width in sizes]
-        words = [f"{'-'.join(map(str, widths))}, batch {count}, {name}, aperture {aperture}"]
-        networks.append(
-            Network(
-                "mlp",
-                ", ".join(words + ["hard"] * hard),
-                partial(mlp, *widths),
-                images(count, widths[0]) if widths[0] in (64, 784) else normal(count, widths[0]),
-                10,
-                adamw if name == "AdamW" else sgd(0.1),
-                aperture=aperture,
-                hard=hard,
-                remembered=2000 // count,
-            )
-        )
+    for entry in PLAN["perceptrons"]:
+        widths = [20 if tiny and width == 800 else width for width in entry["sizes"]]
+        count, name, aperture = entry["batch"], entry["optimizer"], entry["aperture"]
+        about = f"{'-'.join(map(str, widths))}, batch {count}, {name}, aperture {aperture}"
+        is_hard = entry.get("hard", False)
+        source = images(count, widths[0]) if widths[0] in (64, 784) else normal(count, widths[0])
+        make = adamw if name == "AdamW" else sgd(0.1)
+        how: dict[str, Any] = {"aperture": aperture, "hard": is_hard, "remembered": 2000 // count}
+        about += ", hard" * is_hard
+        networks.append(Network("mlp", about, partial(mlp, *widths), source, 10, make, **how))
     cnn = "small CNN, batch 64, AdamW, aperture auto"
     networks.append(Network("cnn", cnn, conv_net, images(64, 784), 10, adamw, remembered=30))
     width, out, rows = (32, 64, 64) if tiny else (4096, 14336, 16384)
     for dtype in (torch.float32, torch.bfloat16):
-        networks.append(
-            Network(
-                "layer-8b",
-                f"Linear {width} -> {out}, {rows} tokens, AdamW, {str(dtype)[6:]} weights",
-                partial(nn.Linear, width, out, bias=False, dtype=dtype),
-                normal(rows, width),
-                out,
-                adamw,
-                aperture=9.0,
-                rank=width // 8,
-                autocast=dtype == torch.float32,
-                dtype=dtype,
-            )
-        )
+        about = f"Linear {width} -> {out}, {rows} tokens, AdamW, {str(dtype)[6:]} weights"
+        build = partial(nn.Linear, width, out, bias=False, dtype=dtype)
+        how = {"aperture": 9.0, "rank": width // 8, "dtype": dtype}
+        how["autocast"] = dtype == torch.float32
+        source = normal(rows, width)
+        networks.append(Network("layer-8b", about, build, source, out, adamw, **how))
     return networks
 
 
 def transformers_networks() -> list[Network]:
     """GPT-2 small, ResNet-18 for 32 x 32 images, ViT-S/16 and MiniLM, with random weights."""
-    import transformers as hf
+    import transformers
 
-    def resnet() -> nn.Module:
-        sizes = {"embedding_size": 64, "hidden_sizes": [64, 128, 256, 512], "depths": [2, 2, 2, 2]}
-        config = hf.ResNetConfig(**sizes, layer_type="basic", num_labels=100)
-        model = hf.ResNetForImageClassification(config)
-        model.resnet.embedder.pooler = nn.Identity()  # as is usual for images of 32 x 32
-        model.resnet.embedder.embedder.convolution.stride = (1, 1)
-        return model  # type: ignore[no-any-return]
+    def build(entry: dict[str, Any]) -> nn.Module:
+        config = getattr(transformers, entry["config"])(**entry["sizes"])
+        model: Any = getattr(transformers, entry["model"])(config)
+        if entry["name"] == "resnet18":  # as is usual for images of 32 x 32
+            model.resnet.embedder.pooler = nn.Identity()
+            model.resnet.embedder.embedder.convolution.stride = (1, 1)
+        result: nn.Module = model
+        return result
 
-    def vit() -> nn.Module:
-        sizes = {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536}
-        return hf.ViTForImageClassification(hf.ViTConfig(**sizes, num_labels=1000))  # type: ignore[no-any-return]
-
-    def mini_lm() -> nn.Module:
-        sizes = {"hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1536}
-        config = hf.BertConfig(**sizes, num_labels=150)
-        return hf.BertForSequenceClassification(config)  # type: ignore[no-any-return]
-
-    def gpt2() -> nn.Module:
-        return hf.GPT2LMHeadModel(hf.GPT2Config(use_cache=False))  # type: ignore[no-any-return]
-
-    tenth: dict[str, Any] = {"aperture": 9.0, "rank": 0.1, "autocast": True}
-    images: dict[str, Any] = {
-        "inputs": normal(128, 3, 224, 224),
-        "classes": 1000,
-        "optimizer": adamw,
-    }
-    return [
-        Network(
-            "gpt2",
-            "GPT-2 small, 8 x 1024 tokens, AdamW, bf16 autocast, rank 0.1",
-            gpt2,
-            tokens(50257, 8, 1024),
-            50257,
-            adamw,
-            **tenth,
-        ),
-        Network(
-            "resnet18",
-            "ResNet-18, 32 x 32, batch 256, SGD momentum, bf16 autocast, rank 0.1",
-            resnet,
-            normal(256, 3, 32, 32),
-            100,
-            sgd(0.002, 0.9),
-            **tenth,
-        ),
-        Network(
-            "vit", "ViT-S/16, batch 128, AdamW, bf16 autocast, rank 0.1", vit, **images, **tenth
-        ),
-        Network(
-            "vit",
-            "ViT-S/16, batch 128, AdamW, bf16 autocast, all directions",
-            vit,
-            **images,
-            **{**tenth, "rank": None},
-        ),
-        Network(
-            "mini-lm",
-            "MiniLM, 32 x 32 tokens, AdamW, aperture auto",
-            mini_lm,
-            tokens(30522, 32, 32),
-            150,
-            adamw,
-        ),
-    ]
+    networks = []
+    for entry in PLAN["transformers"]:
+        source = tokens(*entry["tokens"]) if "tokens" in entry else normal(*entry["images"])
+        make = sgd(0.002, 0.9) if entry.get("momentum") else adamw
+        what = (entry["name"], entry["about"], partial(build, entry), source, entry["classes"])
+        networks.append(Network(*what, make, **entry["options"]))
+    return networks
 
 
 # --- measurements -------------------------------------------------------------------------

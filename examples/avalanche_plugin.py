@@ -39,7 +39,7 @@ def learn(plugin: str) -> float:
     plugins: dict[str, list[Any]] = {
         "none": [],
         "shield": [ShieldPlugin(shield)],
-        "readout": [ShieldPlugin(shield), ReadoutPlugin(readout, body, shield=shield)],
+        "readout": [ShieldPlugin(shield), ReadoutPlugin(readout, body)],
     }
     strategy = Naive(
         model=model,

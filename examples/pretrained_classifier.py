@@ -23,12 +23,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import (
-    AutoTokenizer,
-    DataCollatorWithPadding,
-    Trainer,
-    TrainingArguments,
-)
+from transformers import AutoTokenizer, DataCollatorWithPadding, Trainer, TrainingArguments
 
 from conceptors import Shield
 from conceptors.experiments.scenarios.data.sentences import (

@@ -1,8 +1,7 @@
 """Two tasks with transformers' Trainer: one callback protects the first.
 
 A small BERT with random weights learns to classify sentences by their words. Each task has its own
-words and two labels; one head has all four. No sentence is stored. This example shows the usage.
-Words, epochs and rate are chosen to make forgetting visible, so its numbers are no benchmark.
+words and two labels; one head has all four. Settings make forgetting visible: this is no benchmark.
 Run with: python examples/transformers_trainer.py
 """
 

@@ -24,9 +24,9 @@ def main(name: str, *arguments: str) -> int:
 @pytest.mark.parametrize(
     ("name", "arguments", "excerpt"),
     [
-        ("avalanche", (), "| **ShieldPlugin** | 95.5 ± 0.2 | 2.2 ± 0.3 |"),
         ("comparison", (), "| cab | 97.46 ± 0.08 |"),
         ("cost", (), "GPT-2 small"),
+        ("finetuning", (), "| small | banking77 | kl | rate=0.001 | 80.0 | 0.176 |"),
         ("paper", ("ablation",), "| disjoint-mnist | soft conceptors | 89.27 ± 1.64 |"),
         ("paper", ("similarity",), "| 4 | 0.303 ± 0.008 | 0.9389 |"),
         ("pretrained", (), "| shield | 93.84 ± 0.05 |"),
@@ -57,12 +57,15 @@ def test_the_tables_of_the_docs_come_from_results(
         ),
         ("pretrained", (), "one_head", 8),
         ("cost", ("--networks", "mlp", "layer-8b"), "ratio", 18),
+        ("finetuning", ("--skills", "banking77"), "test_exact", 14),
     ],
 )
 def test_a_tiny_run_writes_a_table_and_resumes(
     name: str, arguments: tuple[str, ...], key: str, rows: int, tmp_path: Path, monkeypatch: Any
 ) -> None:
     out = tmp_path / "runs.csv"
+    if name == "finetuning":
+        pytest.importorskip("peft")
     command = ("--tiny", "--device", "cpu", "--seeds", "1", "--out", str(out), *arguments)
     assert main(name, *command) == 0
     module = importlib.import_module(f"benchmarks.{name}")

@@ -62,7 +62,7 @@ def _trained(device: str, make: Callable[..., Optimizer], **options: Any) -> dic
     return {name: block.cpu() for name, block in blocks(model).items()}
 
 
-@pytest.mark.filterwarnings("ignore:hardly any:conceptors.shield.ShieldFullWarning")
+@pytest.mark.filterwarnings("ignore::conceptors.shield.ShieldFullWarning")
 @pytest.mark.parametrize("options", [{}, {"aperture": 3.0}, {"aperture": 1e4, "hard": True}])
 @pytest.mark.parametrize("name", ["sgd", "sgd-momentum", "adamw", "rmsprop"])
 def test_steps_are_those_of_the_cpu(name: str, options: dict[str, Any]) -> None:

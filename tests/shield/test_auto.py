@@ -121,12 +121,15 @@ def test_the_size_of_a_small_loss_changes_nothing(resumes: bool) -> None:
         optimizer = shield.guard(torch.optim.Adam(layer.parameters(), eps=1e-30))
         for seed in range(30):
             if resumes and size < 1e-2 and seed == 10:
-                saved = copy.deepcopy([x.state_dict() for x in (layer, shield, optimizer)])
+                saved = copy.deepcopy(
+                    (layer.state_dict(), shield.state_dict(), optimizer.state_dict())
+                )
                 layer = linear()
                 shield = Shield(layer)
                 optimizer = shield.guard(torch.optim.Adam(layer.parameters(), eps=1e-30))
-                for part, state in zip((layer, shield, optimizer), saved):
-                    part.load_state_dict(state)
+                layer.load_state_dict(saved[0])
+                shield.load_state_dict(saved[1])
+                optimizer.load_state_dict(saved[2])
             optimizer.zero_grad()
             (size / (seed + 1) * (layer(normal(seed, 6, 8)) - 1).square().mean()).backward()
             optimizer.step()

@@ -40,8 +40,9 @@ _STEADY = 0.5  # the share of the distance that a plain step may pull weights ba
 _INTERVAL = 1024  # the most steps between measurements, which double until then
 _DECAY = 0.5  # weight of earlier measurements
 _RELIABLE = 128  # steps after which a warning about `passing` may be issued
+_LATE = 10  # the last steps before, in which the gradients of a task that is learned are small
+_LEARNED = 0.65  # relative to the first ones
 _BEGINNING = 20  # the first steps of a task, which show how large its loss is
-_USUAL = 20.0  # |G| |W| of a layer where a mean cross-entropy begins at about five
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Plan:
         blocks: the blocks with protected directions that the optimizer steps.
         units: the same, with the blocks of a GPU together.
         scales: the factor of the pull, on each device.
-        pulled: the weights of layers with a pull.
+        weights: the matrices of the blocks.
         still: parameters that a step must not move.
         magnitudes: parameters that follow their directions, by name.
         decaying: parameters, W_previous and a group of the optimizer, for the decay of Algorithm 2;
@@ -96,7 +97,7 @@ class Plan:
     blocks: list[GuardedBlock] = field(default_factory=list)
     units: list[GuardedBlock | Recorded] = field(default_factory=list)
     scales: list[Tensor] = field(default_factory=list)
-    pulled: list[nn.Parameter] = field(default_factory=list)
+    weights: list[nn.Parameter] = field(default_factory=list)
     still: list[nn.Parameter] = field(default_factory=list)
     magnitudes: Mapping[str, Magnitude] = field(default_factory=dict)
     decaying: list[tuple[nn.Parameter, Tensor, dict[str, Any]]] = field(default_factory=list)
@@ -142,8 +143,7 @@ def make_plan(
     for block in plan.blocks:
         block.previous = previous.get((block.name, *map(id, block.parameters)))
     plan.units, plan.scales = units_of(plan.blocks), list(scales.values())
-    weights = [block.parameters[0] for block in plan.blocks if block.origin is not None]
-    plan.pulled = [weight for weight in weights if weight.ndim > 1]
+    plan.weights = [b.parameters[0] for b in plan.blocks if b.parameters[0].ndim > 1]
     if protected.claims:
         plan.magnitudes = protected.magnitudes
         fixed = {id(p) for p in protected.frozen.values()}
@@ -225,6 +225,7 @@ class Guard:
         self.trained: set[int] = set()
         self._still: list[tuple[nn.Parameter, Tensor]] = []
         self._ratios: dict[str, Tensor] = {}
+        self._late: list[float] = []  # sizes of gradients, see `_strength`
         self._projected: list[Tensor | None] | None = None  # gradients that `project` projected
         self._counts: list[int] = []  # their version counters
         self.versions: list[int] = []
@@ -262,7 +263,7 @@ class Guard:
             if not is_same:
                 if isinstance(optimizer, LBFGS) and self.steps:  # else loaded with the claims
                     optimizer.state.clear()
-                self.steps, self.passing = 0, {}
+                self.steps, self.passing, self._late = 0, {}, []
         return self.plan
 
     def settle(self) -> None:
@@ -371,13 +372,15 @@ class Guard:
         of a task counts; of each step, the median over layers.
         """
         sizes = self._guards.protected.sizes
-        if plan.pulled and len(sizes) < _BEGINNING and not _is_capturing():
-            dense = [p for p in plan.pulled if p.grad is not None and not p.grad.is_sparse]
+        is_late = 0 <= _RELIABLE - self.steps < _LATE
+        if (len(sizes) < _BEGINNING or is_late) and not _is_capturing():
+            dense = [p for p in plan.weights if p.grad is not None and not p.grad.is_sparse]
             products = [_norm(p.grad) * _norm(p.data) for p in dense]
             size = median(torch.stack(products).tolist()) if products else 0.0
             size /= 1.0 if scale is None else float(scale)
-            sizes += [size] if 0 < size < math.inf else []
-        strength = min(1.0, fmean(sizes) / _USUAL) if sizes else 1.0
+            if 0 < size < math.inf:
+                (self._late if is_late else sizes).append(size)
+        strength = min(1.0, fmean(sizes)) if sizes else 1.0
         return strength if scale is None else strength * scale
 
     def _measure(self, plan: Plan) -> None:
@@ -386,7 +389,9 @@ class Guard:
             now, mean = block.passing(), self.passing.get(block.name)
             if now is not None:
                 self.passing[block.name] = now if mean is None else now.lerp(mean, _DECAY)
-        if self.steps == _RELIABLE:
+        sizes = self._guards.protected.sizes
+        is_measured = self.steps == _RELIABLE and sizes and self._late
+        if is_measured and fmean(self._late) > _LEARNED * fmean(sizes):
             self._guards.report_passing(self.shares())
 
     def shares(self) -> dict[str, float]:

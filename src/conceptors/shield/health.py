@@ -80,10 +80,9 @@ _TEXTS = {
     "{names} of them. The later tasks are not protected any more. {remedy}",
     "full": "few free directions are left in: {names}. These layers will hardly learn later tasks. "
     "Create the shield with {remedy}, and remember the tasks again",
-    "stuck": "hardly any of this task's gradients {verb} applied in: {names}. Earlier tasks use "
-    "the same directions, so these layers hardly learn. Lower their aperture (with hard=True, use "
-    "Energy(0.9)), start with wider layers, forget a task, or replace the last layer by a Readout. "
-    "shield.explain() shows all layers",
+    "stuck": "{what} in: {names}. Earlier tasks use the same directions, so these layers hardly "
+    "learn. Lower their aperture (with hard=True, use Energy(0.9)), start with wider layers, "
+    "forget a task, or replace the last layer by a Readout. shield.explain() shows all layers",
 }
 
 
@@ -239,12 +238,16 @@ class Health:
         """Warn once about each layer whose inputs in training were not finite."""
         _warn("skipped", self._new("skipped", [layer]))
 
-    def passing(
-        self, shares: Mapping[str, float], auto: Mapping[str, bool], verb: str = "is"
-    ) -> None:
-        """Warn about `stuck` layers: after some steps of a task, or of a forecast."""
+    def forecast(self, shares: Mapping[str, float], auto: Mapping[str, bool]) -> None:
+        """Warn about layers that will hardly learn a task."""
         names = [f"{name} ({shares[name]:.1%})" for name in stuck(shares, auto)]
-        _warn("stuck", names, verb=verb)
+        _warn("stuck", names, what="hardly any of this task's gradients will be applied")
+
+    def slow(self, shares: Mapping[str, float]) -> None:
+        """Warn about a task whose gradients stay large while little of them is applied."""
+        names = [f"{name} ({share:.1%})" for name, share in shares.items() if share < _STUCK]
+        what = "this task is hardly being learned: its gradients stay large, and few are applied"
+        _warn("stuck", names, what=what)
 
     def check_stranger(self, optimizer: Optimizer, guards: Guards) -> None:
         """Warn if an optimizer that is not guarded steps protected layers.

@@ -119,7 +119,10 @@ class Shield:
             check_thread=self._health.check_thread,
             look_again=self._look_again,
             look_before_step=partial(self._look, before_step=True),
-            report_passing=lambda shares: self._health.passing(shares, self._large()),
+            report_passing=lambda shares: self._health.slow(
+                # without boundaries, these steps are no task, and need not learn much
+                {name: shares[name] for name in shares.keys() & self._large() if not self._streams}
+            ),
         )
         self._streams: WeakKeyDictionary[Optimizer, Stream] = WeakKeyDictionary()
         self._attached = True
@@ -336,7 +339,7 @@ class Shield:
                 "shield.remember(sample) first"
             )
         passing = self._compare(inspect.expected_passing, "forecast", batches, feed, limit)
-        self._health.passing(passing, self._large(), "will be")
+        self._health.forecast(passing, self._large())
         return inspect.explain(self._scan, self._guards, self.quota(), passing)
 
     def similarity(
