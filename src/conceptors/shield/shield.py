@@ -120,8 +120,9 @@ class Shield:
             look_again=self._look_again,
             look_before_step=partial(self._look, before_step=True),
             report_passing=lambda shares: self._health.slow(
-                # without boundaries, these steps are no task, and need not learn much
-                {name: shares[name] for name in shares.keys() & self._large() if not self._streams}
+                {name: share for name, share in shares.items() if name in self._large()}
+                if not self._streams  # these steps are no task, and need not learn much
+                else {}
             ),
         )
         self._streams: WeakKeyDictionary[Optimizer, Stream] = WeakKeyDictionary()
