@@ -150,11 +150,11 @@ class Shield:
         wrappers with the optimizer as their attribute `optimizer`, such as that of accelerate.
 
         Args:
-            remember_every: a number of steps of this optimizer, shorter than a task, for data
-                without task boundaries. So often, the data of these steps is remembered. Layers'
-                inputs are read in training passes, those in training mode with gradients; padding
-                is left out where the model is called with `attention_mask=`. Steps that are not
-                remembered yet are no part of `state_dict`. Steps with NaN activations are left out.
+            remember_every: for data without task boundaries, a number of steps that is shorter
+                than a task. After so many steps of this optimizer, their data is remembered, as by
+                `remember` with `known=0.5`. Layers' inputs are read in passes in training mode with
+                gradients, without padding if the model is called with `attention_mask=`. Data that
+                is not remembered yet is no part of `state_dict`. NaN activations are left out.
 
         Raises ValueError if the optimizer steps parameters that are not part of the model, or
         evaluates other weights than it trains, or if the shield is detached.
