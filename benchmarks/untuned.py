@@ -6,14 +6,17 @@ optimizer at a usual rate. Scores are means over tasks: test accuracy in percent
 A method is `plain`, `joint` (all tasks at once), `readout` (the first task trains the network; a
 closed-form readout of its input and layers learns all tasks), `replay SAMPLES` (a reservoir of past
 samples is half of each batch), `shield`, `aperture NUMBER`, or `shield NAME=VALUE …` with options
-of `Auto`. An optimizer is AdamW or SGD (with momentum), and a rate. The table shows the aperture
-and rate with the best validation score of seed 0 as "best of the grid".
+of `Auto`. `shield remember_every=SHARE` knows no task boundaries, and remembers whenever this share
+of the first task's steps has passed. An optimizer is AdamW or SGD (with momentum), and a rate. The
+table shows the aperture and rate with the best validation score of seed 0 as "best of the grid".
 
     python -m benchmarks.untuned --device cuda                     # run what the table lacks
     python -m benchmarks.untuned --quick --seeds 1 --methods plain shield "replay 200" \\
         --out out/quick.csv
     python -m benchmarks.untuned --sequences "permuted x40" --optimizers "AdamW 0.001" \\
         --methods shield "shield room=0" "shield room=0.4" --out out/room.csv
+    python -m benchmarks.untuned --sequences digits online --optimizers "AdamW 0.001" --seeds 2 \\
+        --methods shield "shield remember_every=0.25" "replay 200" plain --out out/every.csv
     python -m benchmarks.untuned --table                           # print the tables of the docs
 
 A run with --quick takes up to 40 seconds on one CPU core, others take minutes.
@@ -79,6 +82,7 @@ def make_shield(method: str, model: nn.Module) -> Shield | None:
     if kind != "shield":
         return None
     chosen = dict(word.split("=") for word in words)
+    chosen.pop("remember_every", None)
     return Shield(model, Auto(**{name: float(value) for name, value in chosen.items()}))
 
 
@@ -181,8 +185,12 @@ def learn(
     replayed = int(method.split()[1]) if method.startswith("replay ") else 0
     readout = Closed(model, tasks[0].train[0][:2]).to(device) if method == "readout" else None
     optimizer = make_optimizer(optimizer_name, model)
+    every = None
+    if "remember_every=" in method:
+        steps = case.epochs * math.ceil(len(tasks[0].train[1]) / case.batch)
+        every = max(1, round(float(method.partition("remember_every=")[2].split()[0]) * steps))
     if shield is not None:
-        shield.guard(optimizer)
+        shield.guard(optimizer, remember_every=every)
     learned: list[float] = []
     curves: list[Curve] = []
     for number, group in enumerate([tasks] if method == "joint" else [[task] for task in tasks]):
@@ -195,7 +203,7 @@ def learn(
         if readout is not None:
             readout.learn(group[0].train)
         learned += [score(readout or model, task, task.test) for task in group]
-        if shield is not None:
+        if shield is not None and every is None:
             shield.remember(group[0].train[0])
     return {
         "validation": [score(readout or model, task, task.validation) for task in tasks],

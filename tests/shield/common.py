@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from conceptors import Shield
 from conceptors.shield.blocks import WeightBlock, scan
-from conceptors.shield.collect import collect
+from conceptors.shield.collect import Pass, collect
 
 
 def mlp(width: int = 24, inputs: int = 10) -> Any:
@@ -125,7 +125,5 @@ def moments(
     model: nn.Module, batches: Any, *, feed: Any = None, all_rows: bool = True, seed: int = 0
 ) -> dict[str, Any]:
     """Second moments of the inputs of all layers."""
-    options: dict[str, Any] = {"limit": None, "sketch": lambda dim: None}
-    return dict(
-        collect(model, sites(model), batches, feed=feed, all_rows=all_rows, seed=seed, **options)
-    )
+    run = Pass(model, scan(model, (), ()), all_rows=all_rows, seed=seed, sketch=lambda dim: None)
+    return dict(collect(run, batches, feed=feed, limit=None))

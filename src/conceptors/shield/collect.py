@@ -1,4 +1,4 @@
-"""One pass over a task's data, which computes the second moments of every block's inputs.
+"""The second moments of every block's inputs, from one pass over a task's data, or from training.
 
 Every batch runs through the model. With `all_rows`, each layer uses all of its rows. Otherwise it
 uses a random sample of each batch, about `enough(d)` rows in all, or all rows if there are fewer.
@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +43,7 @@ from conceptors.layers.dora import WeightReads
 from conceptors.layers.inner import inner_call, overrides_forward
 from conceptors.moments import Correlation, FrequentDirections
 from conceptors.moments.correlation import add_products_
-from conceptors.shield.blocks import Source, WeightBlock, is_sharded, refuse
+from conceptors.shield.blocks import Scan, Source, WeightBlock, is_sharded, refuse
 from conceptors.shield.distributed import failing_together, is_distributed
 
 _CHECK = 64  # batches between checks that wait for the device
@@ -59,100 +60,87 @@ def enough(dim: int) -> int:
     return max(16384, 8 * dim)
 
 
+class NotFiniteError(ValueError):
+    """Activations that enter a layer are NaN or infinite."""
+
+    def __init__(self, layer: str, batch: int, effect: str) -> None:
+        self.layer = layer
+        super().__init__(
+            f"NaN or infinite activations enter layer {layer!r} in batch {batch}{effect}. Check "
+            f"that batch, and the model's weights"
+        )
+
+
 def collect(
-    model: nn.Module,
-    sites: Mapping[str, WeightBlock],
-    batches: Any,
-    *,
-    feed: Feed | None,
-    limit: int | None,
-    all_rows: bool,
-    seed: int,
-    sketch: Callable[[int], int | None],
-    strays: Callable[[Mapping[str, str]], None] = refuse,
-    who: str = "remember",
+    run: Pass, batches: Any, *, feed: Feed | None, limit: int | None, who: str = "remember"
 ) -> dict[str, Moments]:
-    """Collect the moments of all blocks that rows reach.
+    """Collect the moments of all blocks that the rows of these batches reach.
 
-    Training flags, random state and hooks are restored afterwards, also after an exception.
-
-    Args:
-        sketch: returns how many directions a layer with so many inputs stores; None for all.
-        strays: handles weights that are used where no rule covers them; see `Pass.stray`.
-        who: the method that errors name.
-
-    Raises:
-        ValueError: there is no batch, no row reaches any block, rows are not finite, a rule fails,
-            or `strays` refuses.
+    Training flags, random state and hooks are restored afterwards, also after an exception. `who`
+    is the method that errors name. For other errors than those of no batches see `Pass.finish`.
     """
     check_batches(batches, who)
     feed = feed or feed_first
     limit = None if limit is None else checks.whole(limit, "limit", 1)
-    effect = "; nothing was remembered" if who == "remember" else ""
-    moments = {name: Moments(site, sketch) for name, site in sites.items()}
-    run = Pass(model, sites, moments, all_rows, seed, effect)
-    device = next(model.parameters()).device
-    with failing_together(device), undisturbed(model), run.observing():
+    device = next(run.model.parameters()).device
+    with failing_together(device), undisturbed(run.model), run.observing():
         for batch in iterate(batches, limit, who):
             if not run.count:
                 run.batches = expected(batches, limit, batch)
             try:
-                with run.next_batch(mask_of(model, batch)):
-                    feed(model, batch)
+                run.next_batch()
+                with run.watching(batch):
+                    feed(run.model, batch)
             except Exception as error:
                 number = run.count - 1
                 error.add_note(f"{who} stopped at batch {number}: compare it with a training batch")
                 raise
         run.finish()
-        if run.stray:
-            strays(run.stray)
     if not run.count and not is_distributed():
         raise ValueError(
             f"{who} got no batches: the loader is empty, or an iterator that was used before"
-            f"{effect}. Pass a DataLoader or a list of batches"
+            f"{run.effect}. Pass a DataLoader or a list of batches"
         )
-    for sums in moments.values():
-        sums.sums.all_reduce()
-    reached = {name: sums for name, sums in moments.items() if sums.sums.weight > 0}
-    if not reached:
-        listed = ", ".join(list(sites)[:5]) + (", ..." if len(sites) > 5 else "")
-        raise ValueError(
-            f"no rows reached any of {len(sites)} shielded layers ({listed}) in {run.count} batches"
-            f"{effect}. Check that feed(model, batch) calls the model on samples, "
-            f"and that some of the layers it uses are neither frozen nor excluded"
-        )
-    large = [name for name, sums in reached.items() if not bool(sums.energy().isfinite().all())]
-    if large:
-        raise ValueError(
-            f"the inputs of layer {large[0]!r} are too large: their squares overflow{effect}. "
-            f"Scale the inputs, for example to unit variance"
-        )
-    return reached
+    return run.reached("Check that feed(model, batch) calls the model on samples")
 
 
 class Pass(TorchFunctionMode):
-    """One pass over the data, which adds the rows of all calls of layers to the moments of blocks.
+    """One pass over data, or training passes: adds the rows of all calls of layers to moments.
 
     Attributes:
         count: how many batches have begun.
         batches: the number of all batches, perhaps a guess; None if unknown.
-        stray: how weights are used that no rule covers, by block.
+        rested: names of frozen blocks whose layers were called.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        sites: Mapping[str, WeightBlock],
-        moments: Mapping[str, Moments],
+        scan: Scan,
+        *,
         all_rows: bool,
         seed: int,
-        effect: str,
+        sketch: Callable[[int], int | None],
+        strays: Callable[[Mapping[str, str]], None] = refuse,
+        effect: str = "; nothing was remembered",
+        training: int | None = None,
     ) -> None:
+        """Prepare the pass.
+
+        Args:
+            sketch: returns how many directions a layer with so many inputs stores; None for all.
+            strays: handles weights that are used where no rule covers them, by block.
+            effect: what errors prevented, at the end of their first sentence.
+            training: observe so many batches of training, and no passes that are not training.
+        """
         super().__init__()
-        self.count, self.stray = 0, dict[str, str]()
-        self.batches: int | None = None
-        self._moments, self._all_rows, self._draws = moments, all_rows, Draws(seed)
-        self._effect = effect  # what errors prevented, at the end of their first sentence
+        sites = scan.sites
+        self.model, self.count, self.effect, self.rested = model, 0, effect, set[str]()
+        self.batches: int | None = training
+        self._trains, self._handle_strays = training is not None, strays
+        self._moments = {name: Moments(site, sketch) for name, site in sites.items()}
+        self._all_rows, self._draws, self._resting = all_rows, Draws(seed), scan.resting
+        self._stray: dict[str, str] = {}  # how weights are used that no rule covers, by block
         self._only_reads = WeightReads(model)
         self._bare = {name: site for name, site in sites.items() if is_bare(site.block)}
         self._bare_names = {id(site.parameters[0]): name for name, site in self._bare.items()}
@@ -166,6 +154,9 @@ class Pass(TorchFunctionMode):
             self._names |= {id(p): name for p in site.active()}
             for source in site.sources:
                 self._sources.setdefault(source.layer, []).append((name, source))
+        others = [*self._bare.values(), *self._resting.values()]
+        self._layers = {model, *self._sources, *(x.layer for site in others for x in site.sources)}
+        self._within = ExitStack()  # the present call of the model in training
         self._overriding = {layer for layer in self._sources if overrides_forward(layer)}
         self._first: dict[nn.Module, int] = {}  # the first batch that reached a layer
         self._reached: set[tuple[nn.Module, str]] = set()  # layers and their blocks with rows
@@ -176,36 +167,70 @@ class Pass(TorchFunctionMode):
     @contextmanager
     def observing(self) -> Iterator[None]:
         """Install the hooks of all layers, and of the modules with bare parameters."""
+        _PASSES[id(self)] = self
         with ExitStack() as hooks:
             for layer in self._sources:
                 for handle in (
-                    layer.register_forward_pre_hook(self._enter, prepend=True),
-                    layer.register_forward_hook(self._leave),
+                    layer.register_forward_pre_hook(self._hook("_enter"), prepend=True),
+                    layer.register_forward_hook(self._hook("_leave")),
                     # the first hook: FSDP frees weights in its own
-                    layer.register_forward_hook(self._record, with_kwargs=True, prepend=True),
+                    layer.register_forward_hook(
+                        self._hook("_record"), with_kwargs=True, prepend=True
+                    ),
                 ):
                     hooks.callback(handle.remove)
-            for name, site in self._bare.items():
-                # a call uses them, perhaps in a kernel that cannot be observed
-                note = partial(self._note_use, name)
-                hooks.callback(site.sources[0].layer.register_forward_hook(note).remove)
+            # a call uses bare parameters, perhaps in a kernel that cannot be observed
+            uses = {name: [site.sources[0]] for name, site in self._bare.items()}
+            uses |= {name: site.sources for name, site in self._resting.items()}
+            for name, sources in uses.items():
+                for source in sources:
+                    handle = source.layer.register_forward_hook(self._hook("_note_use", name))
+                    hooks.callback(handle.remove)
+            if self._trains:
+                hooks.callback(self._within.close)
+                for handle in (
+                    self.model.register_forward_pre_hook(
+                        self._hook("_begin_call"), with_kwargs=True, prepend=True
+                    ),
+                    self.model.register_forward_hook(self._hook("_end_call"), always_call=True),
+                ):
+                    hooks.callback(handle.remove)
             yield
 
-    @contextmanager
-    def next_batch(self, mask: Tensor | None) -> Iterator[None]:
-        """Observe the next batch, whose mask is 0 for padding."""
+    def _hook(self, method: str, *args: Any) -> Callable[..., None]:
+        return partial(_observe, id(self), method, *args)
+
+    def next_batch(self) -> None:
+        """Begin the next batch."""
         if self.count and self.count % _CHECK == 0:
             self.check_finite()
-        self._draws.renew(mask)
+        self._draws.renew()
         self.count += 1
+
+    @contextmanager
+    def watching(self, batch: Any) -> Iterator[None]:
+        """Observe a call of the model on a batch, whose `attention_mask` is 0 for padding."""
+        self._draws.renew(mask_of(self.model, batch))
         with self._only_reads.watching(), self:
             yield
         self._open, self._calls = [], {}
 
+    def is_active(self, layer: nn.Module) -> bool:
+        """Whether to observe the present call: not of a copy; in training, not an evaluation."""
+        is_meant = not self._trains or (self.model.training and torch.is_grad_enabled())
+        return is_meant and layer in self._layers
+
+    def _begin_call(self, _model: Any, _args: Any, kwargs: Any) -> None:
+        self._within.close()  # a call that failed before its end
+        self._within.enter_context(self.watching(kwargs))
+
+    def _end_call(self, *_: Any) -> None:
+        self._within.close()
+
     # --- calls of layers ------------------------------------------------------------------
 
     def _note_use(self, name: str, *_: Any) -> None:
-        self._used.add(name)
+        (self.rested if name in self._resting else self._used).add(name)
 
     def _enter(self, layer: nn.Module, _args: Any) -> None:
         self._open.append(layer)
@@ -224,20 +249,21 @@ class Pass(TorchFunctionMode):
         if any(is_functorch_wrapped_tensor(x) for x in args if isinstance(x, Tensor)):
             raise ValueError(
                 f"{self._description(layer)} is called under torch.func.vmap or another transform, "
-                f"where its inputs cannot be read{self._effect}. Pass a feed(model, batch) that "
+                f"where its inputs cannot be read{self.effect}. Pass a feed(model, batch) that "
                 f"calls the model on whole batches"
             )
         self._first.setdefault(layer, self.count)
         try:
-            for call in self._calls.pop(layer, [Call(args, kwargs, output)]):
-                self._add(layer, call)
+            with torch.no_grad():
+                for call in self._calls.pop(layer, [Call(args, kwargs, output)]):
+                    self._add(layer, call)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
             self.check_finite()  # names the batch
             raise ValueError(
                 f"{self._description(layer)} failed with {type(error).__name__}: {error}"
-                f"{self._effect}"
+                f"{self.effect}"
             ) from error
 
     def _add(self, layer: nn.Module, call: Call) -> None:
@@ -281,7 +307,7 @@ class Pass(TorchFunctionMode):
             layer = type(self._open[-1]).__name__ if self._open else None
             where = f"in {layer}.forward" if layer else "without a call of its layer"
             strays = [self._names[i] for i in ids if i in self._names]
-            self.stray |= dict.fromkeys(strays, f"used by {name} {where}")
+            self._stray |= dict.fromkeys(strays, f"used by {name} {where}")
         is_written = result is None and not name.startswith(".")  # into another tensor
         if has_numbers or is_written or name in _READS:
             self._used.update(self._bare_names[i] for i in ids if i in self._bare_names)
@@ -311,30 +337,69 @@ class Pass(TorchFunctionMode):
         finite = torch.stack(totals).isfinite().tolist() if noted else []
         for (name, batch, _), is_finite in zip(noted, finite):
             if not is_finite:
-                raise ValueError(
-                    f"NaN or infinite activations enter layer {name!r} in batch {batch}"
-                    f"{self._effect}. Check that batch, and the model's weights"
-                )
+                raise NotFiniteError(name, batch, self.effect)
 
     def finish(self) -> None:
-        """Check all rows, and complete the moments."""
+        """Check all rows, and complete the moments.
+
+        Raises ValueError if rows are not finite, a rule fails, or `strays` refuses.
+        """
         self.check_finite()
         called = [(x, source.block.name) for x in self._first for _, source in self._sources[x]]
         for layer, block in called:
             if (layer, block) not in self._reached:
                 raise ValueError(
                     f"{self._description(layer)} gave no rows of its block {block!r}, which would "
-                    f"not be protected{self._effect}. Yield them in the rule's `rows`"
+                    f"not be protected{self.effect}. Yield them in the rule's `rows`"
                 )
         for name in self._used:
             self._moments[name].add(SecondMoment(torch.ones(1, 1, 1), 1.0), None)
         for sums in self._moments.values():
             sums.flush()
+        if self._stray:
+            self._handle_strays(self._stray)
+
+    def reached(self, advice: str) -> dict[str, Moments]:
+        """Release the moments of the blocks that rows reached, of all processes together.
+
+        Raises ValueError, with advice, if no row reached any block, or if rows are too large.
+        """
+        moments, self._moments = self._moments, {}
+        for sums in moments.values():
+            sums.sums.all_reduce()
+        reached = {name: sums for name, sums in moments.items() if sums.sums.weight > 0}
+        if not reached:
+            sites = list(moments)
+            listed = ", ".join(sites[:5]) + (", ..." if len(sites) > 5 else "")
+            raise ValueError(
+                f"no rows reached any of {len(sites)} shielded layers ({listed}) in {self.count} "
+                f"batches{self.effect}. {advice}, and that some of the layers it uses are neither "
+                f"frozen nor excluded"
+            )
+        large = [name for name, sums in reached.items() if not bool(sums.energy().isfinite().all())]
+        if large:
+            raise ValueError(
+                f"the inputs of layer {large[0]!r} are too large: their squares overflow"
+                f"{self.effect}. Scale the inputs, for example to unit variance"
+            )
+        return reached
 
     def _description(self, layer: nn.Module) -> str:
         names, sources = zip(*self._sources[layer])
         kinds = f"{type(layer).__name__}, rule {type(sources[0].rule).__name__}"
         return f"layer {', '.join(dict.fromkeys(names))} ({kinds})"
+
+
+_PASSES: WeakValueDictionary[int, Pass] = WeakValueDictionary()
+
+
+def _observe(key: int, method: str, *args: Any) -> None:
+    """Call a method of a pass as a hook, which copies and pickles of its layer may contain."""
+    if torch.compiler.is_compiling():
+        return
+    run, layer = _PASSES.get(key), next(x for x in args if isinstance(x, nn.Module))
+    if run is not None and run.is_active(layer):
+        getattr(run, method)(*args)
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:

@@ -65,6 +65,9 @@ _TEXTS = {
     "woken": "layers learn now that were frozen when a task that uses them was remembered: "
     "{names}. Nothing of that task is protected there. Keep them frozen (requires_grad=False), or "
     "unfreeze them before remember is called",
+    "skipped": "NaN or infinite activations have entered a layer in training: {names}. The data "
+    "since the last time that remember_every was due is not remembered. Check the data, and the "
+    "model's weights",
     "stranger": "{optimizer} is not guarded, but steps weights of remembered tasks: {names}. The "
     "model will forget these tasks. Call shield.guard(optimizer) before its first step",
     "dropped": "hard=True does not protect all directions of these wide layers: {names}. Their "
@@ -230,6 +233,10 @@ class Health:
         remedy = "aperture=Energy(0.9)" if self._hard else "a lower aperture for them"
         full_now = [f"{name} ({quotas[name]:.1%} protected)" for name in self._new("full", names)]
         _warn("full", full_now, remedy=remedy)
+
+    def skip(self, layer: str) -> None:
+        """Warn once about each layer whose inputs in training were not finite."""
+        _warn("skipped", self._new("skipped", [layer]))
 
     def forecast(self, shares: Mapping[str, float], auto: Mapping[str, bool]) -> None:
         """Warn about layers that will hardly learn a task."""

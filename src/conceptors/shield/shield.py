@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 
 from conceptors._internal import checks
@@ -19,12 +19,16 @@ from conceptors.algebra.conceptor import Conceptor, similarity
 from conceptors.shield import health, inspect, options
 from conceptors.shield.blocks import Scan, is_sharded, refuse, survey
 from conceptors.shield.claims import Claims, Remembered, claims_of_task, decompose, stride
-from conceptors.shield.collect import collect
+from conceptors.shield.collect import Moments, Pass, collect
+from conceptors.shield.distributed import failing_together
 from conceptors.shield.guard import Guards, Protected, project_weights
 from conceptors.shield.health import Fingerprint
 from conceptors.shield.inspect import Explanation
 from conceptors.shield.options import Aperture, Protection
 from conceptors.shield.state import LoadReport, explaining, pack, read, read_file, write_file
+from conceptors.shield.stream import Stream
+
+_STREAMED = 0.5  # `known` of training passes: the same task may be consolidated many times
 
 
 class Shield:
@@ -61,8 +65,7 @@ class Shield:
         seed: the seed for the sampling of rows. A hard shield uses all rows of a task. Others use
             an unbiased sample of at least 16384 rows, and 8 rows per input, of each layer.
 
-    >>> import torch
-    >>> from torch import nn
+    >>>     >>> from torch import nn
     >>> _ = torch.manual_seed(0)
     >>> model = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 2))
     >>> shield = Shield(model)
@@ -118,8 +121,11 @@ class Shield:
             look_before_step=partial(self._look, before_step=True),
             report_passing=lambda shares: self._health.slow(
                 {name: share for name, share in shares.items() if name in self._large()}
+                if not self._streams  # these steps are no task, and need not learn much
+                else {}
             ),
         )
+        self._streams: WeakKeyDictionary[Optimizer, Stream] = WeakKeyDictionary()
         self._attached = True
         health.claim_model(
             self.model, self, lambda this, o: this._health.check_stranger(o, this._guards)
@@ -136,20 +142,38 @@ class Shield:
 
     # --- use ------------------------------------------------------------------------------
 
-    def guard(self, optimizer: Optimizer) -> Optimizer:
+    def guard(self, optimizer: Optimizer, *, remember_every: int | None = None) -> Optimizer:
         """Keep all steps of an optimizer in the free space, and return the optimizer.
 
         Call this for every optimizer of the model, before its first step. Each step projects
         `.grad` in place. Schedulers, gradient scalers and checkpoints work as usual, and so do
         wrappers with the optimizer as their attribute `optimizer`, such as that of accelerate.
 
+        Args:
+            remember_every: for data without task boundaries, a number of steps that is shorter
+                than a task. After so many steps of this optimizer, their data is remembered, as by
+                `remember` with `known=0.5`. Layers' inputs are read in passes in training mode with
+                gradients, without padding if the model is called with `attention_mask=`. Data that
+                is not remembered yet is no part of `state_dict`. NaN activations are left out.
+
         Raises ValueError if the optimizer steps parameters that are not part of the model, or
         evaluates other weights than it trains, or if the shield is detached.
         """
-        inner = options.check_optimizer(optimizer, self.model)
+        inner, every = options.check_optimizer(optimizer, self.model), remember_every
+        every = None if every is None else checks.whole(every, "remember_every", 1)
         with self._health.alone():
             self.refresh()
             self._guards.add(inner)
+            if every is not None:
+                if inner in self._streams:
+                    self._streams.pop(inner).remove()
+                self._streams[inner] = Stream(
+                    inner,
+                    every,
+                    begin=lambda batches: self._pass("remember", batches),
+                    consolidate=self._consolidate,
+                    skip=self._health.skip,
+                )
         return optimizer
 
     def project_(self, optimizer: Optimizer) -> None:
@@ -191,15 +215,7 @@ class Shield:
         known = checks.number(known, "known", 0.0, 1.0)
         with self._health.alone():
             self._guards.settle()
-            task, resting = self._claims_of("remember", batches, feed, limit)
-            self._look()
-            remembered = self._remembered.with_task(
-                task, self._scan.sites, self._protection, self.keep_tasks, known
-            )
-            self._adopt(remembered, self._copied(pulls=True))
-            self._health.resting |= resting
-            self._health.remembered(self._scan.sites, task.conceptors, self._guards.trained())
-            self._accept()
+            self._add_task(*self._claims_of("remember", batches, feed, limit), known)
         return self
 
     def free_adapters(self) -> Shield:
@@ -268,11 +284,15 @@ class Shield:
             if not is_same:
                 self._look(replaced=scan.replaced(before))
                 self._guards.renew()
+                self._restart_streams()
         return self
 
     def detach(self) -> None:
         """Remove all hooks from the model and the optimizers. The weights do not change."""
         self._guards.detach()
+        for stream in list(self._streams.values()):
+            stream.remove()
+        self._streams.clear()
         self._attached = False
         health.release_model(self.model)
 
@@ -435,6 +455,7 @@ class Shield:
             )
             self._adopt(remembered, self._anchors | anchors)
             self._health.loaded(resting, weights)
+            self._restart_streams()
         return report
 
     def save(self, path: str | Path) -> None:
@@ -477,30 +498,65 @@ class Shield:
         """
         with self._health.alone():
             self.refresh()
-            called: set[nn.Module] = set()
-            with register_module_forward_pre_hook(lambda layer, _: called.add(layer)):
-                moments = collect(
-                    self.model,
-                    self._scan.sites,
-                    batches,
-                    feed=feed,
-                    limit=limit,
-                    all_rows=self.hard,
-                    seed=self.seed + self.n_tasks,
-                    sketch=self._protection.sketch_rank,
-                    strays=self._handle_strays,
-                    who=who,
-                )
-            _reshard(self.model)
-            sites, frozen = self._scan.sites, self._scan.resting
-            resting = {n for n in frozen if any(use.layer in called for use in frozen[n].sources)}
-            moments = {name: sums for name, sums in moments.items() if name in sites}
-            if self.hard and self.rank is None:
-                health.warn_of_dropped({name: sums.dropped for name, sums in moments.items()})
-            protection = replace(
-                self._protection, hard=self.hard and who not in ("strides", "forecast")
+            run = self._pass(who)
+            moments = collect(run, batches, feed=feed, limit=limit, who=who)
+            return self._claims_from(moments, who), run.rested
+
+    def _pass(self, who: str, training: int | None = None) -> Pass:
+        """Prepare a pass over data or, with a number of steps, training passes."""
+        return Pass(
+            self.model,
+            self._scan,
+            all_rows=self.hard,
+            seed=self.seed + self.n_tasks,
+            sketch=self._protection.sketch_rank,
+            strays=self._handle_strays,
+            effect="; nothing was remembered" if who == "remember" else "",
+            training=training,
+        )
+
+    def _claims_from(self, moments: dict[str, Moments], who: str) -> Claims:
+        """Compute the claims of moments, and empty `moments`."""
+        _reshard(self.model)
+        sites = self._scan.sites
+        moments = {
+            name: sums
+            for name, sums in moments.items()
+            if name in sites and (sums.groups, sums.dim) == sites[name].size
+        }
+        if self.hard and self.rank is None:
+            health.warn_of_dropped({name: sums.dropped for name, sums in moments.items()})
+        is_hard = self.hard and who not in ("strides", "forecast")
+        protection = replace(self._protection, hard=is_hard)
+        return claims_of_task(moments, sites, protection, self.conceptors())
+
+    def _consolidate(self, run: Pass) -> None:
+        """Remember what training passes have used."""
+        with self._health.alone():
+            self._guards.settle()
+            with failing_together(next(self.model.parameters()).device):
+                run.finish()
+            self.refresh()
+            moments = run.reached(
+                "remember_every reads calls of layers in training mode with gradients, and none "
+                "inside torch.compile. Check that the training passes are such calls"
             )
-            return claims_of_task(moments, sites, protection, self.conceptors()), resting
+            self._add_task(self._claims_from(moments, "remember"), run.rested, known=_STREAMED)
+
+    def _add_task(self, task: Claims, rested: set[str], known: float) -> None:
+        """Remember a task that used frozen layers, too."""
+        self._look()
+        remembered = self._remembered.with_task(
+            task, self._scan.sites, self._protection, self.keep_tasks, known
+        )
+        self._adopt(remembered, self._copied(pulls=True))
+        self._health.resting |= rested
+        self._health.remembered(self._scan.sites, task.conceptors, self._guards.trained())
+        self._accept()
+
+    def _restart_streams(self) -> None:
+        for stream in list(self._streams.values()):
+            stream.restart()
 
     def _handle_strays(self, uses: Mapping[str, str]) -> None:
         """Refuse or freeze weights that are used outside of their rules."""
