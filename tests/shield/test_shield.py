@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW
 from torch.utils.data import DataLoader, TensorDataset
 
-from conceptors import Conceptor, Energy, Quota, Shield, UnprotectedWarning, similarity
+from conceptors import Conceptor, Energy, Quota, Shield, similarity
 from conceptors.shield import ShieldFullWarning
 from conceptors.shield.claims import join_novel, stride
 from helpers import drift, eye
@@ -325,22 +325,6 @@ def test_known_tasks_claim_less_and_allow_longer_steps() -> None:
     assert set(shield.strides(new, known=0.0).values()) == {1.0}
     shield.remember(new, known=0.8)
     torch.testing.assert_close(matrices(shield)["0"][0], join_novel(A, C, 0.8).matrix())
-
-
-def test_a_mark_measures_how_far_old_outputs_have_moved() -> None:
-    model, x = nn.Sequential(nn.Linear(20, 64), nn.Linear(64, 3)).double(), samples(inputs=20)
-    shield = quiet(model)
-    optimizer = shield.guard(AdamW(model.parameters(), lr=1e-2))
-    shield.remember(x)
-    mark, before = shield.mark(), model[0](x).detach()
-    assert shield.moved_since(mark) == {"0": 0.0, "1": 0.0}
-    train(model, optimizer, samples(2, inputs=20, rank=20), steps=50)
-    moved = shield.moved_since(mark)["0"]
-    assert moved == pytest.approx(drift(model[0](x), before), rel=0.5)
-    model[1] = nn.Linear(64, 2).double()
-    with pytest.warns(UnprotectedWarning, match="weights have moved in protected directions"):
-        shield.refresh()
-    assert shield.moved_since(mark)["1"] == float("inf")
 
 
 def test_explain_shows_what_is_done_where() -> None:

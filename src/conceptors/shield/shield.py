@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 
 from conceptors._internal import checks
 from conceptors._internal.batches import Feed
-from conceptors._internal.precision import exactly
 from conceptors.algebra.conceptor import Conceptor, similarity
 from conceptors.shield import health, inspect, options
 from conceptors.shield.blocks import Scan, is_sharded, refuse, survey
@@ -22,7 +21,6 @@ from conceptors.shield.claims import Claims, Remembered, claims_of_task, decompo
 from conceptors.shield.collect import Moments, Pass, collect
 from conceptors.shield.distributed import failing_together
 from conceptors.shield.guard import Guards, Protected, project_weights
-from conceptors.shield.health import Fingerprint
 from conceptors.shield.inspect import Explanation
 from conceptors.shield.options import Aperture, Protection
 from conceptors.shield.state import LoadReport, explaining, pack, read, read_file, write_file
@@ -303,11 +301,6 @@ class Shield:
         """The number of remembered tasks."""
         return self._remembered.n_tasks
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether no guarded optimizer has trained the model since the last `remember`."""
-        return not self._guards.trained()
-
     def quota(self) -> dict[str, float]:
         """Return the protected share of each layer's input space, from 0 to 1."""
         return {name: self._remembered.quota(name) for name in self._scan.sites}
@@ -369,18 +362,6 @@ class Shield:
         return self._compare(
             lambda A, C: stride(A, C, known).amin(), "strides", batches, feed, limit
         )
-
-    @exactly()
-    def mark(self) -> dict[str, Fingerprint]:
-        """Record the layers' outputs on inputs like the remembered ones, for `moved_since`."""
-        return health.fingerprints(self._scan.sites, self.conceptors(), self.seed)
-
-    @exactly()
-    def moved_since(self, mark: Mapping[str, Fingerprint]) -> dict[str, float]:
-        """Return each layer's relative change of outputs since a mark, |ΔW z| / |W z|."""
-        sites = self._scan.sites
-        gone = {name: float("inf") for name in mark if name not in sites}
-        return gone | {n: mark[n].drift(sites[n]) for n in mark if n in sites}
 
     def spectra(self) -> dict[str, Tensor]:
         """Return the singular values of A by layer, descending: `[d]`, or `[groups, d]`."""
