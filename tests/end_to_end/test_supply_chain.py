@@ -2,8 +2,6 @@
 
 import importlib.metadata
 import re
-import shutil
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -64,24 +62,6 @@ def test_the_bill_of_materials() -> None:
     assert len(set(refs)) == len(refs)
     needs = {entry["ref"]: entry["dependsOn"] for entry in bill["dependencies"]}
     assert any(ref.startswith("pkg:pypi/torch@") for ref in needs[project["bom-ref"]])
-
-
-@pytest.mark.parametrize(("ci", "installed"), [({}, False), ({"CI": "1"}, True)])
-@pytest.mark.skipif(not shutil.which("make"), reason="no make")
-def test_make_asks_before_it_installs(ci: dict[str, str], installed: bool, tmp_path: Path) -> None:
-    """On a machine without a browser, where root could install one; apt-get only takes notes."""
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    for name in ("make", "sh", "timeout", "grep", "env", "printf", "python3"):
-        if place := shutil.which(name):
-            (tools / name).symlink_to(place)
-    for name, script in {"id": "echo 0", "apt-get": f'echo "$@" >> {tmp_path}/asked'}.items():
-        (tools / name).write_text(f"#!/bin/sh\n{script}\n")
-        (tools / name).chmod(0o755)
-    env = {"PATH": str(tools), "CHROMIUM": "", "HOME": str(tmp_path), **ci}
-    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
-    subprocess.run(["make", "browser"], cwd=ROOT, env=env, check=True, timeout=60, **quiet)  # type: ignore[call-overload]
-    assert (tmp_path / "asked").exists() == installed
 
 
 def test_version_and_pythons_agree() -> None:
