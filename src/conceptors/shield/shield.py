@@ -63,14 +63,15 @@ class Shield:
         seed: the seed for the sampling of rows. A hard shield uses all rows of a task. Others use
             an unbiased sample of at least 16384 rows, and 8 rows per input, of each layer.
 
-    >>>     >>> from torch import nn
+    >>> import torch
+    >>> from torch import nn
     >>> _ = torch.manual_seed(0)
     >>> model = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 2))
     >>> shield = Shield(model)
     >>> optimizer = shield.guard(torch.optim.AdamW(model.parameters(), lr=1e-2))
     >>> old, new = torch.randn(64, 5) @ torch.randn(5, 20), torch.randn(64, 20)
     >>> shield.remember(old)
-    Shield(2 layers, 1 task, mean quota 0.18)
+    Shield(2 layers, 1 task, mean quota 0.16)
     >>> before = model(old)
     >>> for _ in range(20):
     ...     optimizer.zero_grad()
