@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import is_
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -39,6 +39,7 @@ from conceptors.shield.projection import Claim, FreeSpace, count_protected, free
 _STEADY = 0.5  # the share of the distance that a plain step may pull weights back
 _INTERVAL = 1024  # the most steps between measurements, which double until then
 _DECAY = 0.5  # weight of earlier measurements
+_USUAL = 1.5  # |G| |W| where a cross-entropy begins; where a pixel-wise error does, it is about 0.5
 _RELIABLE = 128  # steps after which a warning about `passing` may be issued
 _LATE = 10  # the last steps before, in which the gradients of a task that is learned are small
 _LEARNED = 0.65  # relative to the first ones
@@ -369,18 +370,18 @@ class Guard:
 
         It is 1, or less for a task with a small loss, such as the squared error of pixels. The loss
         is unknown here, but |G| |W| of a layer is proportional to it. The mean over the first steps
-        of a task counts; of each step, the median over layers.
+        of a task counts; of each step, the largest of all layers.
         """
         sizes = self._guards.protected.sizes
         is_late = 0 <= _RELIABLE - self.steps < _LATE
         if (len(sizes) < _BEGINNING or is_late) and not _is_capturing():
             dense = [p for p in plan.weights if p.grad is not None and not p.grad.is_sparse]
             products = [_norm(p.grad) * _norm(p.data) for p in dense]
-            size = median(torch.stack(products).tolist()) if products else 0.0
+            size = max(torch.stack(products).tolist()) if products else 0.0
             size /= 1.0 if scale is None else float(scale)
             if 0 < size < math.inf:
                 (self._late if is_late else sizes).append(size)
-        strength = min(1.0, fmean(sizes)) if sizes else 1.0
+        strength = min(1.0, fmean(sizes) / _USUAL) if sizes else 1.0
         return strength if scale is None else strength * scale
 
     def _measure(self, plan: Plan) -> None:
