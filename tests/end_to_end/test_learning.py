@@ -12,7 +12,6 @@ from torch.optim import SGD, Optimizer
 
 from conceptors import Shield
 
-# large apertures hold the bodies still on purpose
 pytestmark = pytest.mark.filterwarnings("ignore::conceptors.shield.ShieldFullWarning")
 
 

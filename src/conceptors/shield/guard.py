@@ -391,7 +391,8 @@ class Guard:
             if now is not None:
                 self.passing[block.name] = now if mean is None else now.lerp(mean, _DECAY)
         sizes = self._guards.protected.sizes
-        is_measured = self.steps == _RELIABLE and sizes and self._late
+        is_reliable = self.steps in (_RELIABLE - 1, _RELIABLE)  # early projections come before
+        is_measured = is_reliable and sizes and self._late
         if is_measured and fmean(self._late) > _LEARNED * fmean(sizes):
             self._guards.report_passing(self.shares())
 

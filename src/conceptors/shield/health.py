@@ -246,7 +246,7 @@ class Health:
     def slow(self, shares: Mapping[str, float]) -> None:
         """Warn about a task whose gradients stay large while little of them is applied."""
         names = [f"{name} ({share:.1%})" for name, share in shares.items() if share < _STUCK]
-        what = "this task is hardly being learned: its gradients stay large, and few are applied"
+        what = "this task is hardly learned: gradients stay large, and little of them is applied"
         _warn("stuck", names, what=what)
 
     def check_stranger(self, optimizer: Optimizer, guards: Guards) -> None:
