@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -52,17 +53,21 @@ class GuardedBlock:
         self.hard = free.hard
         self.device, dtype = parameters[0].device, parameters[0].dtype
         self.is_sharded = any(is_sharded(p.data) for p in parameters)
+        self.is_gathered = self.is_sharded and not site.block.rows_first
+        self._views = [site.view_of(p) for p in parameters]
         is_soft = float(free.values.max()) < _SOFT.get(self.device.type, 0.0)
         size = sum(p.numel() for p in parameters) * free.rank
         self.rough = corrects and size > _LARGE and (is_soft or free.stiffness is not None)
+        self.precision = partial(tensor_cores, cpu=True) if self.rough else nullcontext
         dense = not (corrects or self.is_sharded)
         self.projection = make_projection(free, once, dense, dtype)
         self.origin: Tensor | None = None
         self.drift: Tensor | None = None
         self.previous: list[Tensor] | None = None
+        self._gather()
         if self.projection.pulls and anchors:
-            before = {id(p): site.plain(a) for p, a in zip(parameters, anchors)}
-            self.origin = self.projection.coordinates(site.views(before, parameters)).clone()
+            before = [site.plain(anchor) for anchor in anchors]
+            self.origin = self.projection.coordinates(self.views(before)).clone()
 
     @property
     def about(self) -> str:
@@ -75,7 +80,7 @@ class GuardedBlock:
         """Copy the weights before a step."""
         if not self.corrects:
             return
-        weights = self.weights()
+        weights = self.weights
         if self.previous is None:
             self.previous = [full(w).clone() for w in weights]
             return
@@ -87,15 +92,15 @@ class GuardedBlock:
 
     def round(self) -> None:
         """Forget what was rounded in the last step."""
-        for previous, now in zip(self.previous or (), self.weights()):
+        for previous, now in zip(self.previous or (), self.weights):
             if previous.dtype != now.dtype:
                 previous.copy_(now)
 
     def project_gradient(self) -> None:
         """G ← G F^½ in place, plus the pull."""
-        gradients = self.gradients()
-        if gradients is not None:
-            self.project_parts(self.site.views(gradients, self.parameters))
+        if self.has_gradients():
+            gradients = self.gradients()
+            self.project_parts(self.views(gradients))
             self.write_gradients(gradients)
 
     def project_parts(self, parts: Parts) -> None:
@@ -111,52 +116,50 @@ class GuardedBlock:
         """W ← W_before + ΔW F^½."""
         if not self.corrects or self.previous is None:
             return
-        weights = self.weights()
-        steps = [now - before for now, before in zip(weights, self.previous)]
+        weights, exact = self.weights, self.previous
+        steps = [now - before for now, before in zip(weights, exact)]
+        is_half = exact[0].dtype != weights[0].dtype
+        if is_half:
+            torch._foreach_copy_(exact, weights)
         with self.precision():
-            if self.previous[0].dtype == weights[0].dtype:
-                self.projection.apply_(weights, of=steps, follow=self.drift)
-                torch._foreach_copy_(self.previous, weights)
-            else:
-                torch._foreach_copy_(self.previous, weights)
-                self.projection.apply_(self.previous, of=steps, follow=self.drift)
-                torch._foreach_copy_(weights, self.previous)
+            self.projection.apply_(exact if is_half else weights, of=steps, follow=self.drift)
+        torch._foreach_copy_(*((weights, exact) if is_half else (exact, weights)))
         self.write_weights()
 
     def measure_drift(self) -> None:
         """Compute W - W_previous in coordinates."""
         if self.origin is not None:
-            now = self.projection.coordinates(self.weights()) - self.origin
+            now = self.projection.coordinates(self.weights) - self.origin
             self.drift = now if self.drift is None else self.drift.copy_(now)
-
-    def precision(self) -> AbstractContextManager[None]:
-        """Round the factors of products where that is precise enough, and faster."""
-        return tensor_cores(cpu=True) if self.rough else nullcontext()
 
     # --- memory ---------------------------------------------------------------------------
 
+    def views(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """View one tensor per parameter as `[g, out, ...]`."""
+        return [view(tensor) for view, tensor in zip(self._views, tensors)]
+
+    @property
     def weights(self) -> list[Tensor]:
-        """Return the weights as views `[g, out, ...]`, of copies where they are gathered."""
-        self._plain = {id(p): self.site.read(p) for p in self.parameters}
-        return self.site.views(self._plain, self.parameters)
+        """The parameters as views `[g, out, ...]`, of copies where they are gathered."""
+        if self.is_gathered:
+            self._gather()
+        return self._weights
+
+    def _gather(self) -> None:
+        self._plain = [self.site.plain(p.data) for p in self.parameters]
+        self._weights = self.views(self._plain)
 
     def write_weights(self) -> None:
         """Write weights back that were gathered."""
-        for parameter in self.parameters if self.is_sharded else ():
-            self.site.write(parameter, self._plain[id(parameter)])
-
-    def gradients(self) -> dict[int, Tensor] | None:
-        """Return the gradients as plain tensors, by the ids of parameters; None without any.
-
-        Missing ones are zeros. Where gradients alone are projected, the optimizer receives the
-        zeros, because a step that is not projected is in the free space only as a whole.
-        """
-        if not self.has_gradients():
-            return None
-        return {id(p): self._gradient(p) for p in self.parameters}
+        for parameter, value in zip(self.parameters, self._plain) if self.is_gathered else ():
+            parameter.data.copy_(shard_like(value, parameter.data))
 
     def has_gradients(self) -> bool:
-        """Whether there are any gradients; see `gradients` for the missing ones."""
+        """Whether there are any gradients; missing ones of some parameters are zeros.
+
+        Where gradients alone are projected, the optimizer receives the zeros, because a step that
+        is not projected is in the free space only as a whole.
+        """
         missing = [p for p in self.parameters if p.grad is None]
         if len(missing) == len(self.parameters):
             return False
@@ -164,48 +167,52 @@ class GuardedBlock:
             parameter.grad = torch.zeros_like(parameter)
         return True
 
+    def gradients(self) -> list[Tensor]:
+        """Return the gradients as plain tensors; see `has_gradients`."""
+        return [self._gradient(p) for p in self.parameters]
+
     def _gradient(self, parameter: nn.Parameter) -> Tensor:
         gradient: Any = parameter.grad
         if gradient is None:
-            return torch.zeros_like(self.site.read(parameter))
+            return torch.zeros_like(self.site.plain(parameter.data))
         if gradient.layout == torch.sparse_coo:
             return gradient.to_dense()  # type: ignore[no-any-return]
-        if not self.is_sharded and gradient.stride() != parameter.stride():
+        if self.is_sharded:
+            return self.site.plain(gradient)
+        if gradient.stride() != parameter.stride():
             return torch.empty_like(parameter.data).copy_(gradient)  # whose views share memory
-        return self.site.plain(gradient)
+        return gradient  # type: ignore[no-any-return]
 
-    def write_gradients(self, gradients: dict[int, Tensor]) -> None:
+    def write_gradients(self, gradients: Sequence[Tensor]) -> None:
         """Write gradients back that were read as copies: sparse, gathered, or of other strides."""
-        for parameter in self.parameters:
+        for parameter, value in zip(self.parameters, gradients):
             gradient: Any = parameter.grad
-            if gradient is None:
+            if gradient is None or gradient is value:
                 continue
-            value = gradients[id(parameter)]
             if gradient.layout == torch.sparse_coo:
                 places = gradient.coalesce().indices()
                 parameter.grad = torch.sparse_coo_tensor(
                     places, value[places[0]], value.shape, check_invariants=False
                 )
-            elif not self.is_sharded and value is not gradient:
-                gradient.copy_(value)
-            elif self.is_sharded and not self.site.block.rows_first:
+            elif self.is_gathered:
                 gradient.copy_(shard_like(value, gradient))
+            elif not self.is_sharded:
+                gradient.copy_(value)
 
     # --- measurements ---------------------------------------------------------------------
 
     def passing(self) -> Tensor | None:
         """Compute <G, G F> and <G, G> `[2]`; None without gradients."""
-        gradients = self.gradients()
-        if gradients is None:
+        if not self.has_gradients():
             return None
-        removed, total = self._energies(self.site.views(gradients, self.parameters))
+        removed, total = self._energies(self.views(self.gradients()))
         return torch.stack([total - removed, total])
 
     def moved(self) -> Tensor | None:
         """Compute <D, D A> and <W, W A> `[2]` for the change D of W since the last step."""
         if not self.corrects or self.previous is None or self.crossed:
             return None
-        added = [now - before for now, before in zip(self.weights(), self.previous)]
+        added = [now - before for now, before in zip(self.weights, self.previous)]
         if not any(map(torch.any, added)):  # nearly always, and costs no product
             return torch.zeros(2)
         return torch.stack([self._energies(added)[0], self._energies(self.previous)[0]])

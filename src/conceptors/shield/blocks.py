@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -80,13 +80,14 @@ class WeightBlock:
         is_active = [id(p) in active_ids for p, n in zip(self.parameters, widths) for _ in range(n)]
         return None if all(is_active) else torch.tensor(is_active).nonzero().flatten()
 
+    def view_of(self, parameter: nn.Parameter) -> Callable[[Tensor], Tensor]:
+        """Return a function that views a tensor like this parameter as `[g, out, ...]`."""
+        bias_view = self.block.bias_view
+        return self.block.view if parameter is self.weight else lambda x: bias_view(x)[..., None]
+
     def views(self, tensors: dict[int, Tensor], active: list[nn.Parameter]) -> list[Tensor]:
         """View one tensor per active parameter (itself, its gradient) as `[g, out, ...]`."""
-        view, bias_view = self.block.view, self.block.bias_view
-        return [
-            view(tensors[id(p)]) if p is self.weight else bias_view(tensors[id(p)])[..., None]
-            for p in active
-        ]
+        return [self.view_of(p)(tensors[id(p)]) for p in active]
 
     @property
     def size(self) -> tuple[int, int]:
@@ -99,25 +100,15 @@ class WeightBlock:
     ) -> Tensor:
         """Return [W | b ...] `[g, out, d]` of the active parameters."""
         if tensors is None:
-            tensors = {id(p): self.read(p) for p in active}
+            tensors = {id(p): self.plain(p.data) for p in active}
         parts = [view.flatten(2) for view in self.views(tensors, active)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
-    def read(self, parameter: nn.Parameter) -> Tensor:
-        """Return a parameter as a plain tensor; if sharded, its local rows or all of it."""
-        return self.plain(parameter.data)
-
     def plain(self, tensor: Any) -> Tensor:
-        """Return a tensor of a parameter's shape as a plain tensor."""
+        """Return a tensor of a parameter's shape as a plain one; if sharded, local rows or all."""
         if not is_sharded(tensor):
             return tensor  # type: ignore[no-any-return]
         return tensor.to_local() if self.block.rows_first else tensor.full_tensor()  # type: ignore[no-any-return]
-
-    def write(self, parameter: nn.Parameter, value: Tensor) -> None:
-        """Store a tensor from `read` in its parameter, unless they share memory."""
-        data = parameter.data
-        if is_sharded(data) and not self.block.rows_first:
-            data.copy_(shard_like(value, data))
 
 
 def is_sharded(tensor: Tensor) -> bool:

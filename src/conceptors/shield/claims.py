@@ -59,7 +59,7 @@ class Remembered:
     claimed: Claims = field(default_factory=Claims)
     tasks: list[Claims] = field(default_factory=list)
     n_tasks: int = 0
-    sizes: list[float] = field(default_factory=list)  # since the last task, see `Guard._strength`
+    sizes: list[float] = field(default_factory=list)  # since the last task, see `Guard._scale_pull`
     _quotas: dict[str, float] = field(default_factory=dict)
 
     def with_task(

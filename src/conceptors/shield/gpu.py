@@ -26,13 +26,13 @@ class Stack(GuardedBlock):
     def __init__(self, members: Sequence[GuardedBlock]) -> None:
         first = members[0]
         self.once, self.corrects, self.crossed = first.once, first.corrects, False
-        self.rough, self.scale, self.drift = first.rough, first.scale, None
+        self.precision, self.scale, self.drift = first.precision, first.scale, None
         self.projection = _joined([member.projection for member in members])
         origins = [m.origin for m in members if m.origin is not None]
         self.origin = _padded(origins) if origins else None
         self.members = members
-        self._views = [member.weights() for member in members]
-        self._sizes = [len(views[0]) for views in self._views]
+        self._member_weights = [member.weights for member in members]
+        self._sizes = [len(views[0]) for views in self._member_weights]
         copies = [m.previous for m in members if m.previous is not None]
         self.previous = None
         if len(copies) == len(members):
@@ -51,12 +51,13 @@ class Stack(GuardedBlock):
         for member, copies in zip(self.members, parts):
             member.previous = list(copies)
 
+    @property
     def weights(self) -> list[Tensor]:
-        self._now = [torch.cat(views) for views in zip(*self._views)]
+        self._now = [torch.cat(views) for views in zip(*self._member_weights)]
         return self._now
 
     def write_weights(self) -> None:
-        self.scatter(self._now, self._views)
+        self.scatter(self._now, self._member_weights)
 
     def scatter(self, parts: list[Tensor], views: list[list[Tensor]]) -> None:
         """Copy concatenated parts to the views of all members."""
@@ -75,13 +76,15 @@ class Recorded:
         self._slots: dict[int, tuple[nn.Parameter, Tensor]] = {}
         for parameter in (p for block in blocks for p in block.parameters):
             self._slots.setdefault(id(parameter), (parameter, torch.zeros_like(parameter.data)))
-        slots = {key: slot for key, (_, slot) in self._slots.items()}
-        self._parts = {id(b): b.site.views(slots, b.parameters) for b in blocks}
+        self._parts = {id(b): b.views(self._slots_of(b)) for b in blocks}
         self._units = _stacked(blocks)
         self._is_corrected = any(block.corrects for block in blocks)
         self._copy = self._graph(lambda unit: unit.copy_weights(), device)
         self._project = self._graph(self._project_slots, device)
         self._correct = self._graph(lambda unit: unit.project_step(), device)
+
+    def _slots_of(self, block: GuardedBlock) -> list[Tensor]:
+        return [self._slots[id(p)][1] for p in block.parameters]
 
     def _graph(self, act: Callable[[GuardedBlock], None], device: torch.device) -> CudaGraph:
         """Return the graph of an action on all units; those that share memory take turns."""
@@ -127,7 +130,7 @@ class Recorded:
             self._project()
         _copy_all(dense, to_slots=False)
         for block in present if sparse else ():
-            block.write_gradients({key: slot for key, (_, slot) in self._slots.items()})
+            block.write_gradients(self._slots_of(block))
 
     def project_step(self) -> None:
         if self._is_corrected:
@@ -165,7 +168,7 @@ def _stacked(blocks: Sequence[GuardedBlock]) -> list[GuardedBlock]:
 
 def _kind(block: GuardedBlock) -> object:
     """Return what blocks in a stack have in common; None for a block that stands alone."""
-    projection, weights = block.projection, block.weights()
+    projection, weights = block.projection, block.weights
     is_large = sum(w.numel() for w in weights) > _SMALL
     if block.crossed or is_large or not isinstance(projection, Factored):
         return None

@@ -21,7 +21,6 @@ import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import is_
 from statistics import fmean
 from typing import Any
 
@@ -34,7 +33,7 @@ from conceptors.layers.magnitude import Magnitude
 from conceptors.shield.block import GuardedBlock
 from conceptors.shield.blocks import WeightBlock, whole
 from conceptors.shield.gpu import Recorded, units_of
-from conceptors.shield.projection import Claim, FreeSpace, count_protected, free_space
+from conceptors.shield.projection import Claim, FreeSpace, free_space
 
 _STEADY = 0.5  # the share of the distance that a plain step may pull weights back
 _INTERVAL = 1024  # the most steps between measurements, which double until then
@@ -55,7 +54,7 @@ class Protected:
     frozen: Mapping[str, nn.Parameter] = field(default_factory=dict)
     magnitudes: Mapping[str, Magnitude] = field(default_factory=dict)
     anchors: Mapping[int, Tensor] = field(default_factory=dict)  # W_previous, by a parameter's id
-    sizes: list[float] = field(default_factory=list)  # of gradients, see `Guard._strength`
+    sizes: list[float] = field(default_factory=list)  # of gradients, see `Guard._scale_pull`
     increment_decay: float = 0.0
 
     def free(self, name: str, parameters: list[nn.Parameter]) -> FreeSpace | None:
@@ -74,7 +73,7 @@ def project_weights(sites: Mapping[str, WeightBlock], protected: Protected) -> N
         free = protected.free(name, site.active())
         if free is not None:
             block = GuardedBlock(site, site.active(), free, torch.ones(()))
-            block.projection.apply_(block.weights())
+            block.projection.apply_(block.weights)
             block.write_weights()
 
 
@@ -106,16 +105,10 @@ class Plan:
     def __bool__(self) -> bool:
         return any(map(bool, (self.blocks, self.still, self.magnitudes, self.decaying)))
 
-    @exactly()
-    def moved(self, later: set[int]) -> dict[str, float]:
-        """Compute how far blocks have moved since the last step, relative to their claimed part.
-
-        `later` are ids of parameters that other guards have stepped since.
-        """
-        blocks = [b for b in self.blocks if later.isdisjoint(map(id, b.parameters))]
-        sizes = {block.name: block.moved() for block in blocks}
-        numbers = {name: size.tolist() for name, size in sizes.items() if size is not None}
-        return {n: math.sqrt(max(0.0, d) / max(w, 1e-30)) for n, (d, w) in numbers.items()}
+    def versions(self) -> list[int]:
+        """Return the version counters of all weights, a hint that other code has changed them."""
+        parameters = [p for block in self.blocks for p in block.parameters]
+        return [getattr(p, "_local_tensor", p)._version for p in parameters]
 
 
 def make_plan(
@@ -205,32 +198,29 @@ class Guard:
     """The hooks of one optimizer.
 
     Attributes:
+        optimizer: a weak reference.
+        plan: what is done around its steps.
         in_step: whether a step has begun and is not projected yet, also after Ctrl-C.
         steps: the number of steps since the claims changed.
         passing: running means of <G, G F> and <G, G> `[2]` by layer, from steps 1, 2, 4, 8, …
-        stepped: names of the blocks that were stepped since the last `remember`.
-        trained: ids of parameters that had gradients since then.
         versions: of the weights after the last step, by version counters; empty if unknown.
         turn: the order of the last steps of all guards.
     """
 
     def __init__(self, optimizer: Optimizer, guards: Guards) -> None:
         this = weakref.ref(self)
-        self._optimizer = weakref.ref(optimizer, lambda _: guards.drop(this()))
+        self.optimizer = weakref.ref(optimizer, lambda _: guards.drop(this()))
         self._guards = guards
         self.plan = Plan()
         self.in_step = False
         self.steps = 0
         self.passing: dict[str, Tensor] = {}
-        self.stepped: set[str] = set()
-        self.trained: set[int] = set()
-        self._still: list[tuple[nn.Parameter, Tensor]] = []
-        self._ratios: dict[str, Tensor] = {}
-        self._late: list[float] = []  # sizes of gradients, see `_strength`
-        self._projected: list[Tensor | None] | None = None  # gradients that `project` projected
-        self._counts: list[int] = []  # their version counters
         self.versions: list[int] = []
         self.turn = 0
+        self._still: list[tuple[nn.Parameter, Tensor]] = []
+        self._ratios: dict[str, Tensor] = {}
+        self._late: list[float] = []  # sizes of gradients, see `_scale_pull`
+        self._early: list[tuple[Tensor | None, int]] = []  # gradients that `project` projected
         self._handles = [
             optimizer.register_step_pre_hook(self._before),
             optimizer.register_step_post_hook(self._after),
@@ -241,92 +231,99 @@ class Guard:
         for handle in self._handles:
             handle.remove()
 
-    def guards(self, optimizer: Optimizer) -> bool:
-        return self._optimizer() is optimizer
-
     def parameters(self) -> list[nn.Parameter]:
         """Return the parameters of the optimizer."""
-        optimizer = self._optimizer()
+        optimizer = self.optimizer()
         return [] if optimizer is None else [p for g in optimizer.param_groups for p in g["params"]]
 
-    def prepare(self) -> Plan:
+    def prepare(self) -> None:
         """Rebuild the plan if the claims or the parameters have changed."""
-        optimizer = self._optimizer()
+        optimizer = self.optimizer()
         if optimizer is None:
-            return Plan()
+            return
         key = (self._guards.version, _key(optimizer))
-        if self.plan.key != key:
-            self.versions = []
-            is_same = isinstance(self.plan.key, tuple) and self.plan.key[0] == key[0]
-            copies = self.plan.blocks if is_same else ()  # weights have moved in memory
-            with exactly():
-                self.plan = make_plan(optimizer, self._guards.protected, key, copies)
-            if not is_same:
-                if isinstance(optimizer, LBFGS) and self.steps:  # else loaded with the claims
-                    optimizer.state.clear()
-                self.steps, self.passing, self._late = 0, {}, []
-        return self.plan
+        if self.plan.key == key:
+            return
+        is_same = isinstance(self.plan.key, tuple) and self.plan.key[0] == key[0]
+        copies = self.plan.blocks if is_same else ()  # weights have moved in memory
+        with exactly():
+            self.plan = make_plan(optimizer, self._guards.protected, key, copies)
+        self.versions = []
+        if not is_same:
+            if isinstance(optimizer, LBFGS) and self.steps:  # else loaded with the claims
+                optimizer.state.clear()
+            self.steps, self.passing, self._late = 0, {}, []
 
     def settle(self) -> None:
         """Project a step that was interrupted before its projection."""
-        if self.in_step:
-            self.prepare()
-            self._finish()
-            self.versions = []  # look, because a part of a plain step may have been taken
+        self.prepare()
+        self._finish()
+        self.versions = []  # look, because a part of a plain step may have been taken
 
     # --- around a step --------------------------------------------------------------------
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        self.settle()
+        if self.in_step:
+            self.settle()
         self._guards.check_thread()
         self.steps += 1
-        due, plan = _is_due(self.steps), self.plan
-        if due or plan.key != (self._guards.version, _key(optimizer)):
+        is_due = _is_due(self.steps)
+        if is_due or self.plan.key != (self._guards.version, _key(optimizer)):
             self._guards.look_again()  # layers may have been added, removed, or frozen
-            plan = self.prepare()
+            self.prepare()
+        if self.plan:
+            self._begin(optimizer)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if plan:
-            self._look(plan)
-            self._begin(optimizer, plan)
         if closure is None:  # else gradients are those of the previous step
-            self._project(optimizer, due)
+            self._project(optimizer, is_due)
             return None
 
         def shielded() -> Any:
             """Call the user's closure, and project its gradients."""
             loss = closure()
-            self._project(optimizer, due)
+            self._project(optimizer, is_due)
             return loss
 
         if len(args) > 1:
             return (args[0], shielded, *args[2:]), kwargs
         return args, {**kwargs, "closure": shielded}
 
-    @exactly()
-    def _look(self, plan: Plan) -> None:
-        """Look at weights that other code may have changed, and measure their drifts."""
-        if self.versions != _versions(plan):
-            self._guards.look_before_step()
-            for unit in plan.units:
-                unit.measure_drift()
-            self.versions = _versions(plan)
-        if self.steps == 1:
-            self.stepped |= {block.name for block in plan.blocks}
+    def project(self, optimizer: Optimizer) -> None:
+        """Project the gradients now; the next step does not project soft ones again."""
+        now = self._gradients()
+        if [version for _, version in now] != [version for _, version in self._early]:
+            self._early = []  # gradients of another pass, in the same memory
+        self.prepare()
+        self._look()
+        self._project(optimizer, _is_due(self.steps + 1))
+        self._early = self._gradients()
 
     @exactly()
-    def _begin(self, optimizer: Optimizer, plan: Plan) -> None:
+    def _look(self) -> None:
+        """Look at weights that other code may have changed, and measure their drifts."""
+        if self.versions != self.plan.versions():
+            self._guards.look_before_step()
+            for unit in self.plan.units:
+                unit.measure_drift()
+            self.versions = self.plan.versions()
+
+    @exactly()
+    def _begin(self, optimizer: Optimizer) -> None:
         """Copy what `_finish` needs to know about the weights before the step."""
+        plan = self.plan
+        self._look()
+        if self.steps == 1:
+            self._guards.stepped.update(block.name for block in plan.blocks)
         self._ratios = {name: m.ratio() for name, m in plan.magnitudes.items()}
         is_hard = all(block.hard for block in plan.blocks)
         for unit in plan.units if is_hard else ():  # whose decay is projected
             unit.copy_weights()
-        if plan.decaying and not _skips(optimizer):
-            for parameter, anchor, group in plan.decaying:  # W ← W - η 2 λ (W - W_previous)
-                share = 2 * self._guards.protected.increment_decay * group.get("lr", 1.0)
-                share = share.to(anchor) if isinstance(share, Tensor) else share
-                parameter.data.lerp_(anchor, share)
-            for unit in plan.units:
-                unit.measure_drift()
+        for parameter, anchor, group in plan.decaying:  # W ← W - η 2 λ (W - W_previous)
+            share = 2 * self._guards.protected.increment_decay * group.get("lr", 1.0)
+            share = share.to(anchor) if isinstance(share, Tensor) else share
+            parameter.data.lerp_(anchor, share)
+        for unit in plan.units if plan.decaying else ():
+            unit.measure_drift()
         for unit in plan.units if not is_hard else ():
             unit.copy_weights()
         moves_all = isinstance(optimizer, LBFGS)  # along its history
@@ -337,36 +334,50 @@ class Guard:
         ]
         self.in_step = True
 
-    def project(self, optimizer: Optimizer) -> None:
-        """Project the gradients now; the next step does not project soft ones again."""
-        present = [p.grad for p in self.parameters()]
-        if self._projected is not None and self._counts != _counts(present):
-            self._projected = None  # gradients of another pass, in the same memory
-        self._look(self.prepare())
-        self._project(optimizer, _is_due(self.steps + 1))
-        self._projected = [p.grad for p in self.parameters()]
-        self._counts = _counts(self._projected)
-
     @exactly()
-    def _project(self, optimizer: Optimizer, due: bool) -> None:
-        if due:
-            self.trained |= _with_gradients(self.parameters(), self.trained)
-        early, self._projected = self._projected, None
-        is_early = early is not None and _same(early, [p.grad for p in self.parameters()])
-        plan = self.plan
+    def _project(self, optimizer: Optimizer, is_due: bool) -> None:
+        early, self._early, plan = self._early, [], self.plan
+        if is_due:
+            self._guards.note_trained(self.parameters())
+        is_early = bool(early) and all(a is b for (a, _), (b, _) in zip(early, self._gradients()))
         # other code may have changed them since, and hard ones may be projected any number of times
         if not plan or (is_early and not all(block.hard for block in plan.blocks)):
             return
-        strength = self._strength(plan, getattr(optimizer, "grad_scale", None))
-        for factor in plan.scales:
-            factor.copy_(strength) if isinstance(strength, Tensor) else factor.fill_(strength)
-        if due and not is_early:
-            self._measure(plan)
+        if plan.scales:
+            self._scale_pull(getattr(optimizer, "grad_scale", None))
+        if is_due and not is_early:
+            self._measure()
         for unit in plan.units:
             unit.project_gradient()
 
-    def _strength(self, plan: Plan, scale: Tensor | None) -> float | Tensor:
-        """Return the factor of the pull, which belongs to gradients of the current scale.
+    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self.in_step:
+            if self.plan.key != (self._guards.version, _key(optimizer)):
+                self.prepare()  # SAM replaces weights by copies
+            self._finish()
+
+    @exactly()
+    def _finish(self) -> None:
+        """Project a step of the optimizer."""
+        for unit in self.plan.units:
+            unit.project_step()
+        for parameter, value in self._still:
+            parameter.data.copy_(value)
+        for name, magnitude in self.plan.magnitudes.items():
+            if name in self._ratios:
+                magnitude.follow(self._ratios[name])
+        self.versions, self.in_step = self.plan.versions(), False
+        self._guards.turn = self.turn = self._guards.turn + 1
+
+    # --- measurements ---------------------------------------------------------------------
+
+    def _gradients(self) -> list[tuple[Tensor | None, int]]:
+        """Return the gradients with their version counters."""
+        gradients = [p.grad for p in self.parameters()]
+        return [(g, getattr(getattr(g, "_local_tensor", g), "_version", -1)) for g in gradients]
+
+    def _scale_pull(self, scale: Tensor | None) -> None:
+        """Set the factor of the pull, which belongs to gradients of the current scale.
 
         It is 1, or less for a task with a small loss, such as the squared error of pixels. The loss
         is unknown here, but |G| |W| of a layer is proportional to it. The mean over the first steps
@@ -375,18 +386,19 @@ class Guard:
         sizes = self._guards.protected.sizes
         is_late = 0 <= _RELIABLE - self.steps < _LATE
         if (len(sizes) < _BEGINNING or is_late) and not _is_capturing():
-            dense = [p for p in plan.weights if p.grad is not None and not p.grad.is_sparse]
+            dense = [p for p in self.plan.weights if p.grad is not None and not p.grad.is_sparse]
             products = [_norm(p.grad) * _norm(p.data) for p in dense]
             size = max(torch.stack(products).tolist()) if products else 0.0
             size /= 1.0 if scale is None else float(scale)
             if 0 < size < math.inf:
                 (self._late if is_late else sizes).append(size)
         strength = min(1.0, fmean(sizes) / _USUAL) if sizes else 1.0
-        return strength if scale is None else strength * scale
+        for factor in self.plan.scales:
+            factor.fill_(strength) if scale is None else factor.copy_(strength * scale)
 
-    def _measure(self, plan: Plan) -> None:
+    def _measure(self) -> None:
         """Measure the share of the gradients that is applied."""
-        for block in plan.blocks:
+        for block in self.plan.blocks:
             now, mean = block.passing(), self.passing.get(block.name)
             if now is not None:
                 self.passing[block.name] = now if mean is None else now.lerp(mean, _DECAY)
@@ -405,28 +417,6 @@ class Guard:
             if total > 0 and math.isfinite(free / total)
         }
 
-    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not self.in_step:
-            return
-        if _skips(optimizer):
-            self.in_step = False
-            return
-        self.prepare()  # SAM replaces weights by copies
-        self._finish()
-
-    @exactly()
-    def _finish(self) -> None:
-        """Project a step of the optimizer."""
-        for unit in self.plan.units:
-            unit.project_step()
-        for parameter, value in self._still:
-            parameter.data.copy_(value)
-        for name, magnitude in self.plan.magnitudes.items():
-            if name in self._ratios:
-                magnitude.follow(self._ratios[name])
-        self.versions, self.in_step = _versions(self.plan), False
-        self.turn = 1 + max(guard.turn for guard in [self, *self._guards])
-
 
 class Guards(list[Guard]):
     """The guards of all optimizers of one model.
@@ -434,6 +424,9 @@ class Guards(list[Guard]):
     Attributes:
         protected: what they protect. `make` recomputes it when anything in it changes.
         version: the number of these changes.
+        stepped: names of the blocks that were stepped since the weights were accepted.
+        trained: ids of parameters that had gradients since then.
+        turn: the number of steps of all guards.
         check_thread: raises RuntimeError if another thread is using the shield.
         look_again: checks whether layers were added or replaced.
         look_before_step: checks the weights, which other code than a guarded step has changed.
@@ -452,27 +445,24 @@ class Guards(list[Guard]):
         super().__init__()
         self._make, self.check_thread, self.look_again = make, check_thread, look_again
         self.look_before_step, self.report_passing = look_before_step, report_passing
-        self.protected, self.version = Protected(), 0
-        self._past_stepped: set[str] = set()  # blocks that removed guards have stepped
-        self._past_trained: set[int] = set()  # parameters that they have trained
+        self.protected, self.version, self.turn = Protected(), 0, 0
+        self.stepped, self.trained = set[str](), set[int]()
+
+    def of(self, optimizer: Optimizer) -> Guard | None:
+        """Return the guard of an optimizer; None without one."""
+        return next((guard for guard in list(self) if guard.optimizer() is optimizer), None)
 
     def add(self, optimizer: Optimizer) -> None:
         """Guard an optimizer."""
-        guard = self._of(optimizer)
+        guard = self.of(optimizer)
         if guard is None:
             guard = Guard(optimizer, self)
             self.append(guard)
         guard.prepare()
 
-    def project(self, optimizer: Optimizer) -> None:
-        """Project the gradients of a guarded optimizer now."""
-        guard = self._of(optimizer)
-        if guard is None:
-            raise ValueError(
-                f"this {type(optimizer).__name__} is not guarded; call shield.guard(optimizer) "
-                f"before its first step"
-            )
-        guard.project(optimizer)
+    def drop(self, guard: Guard | None) -> None:
+        """Remove a guard whose optimizer was deleted."""
+        self[:] = [other for other in self if other is not guard]
 
     def renew(self) -> None:
         """Recompute what is protected, and prepare all guards before the next step."""
@@ -483,8 +473,13 @@ class Guards(list[Guard]):
 
     def settle(self) -> None:
         """Finish interrupted steps; see `Guard.settle`."""
-        for guard in list(self):
+        for guard in [guard for guard in self if guard.in_step]:
             guard.settle()
+
+    def abandon(self) -> None:
+        """Abandon interrupted steps, and leave the weights as they are."""
+        for guard in list(self):
+            guard.in_step = False
 
     def doubt(self) -> None:
         """Measure drifts again at the next step, and round weights, as a resumed run does."""
@@ -493,10 +488,26 @@ class Guards(list[Guard]):
             for block in guard.plan.blocks:
                 block.round()
 
-    def abandon(self) -> None:
-        """Abandon interrupted steps, and leave the weights as they are."""
+    def ways(self) -> dict[str, dict[str, None]]:
+        """Return how the steps of each block are treated, in words."""
+        ways: dict[str, dict[str, None]] = {}
         for guard in list(self):
-            guard.in_step = False
+            guard.prepare()
+            for block in guard.plan.blocks:
+                ways.setdefault(block.name, {})[block.about] = None
+        return ways
+
+    def passing(self) -> dict[str, float]:
+        """Return the share of recent gradients that was applied, by block."""
+        return {name: share for guard in list(self) for name, share in guard.shares().items()}
+
+    def note_trained(self, parameters: list[nn.Parameter]) -> None:
+        """Note which parameters have gradients that are not zero."""
+        for p in parameters:
+            if p.grad is not None and id(p) not in self.trained:
+                part = getattr(p.grad, "_local_tensor", p.grad)
+                if bool((part._values() if part.is_sparse else part).any()):
+                    self.trained.add(id(p))
 
     def detach(self) -> None:
         """Remove all hooks."""
@@ -505,85 +516,29 @@ class Guards(list[Guard]):
             guard.remove()
         self.clear()
 
-    def ways(self) -> dict[str, list[str]]:
-        """Return how the steps of each block are treated, in words."""
-        ways: dict[str, list[str]] = {}
-        for block in (block for guard in list(self) for block in guard.prepare().blocks):
-            words = ways.setdefault(block.name, [])
-            words += [block.about] if block.about not in words else []
-        return ways
-
-    def passing(self) -> dict[str, float]:
-        """Return the share of recent gradients that was applied, by block."""
-        return {name: share for guard in list(self) for name, share in guard.shares().items()}
-
-    def ranks(self) -> dict[str, int]:
-        """Return the number of protected directions of each block."""
-        sites, claims = self.protected.sites, self.protected.claims
-        active = {name: site.active() for name, site in sites.items() if name in claims}
-        return {
-            name: count_protected(claims[name], sites[name].columns(parameters), parameters[0])
-            for name, parameters in active.items()
-            if parameters
-        }
-
-    def is_guarded(self, optimizer: Optimizer) -> bool:
-        """Whether an optimizer is guarded."""
-        return self._of(optimizer) is not None
-
-    def in_step(self) -> set[int]:
-        """Return the ids of parameters that a guarded optimizer is stepping now."""
-        return {id(p) for guard in list(self) if guard.in_step for p in guard.parameters()}
-
+    @exactly()
     def moved(self) -> dict[str, float]:
-        """Compute how far other code has moved blocks since their last step."""
-        drifts: dict[str, float] = {}
-        later: set[int] = set()
+        """Compute how far other code has moved blocks since their last step.
+
+        The distance is relative to the protected part of the weights.
+        """
+        drifts, later = dict[str, float](), set[int]()  # parameters that were stepped later
         for guard in sorted(self, key=lambda guard: -guard.turn):
-            for name, drift in guard.plan.moved(later).items():
-                drifts[name] = max(drift, drifts.get(name, 0.0))
+            for block in guard.plan.blocks:
+                sizes = block.moved() if later.isdisjoint(map(id, block.parameters)) else None
+                if sizes is not None:
+                    moved, whole = sizes.tolist()
+                    drift = math.sqrt(max(0.0, moved) / max(whole, 1e-30))
+                    drifts[block.name] = max(drift, drifts.get(block.name, 0.0))
             later |= {id(p) for p in guard.parameters()} if guard.turn else set()
         return drifts
-
-    def stepped(self) -> set[str]:
-        """Return the names of blocks that were stepped since the weights were trusted."""
-        return self._past_stepped | {name for guard in list(self) for name in guard.stepped}
-
-    def trained(self) -> set[int]:
-        """Return the ids of parameters that had gradients since the weights were trusted."""
-        return self._past_trained.union(*(guard.trained for guard in list(self)))
-
-    def trust(self) -> None:
-        """Restart the records of stepped blocks and trained parameters."""
-        self._past_stepped, self._past_trained = set(), set()
-        for guard in list(self):
-            guard.stepped, guard.trained = set(), set()
-
-    def drop(self, guard: Guard | None) -> None:
-        """Remove a guard whose optimizer was deleted."""
-        if guard is not None:
-            self._past_stepped |= guard.stepped
-            self._past_trained |= guard.trained
-            self[:] = [other for other in self if other is not guard]
-
-    def _of(self, optimizer: Optimizer) -> Guard | None:
-        return next((guard for guard in list(self) if guard.guards(optimizer)), None)
-
-
-def _same(some: list[Tensor | None], others: list[Tensor | None]) -> bool:
-    """Whether two lists contain the same objects."""
-    return len(some) == len(others) and all(map(is_, some, others))
-
-
-def _counts(gradients: list[Tensor | None]) -> list[int]:
-    """Return the version counters of gradients."""
-    return [-1 if gradient is None else _local(gradient)._version for gradient in gradients]
 
 
 def _key(optimizer: Optimizer) -> object:
     """Return what a plan depends on besides the claims: parameters' memory, and their groups.
 
-    Loading the state of an optimizer replaces its groups.
+    Loading the state of an optimizer replaces its groups. The memory of a sharded parameter is that
+    of its local part, and `to_local()` is slow.
     """
     is_sgd = isinstance(optimizer, SGD)
     return [
@@ -592,47 +547,17 @@ def _key(optimizer: Optimizer) -> object:
             bool(group.get("weight_decay", 0)),
             bool(group.get("momentum", 0)),
             _rate(group) if is_sgd and not getattr(group["lr"], "is_cuda", False) else 0,
-            [_local(p).data_ptr() for p in group["params"]],
+            [getattr(p, "_local_tensor", p).data_ptr() for p in group["params"]],
             [p.requires_grad for p in group["params"]],
         )
         for group in optimizer.param_groups
     ]
 
 
-def _local(tensor: Tensor) -> Tensor:
-    """Return the local part of a sharded tensor."""
-    part: Tensor = getattr(tensor, "_local_tensor", tensor)  # to_local() is slow and makes views
-    return part
-
-
-def _versions(plan: Plan) -> list[int]:
-    """Return the version counters of all weights, a hint that other code has changed them."""
-    return [_local(p)._version for block in plan.blocks for p in block.parameters]
-
-
-def _with_gradients(parameters: list[nn.Parameter], known: set[int]) -> set[int]:
-    """Return the ids of parameters with nonzero gradients, beyond those that are known."""
-    by_device: dict[torch.device, list[nn.Parameter]] = {}
-    for parameter in parameters:
-        if parameter.grad is not None and id(parameter) not in known:
-            by_device.setdefault(parameter.device, []).append(parameter)
-    trained: set[int] = set()
-    for unknown in by_device.values():  # wait once per device
-        learns = torch.stack([_is_nonzero(p.grad) for p in unknown]).tolist()
-        trained |= {id(p) for p, is_trained in zip(unknown, learns) if is_trained}
-    return trained
-
-
 def _norm(tensor: Tensor | None) -> Tensor:
     """Compute the norm of a whole tensor."""
     assert tensor is not None
     return whole(torch.linalg.vector_norm(full(tensor))).cpu().double()
-
-
-def _is_nonzero(gradient: Tensor | None) -> Tensor:
-    assert gradient is not None
-    part = _local(gradient)
-    return (part._values() if part.is_sparse else part).any()
 
 
 def _is_due(step: int) -> bool:
@@ -642,9 +567,3 @@ def _is_due(step: int) -> bool:
 
 def _is_capturing() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-
-
-def _skips(optimizer: Optimizer) -> bool:
-    """Whether a gradient scaler makes a fused optimizer skip this step."""
-    found_inf = getattr(optimizer, "found_inf", None)
-    return found_inf is not None and bool(found_inf)

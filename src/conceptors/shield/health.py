@@ -254,10 +254,11 @@ class Health:
 
         It may be part of a guarded optimizer, which is stepping these parameters now.
         """
-        if optimizer in self._strangers or guards.is_guarded(optimizer):
+        if guards.of(optimizer) is not None or optimizer in self._strangers:
             return
         parameters = (p for group in optimizer.param_groups for p in group["params"])
-        stepped = {id(p) for p in parameters if p.grad is not None} - guards.in_step()
+        stepped = {id(p) for p in parameters if p.grad is not None}
+        stepped -= {id(p) for guard in guards if guard.in_step for p in guard.parameters()}
         if not stepped:
             return
         self._strangers.add(optimizer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from statistics import fmean
 from typing import NamedTuple
 
@@ -14,8 +14,9 @@ from conceptors.algebra.conceptor import Conceptor
 from conceptors.algebra.forms import OddsForm
 from conceptors.layers.bare import is_bare
 from conceptors.shield.blocks import Scan
-from conceptors.shield.guard import Guards
+from conceptors.shield.projection import Claim
 
+_ROUNDING = torch.finfo(torch.float32).eps  # smaller singular values have no effect
 _LONG = 40  # the most rows that are printed one by one
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # of a block, in a layer's name
 
@@ -73,18 +74,26 @@ def _percent(shares: list[float]) -> str:
 
 
 def explain(
-    scan: Scan, guards: Guards, quotas: Mapping[str, float], passing: Mapping[str, float]
+    scan: Scan,
+    claims: Mapping[str, Claim],
+    steps: Mapping[str, Collection[str]],
+    passing: Mapping[str, float],
 ) -> Explanation:
-    """Return one row per layer, frozen parameter, and parameter that cannot be shielded."""
-    ways, ranks = guards.ways(), guards.ranks()
+    """Return one row per layer, frozen parameter, and parameter that cannot be shielded.
+
+    `steps` says in words how the steps of each layer are treated, `passing` what share of its
+    gradients is applied.
+    """
     rows = []
     for name, site in scan.sites.items():
-        rank, quota = ranks.get(name, 0), quotas.get(name, 0.0)
-        done = ", ".join(ways.get(name, [])) or "no guarded optimizer steps it"
-        if not rank:
-            done = "no protected directions"
-        elif is_bare(site.block) and quota == 1.0:
-            done = "fixed: all of it is protected"
+        rank, quota, done = 0, 0.0, "no protected directions"
+        if name in claims:
+            values, limit = claims[name].conceptor.singular_values, claims[name].rank
+            rank = int((values > max(claims[name].least, _ROUNDING)).sum(-1).max())
+            rank, quota = min(rank, limit or rank), float(values.mean())
+        if rank:
+            done = ", ".join(steps.get(name, ())) or "no guarded optimizer steps it"
+            done = "fixed: all of it is protected" if is_bare(site.block) else done
         rows.append(LayerRow(name, done, rank, site.size[1], quota, passing.get(name)))
     follows = "follows its direction to preserve its scale"
     rows += [LayerRow(name, follows, 0, 0, 1.0, None) for name in scan.magnitudes]

@@ -26,7 +26,7 @@ from conceptors.algebra import logic
 from conceptors.algebra import spectrum as spectra
 from conceptors.algebra.aperture import slack
 from conceptors.algebra.conceptor import Conceptor
-from conceptors.algebra.forms import OddsForm, SpectrumForm
+from conceptors.algebra.forms import SpectrumForm
 
 Parts = Sequence[Tensor]
 
@@ -132,18 +132,6 @@ def free_space(claim: Claim, columns: Tensor | None, like: Tensor) -> FreeSpace:
     return FreeSpace(claimed.dim, vectors, values, stiffness)
 
 
-def count_protected(claim: Claim, columns: Tensor | None, like: Tensor) -> int:
-    """Count the protected directions of these columns, without computing them where possible."""
-    form = claim.conceptor.form
-    parts = form.exact_spectrum() if isinstance(form, OddsForm) else form.spectrum()
-    values = spectra.values_of(parts.odds)
-    if columns is not None or parts.rest or not values.numel():
-        return free_space(claim, columns, like).rank
-    dtype = torch.float32 if like.dtype in (torch.float16, torch.bfloat16) else like.dtype
-    count = int((values > max(claim.least, torch.finfo(dtype).eps)).sum(-1).max())
-    return count if claim.rank is None else min(count, claim.rank)
-
-
 def restrict(claimed: Conceptor, columns: Tensor) -> Conceptor:
     """Return the conceptor for changes of these columns, with the other columns fixed.
 
@@ -181,7 +169,7 @@ class Factored:
             x = full(part.flatten(2))
             rows = self.vectors[:, start : start + x.shape[-1]]
             start += x.shape[-1]
-            total = _product(x, rows) if total is None else _add_product_(total, x, rows)
+            total = _product(x, rows, total)
         assert total is not None
         return total
 
@@ -213,7 +201,7 @@ class Factored:
             matrix = part.flatten(2)
             is_view = matrix.untyped_storage().data_ptr() == part.untyped_storage().data_ptr()
             if is_view and matrix.dtype == removed.dtype:
-                _add_product_(matrix, removed, rows, -1)
+                _product(removed, rows, matrix, -1)
             else:
                 part.sub_(_product(removed, rows).view(part.shape))
 
@@ -300,15 +288,16 @@ def split_like(matrix: Tensor, parts: Parts) -> list[Tensor]:
     return [piece.reshape(part.shape) for piece, part in zip(pieces, parts)]
 
 
-def _product(left: Tensor, right: Tensor) -> Tensor:
-    """Compute left @ right; a single matrix is faster than a batch of one."""
-    return (left[0] @ right[0])[None] if len(left) == 1 else left @ right
+def _product(
+    left: Tensor, right: Tensor, added: Tensor | None = None, alpha: float = 1.0
+) -> Tensor:
+    """Compute left @ right, or add alpha left @ right to `added`, in place.
 
-
-def _add_product_(added: Tensor, left: Tensor, right: Tensor, alpha: float = 1.0) -> Tensor:
-    """Add alpha left @ right, in place."""
+    A single matrix is faster than a batch of one.
+    """
+    if added is None:
+        return (left[0] @ right[0])[None] if len(left) == 1 else left @ right
     if len(added) == 1:
         added[0].addmm_(left[0], right[0], alpha=alpha)
-    else:
-        added.baddbmm_(left, right, alpha=alpha)
-    return added
+        return added
+    return added.baddbmm_(left, right, alpha=alpha)

@@ -181,7 +181,14 @@ class Shield:
         Call this before `clip_grad_norm_`, where you would call `scaler.unscale_(optimizer)`, or
         after that. Clipped first, most of the norm would belong to directions that are protected.
         """
-        self._guards.project(options.check_optimizer(optimizer, self.model))
+        inner = options.check_optimizer(optimizer, self.model)
+        guard = self._guards.of(inner)
+        if guard is None:
+            raise ValueError(
+                f"this {type(inner).__name__} is not guarded; call shield.guard(optimizer) before "
+                f"its first step"
+            )
+        guard.project(inner)
 
     def remember(
         self,
@@ -317,7 +324,7 @@ class Shield:
         if self._attached:
             self.refresh()
             self._look()
-        return inspect.explain(self._scan, self._guards, self.quota(), self._guards.passing())
+        return self._explain(self._guards.passing())
 
     def forecast(
         self, batches: Any, *, feed: Feed | None = None, limit: int | None = None
@@ -335,7 +342,7 @@ class Shield:
             )
         passing = self._compare(inspect.expected_passing, "forecast", batches, feed, limit)
         self._health.forecast(passing, self._large())
-        return inspect.explain(self._scan, self._guards, self.quota(), passing)
+        return self._explain(passing)
 
     def similarity(
         self, batches: Any, *, feed: Feed | None = None, limit: int | None = None
@@ -460,6 +467,10 @@ class Shield:
 
     # --- inside ---------------------------------------------------------------------------
 
+    def _explain(self, passing: Mapping[str, float]) -> Explanation:
+        claims = self._remembered.claims(self._scan.sites, self._protection)
+        return inspect.explain(self._scan, claims, self._guards.ways(), passing)
+
     def _compare(
         self, measure: Callable[[Conceptor, Conceptor], Tensor], who: str, *how: Any
     ) -> dict[str, float]:
@@ -533,7 +544,7 @@ class Shield:
         )
         self._adopt(remembered, self._copied(pulls=True))
         self._health.resting |= rested
-        self._health.remembered(self._scan.sites, task.conceptors, self._guards.trained())
+        self._health.remembered(self._scan.sites, task.conceptors, self._guards.trained)
         self._accept()
 
     def _restart_streams(self) -> None:
@@ -601,12 +612,13 @@ class Shield:
     def _accept(self) -> None:
         """Accept the current weights and buffers as those that the remembered tasks need."""
         self._health.accept(self._scan.sites, self.conceptors(), self.model)
-        self._guards.trust()
+        self._guards.stepped.clear()
+        self._guards.trained.clear()
         self._health.fill({name: self.quota()[name] for name in self._large()})
 
     def _look(self, replaced: Iterable[str] = (), before_step: bool = False) -> None:
         """Warn about weights and buffers that something else than guarded steps has changed."""
-        moved, stepped = self._guards.moved(), self._guards.stepped().difference(replaced)
+        moved, stepped = self._guards.moved(), self._guards.stepped.difference(replaced)
         self._health.look(self._scan.sites, self.model, moved, stepped, before_step)
 
     def _look_again(self) -> None:
