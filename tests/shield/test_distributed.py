@@ -236,7 +236,7 @@ def middle_of_a_task(rank: Rank, aperture: Any) -> tuple[Tensors, dict[str, Any]
 
 def resumed(rank: Rank, aperture: Any, file: Path) -> Tensors:
     """The same weights by a model that loads the state."""
-    from conceptors.shield.distributed import cut_like
+    from conceptors._internal.distributed import cut_like
 
     state = torch.load(file)
     model = sharded(rank)

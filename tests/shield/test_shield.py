@@ -13,8 +13,8 @@ from torch.optim import SGD, AdamW
 from torch.utils.data import DataLoader, TensorDataset
 
 from conceptors import Conceptor, Energy, Quota, Shield, similarity
+from conceptors.algebra.tasks import join_novel, stride
 from conceptors.shield import ShieldFullWarning
-from conceptors.shield.claims import join_novel, stride
 from helpers import drift, eye
 from shield.common import Unknown, mlp, quiet, samples, train, with_unit
 

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from conceptors._internal.distributed import is_sharded, shard_like
 from conceptors._internal.precision import full, tensor_cores
-from conceptors.shield.blocks import WeightBlock, is_sharded, shard_like
+from conceptors.shield.blocks import WeightBlock
 from conceptors.shield.projection import Factored, FreeSpace, Parts, make_projection
 
 # rounding in TF32 (11 bits) or on a CPU in bfloat16 (8 bits) is small beside √(1 - s)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from conceptors._internal.distributed import is_sharded
 from conceptors.layers import Block, Rule, find_rule
 from conceptors.layers.bare import BareRule, stands_alone
 from conceptors.layers.inner import SINGLE, overrides_forward
@@ -109,23 +110,6 @@ class WeightBlock:
         if not is_sharded(tensor):
             return tensor  # type: ignore[no-any-return]
         return tensor.to_local() if self.block.rows_first else tensor.full_tensor()  # type: ignore[no-any-return]
-
-
-def is_sharded(tensor: Tensor) -> bool:
-    """Whether a tensor is a DTensor, as in FSDP2 and tensor parallelism."""
-    return hasattr(tensor, "to_local") and hasattr(tensor, "placements")
-
-
-def whole(tensor: Any) -> Tensor:
-    """Return a whole tensor; all processes call this together."""
-    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[no-any-return]
-
-
-def shard_like(value: Tensor, like: Any) -> Tensor:
-    """Shard a full tensor like another."""
-    from torch.distributed.tensor import distribute_tensor
-
-    return distribute_tensor(value, like.device_mesh, like.placements)
 
 
 @dataclass

@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from conceptors._internal.distributed import whole
 from conceptors.algebra import spectrum as spectra
 from conceptors.algebra.conceptor import Conceptor
 from conceptors.algebra.forms import OddsForm, SpectrumForm
-from conceptors.algebra.spectrum import tolerance
-from conceptors.shield.blocks import WeightBlock, whole
-from conceptors.shield.collect import Moments, rounding
+from conceptors.algebra.tasks import join_novel
+from conceptors.layers.bare import is_bare
+from conceptors.moments.inputs import InputMoments, rounding
+from conceptors.shield.blocks import WeightBlock
 from conceptors.shield.options import Protection
 from conceptors.shield.projection import Claim
 
@@ -23,7 +25,6 @@ _LEAST = 0.02  # singular values up to this count as free with an automatic aper
 _STOWED = 2048  # layers with at least this many inputs store their claims in main memory
 _BATCHED = 1024  # on a GPU, equal blocks with up to this many inputs are decomposed together
 _MODERATE = 1e4  # the largest odds for which a decomposition in float32 is accurate enough
-_MOST = 1e4  # the curvature in the free space counts as at least this small a part of the whole
 
 
 @dataclass
@@ -169,7 +170,7 @@ def join(
 
 
 def claims_of_task(
-    moments: dict[str, Moments],
+    moments: dict[str, InputMoments],
     sites: Mapping[str, WeightBlock],
     protection: Protection,
     claimed: Mapping[str, Conceptor],
@@ -179,7 +180,8 @@ def claims_of_task(
     Args:
         claimed: the conceptors of earlier tasks, for hard conceptors with a limited rank.
     """
-    auto = [n for n, sums in moments.items() if protection.is_auto(n) and not sums.is_bare]
+    learning = [name for name in moments if not is_bare(sites[name].block)]
+    auto = [name for name in learning if protection.is_auto(name)]
     solved = _solved(
         lambda matrices: [torch.linalg.eigvalsh(matrices)],
         {name: sites[name] for name in auto},
@@ -189,9 +191,12 @@ def claims_of_task(
     claims, sigma = Claims(), {name: values for name, (values,) in solved}
     for name in list(moments):  # sums and conceptors need not all fit in memory
         sums, pull = moments.pop(name), protection.pull(name)
-        conceptor = _conceptor(name, sums, protection, claimed.get(name), sigma.get(name))
+        if name in learning:
+            conceptor = _conceptor(name, sums, protection, claimed.get(name), sigma.get(name))
+        else:
+            conceptor = _occupied(sums)
         claims.conceptors[name] = conceptor
-        if pull and not sums.is_bare:  # a fixed parameter needs no pull
+        if pull and name in learning:  # a fixed parameter needs no pull
             odds = conceptor.odds_trace().clamp_min(1e-300)  # [g], of Q = α² R
             drift = _weight_of_drift(sites[name], sums)
             claims.stiffness[name] = pull * drift.to(odds) / odds
@@ -253,7 +258,7 @@ def _solved(
 
 def _conceptor(
     name: str,
-    sums: Moments,
+    sums: InputMoments,
     protection: Protection,
     claimed: Conceptor | None,
     sigma: Tensor | None,
@@ -264,9 +269,8 @@ def _conceptor(
     """
     limit = protection.rank_of(sums.dim)
     is_exact = not sums.is_sketch and sums.coarsest <= rounding(torch.float32)
-    if sums.is_bare or (protection.claims_all(name) and limit is None and is_exact):
-        spectrum = spectra.occupied(sums.correlation(), _rounding(sums))
-        return Conceptor.from_form(SpectrumForm(spectrum, torch.float64))
+    if protection.claims_all(name) and limit is None and is_exact:
+        return _occupied(sums)
     choice = protection.aperture(name)
     if isinstance(choice, float):
         if limit is None:
@@ -285,7 +289,13 @@ def _conceptor(
     return conceptor.harden()
 
 
-def _weight_of_drift(site: WeightBlock, moments: Moments) -> Tensor:
+def _occupied(sums: InputMoments) -> Conceptor:
+    """Return the hard conceptor of all directions above rounding."""
+    spectrum = spectra.occupied(sums.correlation(), _rounding(sums))
+    return Conceptor.from_form(SpectrumForm(spectrum, torch.float64))
+
+
+def _weight_of_drift(site: WeightBlock, moments: InputMoments) -> Tensor:
     """Compute tr R `[g]` over E|W x|², which measures drift relative to the layer's outputs.
 
     A layer with zero outputs, such as a new adapter, counts as having a hundredth of usual weights.
@@ -298,7 +308,7 @@ def _weight_of_drift(site: WeightBlock, moments: Moments) -> Tensor:
     return inputs / torch.maximum(outputs.sum(), least).clamp_min(1e-300)
 
 
-def _rounding(sums: Moments) -> float:
+def _rounding(sums: InputMoments) -> float:
     """Return the share of the rows' energy that may be rounding, of the rows or of their sums.
 
     Rounding in the sums is spread over all directions, and its negative half is cut off. Rows of
@@ -309,7 +319,7 @@ def _rounding(sums: Moments) -> float:
     return max(1e-12, 4 * sums.coarsest, math.sqrt(sums.dim) * eps / 2)
 
 
-def _check_precision(name: str, sums: Moments, alpha: float) -> None:
+def _check_precision(name: str, sums: InputMoments, alpha: float) -> None:
     """Raise ValueError if aperture² times rounding is not small: rounding would be protected.
 
     Rounding of rows is spread evenly over all directions.
@@ -323,64 +333,3 @@ def _check_precision(name: str, sums: Moments, alpha: float) -> None:
             f"errors would count as protected directions. Lower the aperture, or call remember "
             f"{'outside autocast' if is_half else 'on a model in float64'}"
         )
-
-
-def join_novel(claimed: Conceptor, new: Conceptor, known: float) -> Conceptor:
-    """A ∨ C with what they share counted less, κ = `known`: at κ = 1, once.
-
-    In coordinates where Q_A + Q_C is the identity, both are diagonal together, 1 - t and t; the
-    result there is 1 - t + max(0, t - κ (1 - t)). κ = 0 is OR, and κ = 1 the larger of the two, so
-    A ∨ A = A. In between, A and C <= the result <= A ∨ C. With fully claimed directions, s = 1,
-    and for sketches of wide layers, this is OR.
-
-    >>> import torch
-    >>> C = Conceptor.from_states(torch.eye(3), aperture=3.0)
-    >>> [round(float(join_novel(C, C, known).quota), 3) for known in (0.0, 0.5, 1.0)]
-    [0.857, 0.818, 0.75]
-    """
-    is_hard = any(not bool(torch.isfinite(c.odds_trace()).all()) for c in (claimed, new))
-    if is_hard or not known or (claimed.is_factored and new.is_factored):
-        return claimed | new
-    more = _odds(new)
-    sizes, axes = torch.linalg.eigh(_odds(claimed) + more)
-    is_used = sizes > tolerance(sizes.shape[-1], sizes.dtype) * sizes[..., -1:]
-    inner = axes * torch.where(is_used, sizes.rsqrt(), 0.0).unsqueeze(-2)
-    outer = axes * torch.where(is_used, sizes.sqrt(), 0.0).unsqueeze(-2)
-    share, turn = torch.linalg.eigh(inner.mT @ more @ inner)
-    share = share.clamp(0, 1)  # t
-    total = 1 - share + (share - known * (1 - share)).clamp_min(0)
-    return Conceptor.from_form(OddsForm(_product(outer @ turn, total), new.dtype))
-
-
-def stride(claimed: Conceptor, new: Conceptor, known: float) -> Tensor:
-    """How much longer steps may be in the free space of A on data of C: `[...]`, at least 1.
-
-    (λ_max(R) / λ_max(F^½ R F^½))^(κ/2) with F = I - A, R the correlation matrix of C (its aperture
-    cancels) and κ = `known`. The ratio is that of the largest curvatures, with and without the
-    shield, of a loss that is quadratic in a layer's outputs; it counts up to 10⁴.
-
-    >>> import torch
-    >>> A = Conceptor.from_states(torch.eye(3), aperture=3.0)  # F = I / 4
-    >>> [round(float(stride(A, A, known)), 3) for known in (0.0, 0.5, 1.0)]
-    [1.0, 1.414, 2.0]
-    """
-    vectors, odds, _ = new.form.spectrum()
-    roots = vectors * odds.sqrt().unsqueeze(-2)  # K with K Kᵀ = α² R
-    free = torch.diag_embed(odds) - (claimed @ roots.mT) @ roots  # Kᵀ F K
-    top = odds.amax(-1).clamp_min(torch.finfo(odds.dtype).tiny)
-    remaining = torch.linalg.eigvalsh((free + free.mT) / 2)[..., -1]
-    ratio = torch.where(odds.amax(-1) > 0, top / remaining.clamp(top / _MOST, top), 1.0)
-    return ratio ** (known / 2)
-
-
-def _odds(conceptor: Conceptor) -> Tensor:
-    """Q `[..., d, d]`."""
-    if isinstance(conceptor.form, OddsForm):
-        return conceptor.form.matrix
-    parts = conceptor.form.spectrum()
-    return _product(parts.vectors, parts.odds)
-
-
-def _product(vectors: Tensor, odds: Tensor) -> Tensor:
-    product: Tensor = (vectors * odds.unsqueeze(-2)) @ vectors.mT
-    return product

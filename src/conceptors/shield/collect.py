@@ -23,7 +23,6 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
-from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from conceptors._internal import checks
@@ -35,19 +34,15 @@ from conceptors._internal.batches import (
     iterate,
     undisturbed,
 )
-from conceptors._internal.precision import exactly, full, tensor_cores
-from conceptors.algebra.conceptor import Conceptor
-from conceptors.layers import Call, Draws, Rows, Sample, SecondMoment
+from conceptors._internal.distributed import failing_together, is_distributed, is_sharded
+from conceptors.layers import Call, Draws, Sample, SecondMoment
 from conceptors.layers.bare import is_bare
 from conceptors.layers.dora import WeightReads
 from conceptors.layers.inner import inner_call, overrides_forward
-from conceptors.moments import Correlation, FrequentDirections
-from conceptors.moments.correlation import add_products_
-from conceptors.shield.blocks import Scan, Source, WeightBlock, is_sharded, refuse
-from conceptors.shield.distributed import failing_together, is_distributed
+from conceptors.moments.inputs import InputMoments
+from conceptors.shield.blocks import Scan, Source, WeightBlock, refuse
 
 _CHECK = 64  # batches between checks that wait for the device
-_BUFFERED = 4096  # rows that are collected before their products are computed
 _FIRST = 4096  # the fewest rows of the first batch: some layers are reached once
 _FEWEST = 64  # the fewest rows of a batch
 _KINDS = ("tensor", "zeros", "ones", "empty", "full", "rand", "randn", "randint")
@@ -73,7 +68,7 @@ class NotFiniteError(ValueError):
 
 def collect(
     run: Pass, batches: Any, *, feed: Feed | None, limit: int | None, who: str = "remember"
-) -> dict[str, Moments]:
+) -> dict[str, InputMoments]:
     """Collect the moments of all blocks that the rows of these batches reach.
 
     Training flags, random state and hooks are restored afterwards, also after an exception. `who`
@@ -138,7 +133,7 @@ class Pass(TorchFunctionMode):
         self.model, self.count, self.effect, self.rested = model, 0, effect, set[str]()
         self.batches: int | None = training
         self._trains, self._handle_strays = training is not None, strays
-        self._moments = {name: Moments(site, sketch) for name, site in sites.items()}
+        self._moments = {name: _moments(site, sketch) for name, site in sites.items()}
         self._all_rows, self._draws, self._resting = all_rows, Draws(seed), scan.resting
         self._stray: dict[str, str] = {}  # how weights are used that no rule covers, by block
         self._only_reads = WeightReads(model)
@@ -280,7 +275,10 @@ class Pass(TorchFunctionMode):
             for name, _ in takers[:1]:
                 self.note(name, rows[0])
             for name, source in takers:
-                self._moments[name].add(rows, source.bias_column)
+                if isinstance(rows, SecondMoment):
+                    self._moments[name].add_moments(rows.total, rows.weight)
+                else:
+                    self._moments[name].add_rows(rows.values, rows.weight, source.bias_column)
 
     def _cap(self, first: int, count: int, dim: int) -> int | None:
         """Return how many of `count` rows of `dim` numbers are used; None for all."""
@@ -353,13 +351,13 @@ class Pass(TorchFunctionMode):
                     f"not be protected{self.effect}. Yield them in the rule's `rows`"
                 )
         for name in self._used:
-            self._moments[name].add(SecondMoment(torch.ones(1, 1, 1), 1.0), None)
+            self._moments[name].add_moments(torch.ones(1, 1, 1), 1.0)
         for sums in self._moments.values():
             sums.flush()
         if self._stray:
             self._handle_strays(self._stray)
 
-    def reached(self, advice: str) -> dict[str, Moments]:
+    def reached(self, advice: str) -> dict[str, InputMoments]:
         """Release the moments of the blocks that rows reached, of all processes together.
 
         Raises ValueError, with advice, if no row reached any block, or if rows are too large.
@@ -432,117 +430,13 @@ def mask_of(model: nn.Module, batch: Any) -> Tensor | None:
     return mask if is_padding.any() and (is_padding | (mask == 1)).all() else None
 
 
-class Moments:
-    """Σ w [x; e] [x; e]ᵀ of rows `[g, n, d]`, with k bias columns; for wide layers as a sketch.
-
-    e marks the bias of a row (all zero for a layer without bias). Rows are buffered until there
-    are at least 4096 and as many as columns; call `flush` before reading.
-
-    Attributes:
-        sums: `[g, d + k, d + k]`, or the sketch, in float64.
-        is_sketch: whether it is a sketch.
-        coarsest: the largest rounding error of the rows.
-    """
-
-    def __init__(self, site: WeightBlock, sketch: Callable[[int], int | None]) -> None:
-        self.groups, self.dim = site.size
-        self.biases, self.coarsest = len(site.biases), 0.0
-        self.is_bare = is_bare(site.block)
-        self._counts_tokens = site.block.layout == "tokens"
-        self._buffered: dict[float, list[Tensor]] = {}  # rows by weight
-        self._count = 0  # of buffered rows
-        device = site.parameters[0].device
-        rank = sketch(self.dim) if self.groups == 1 else None
-        self.is_sketch = rank is not None and rank < self.dim
-        self.sums: Correlation | FrequentDirections
-        if rank is not None and self.is_sketch:
-            self.sums = FrequentDirections(self.dim, rank, device=device)
-        else:
-            self.sums = Correlation(self.dim, groups=self.groups, device=device)
-
-    @property
-    def dropped(self) -> float:
-        """The largest error of a direction of a sketch, relative to the largest direction."""
-        if not isinstance(self.sums, FrequentDirections):
-            return 0.0
-        top = float(torch.linalg.matrix_norm(self.correlation(), 2))
-        return self.sums.error_bound / max(top, 1e-300)
-
-    def add(self, rows: Rows | SecondMoment, bias_column: int | None) -> None:
-        """Add the rows of one call."""
-        has_rows, shape = isinstance(rows, Rows), list(rows[0].shape)
-        inner = self.dim - self.biases if has_rows else self.dim
-        if len(shape) != 3 or shape[::2] != [self.groups, inner]:
-            what, count = ("rows", "n") if has_rows else ("second moments", inner)
-            wanted = f"[{self.groups}, {count}, {inner}]"
-            raise ValueError(f"{what} must have shape {wanted}, got {shape}")
-        if isinstance(rows, SecondMoment):
-            if isinstance(self.sums, FrequentDirections):
-                raise TypeError("a rule for a wide layer must yield rows, not second moments")
-            self.sums.add(rows.total, rows.weight)
-            return
-        values = functional.pad(rows.values, (0, self.biases))  # a copy
-        if bias_column is not None:
-            values[..., inner + bias_column] = 1
-        self.coarsest = max(self.coarsest, rounding(values.dtype))
-        self._buffered.setdefault(rows.weight, []).append(values)
-        self._count += shape[1]
-        if self.is_sketch or self._count >= max(_BUFFERED, self.dim):
-            self.flush()
-
-    @exactly()
-    def flush(self) -> None:
-        """Add the buffered rows to the sums.
-
-        Products of half-precision numbers are exact in float32, also on tensor cores (TF32), and
-        are summed in float32. Others are summed in float64.
-        """
-        for weight, chunks in self._buffered.items():
-            rows = torch.cat(chunks, 1)
-            count, is_half = rows.shape[1], rows.dtype in (torch.float16, torch.bfloat16)
-            if isinstance(self.sums, FrequentDirections):
-                samples = full(rows[0])
-                self.sums.update(samples, samples.new_full((count,), weight))
-                continue
-            wide = rows.float() if is_half else rows.double()
-            if is_half and rows.is_cuda:
-                with tensor_cores():
-                    total = wide.mT @ wide
-            else:
-                total = wide.new_zeros(len(wide), self.dim, self.dim)
-                one = wide.squeeze(0)  # a single matrix is faster than a batch of one
-                add_products_(total.squeeze(0), one, one)
-            self.sums.add(total * weight, count * weight)
-        self._buffered, self._count = {}, 0
-
-    def correlation(self) -> Tensor:
-        """Compute R `[g, d, d]`; of tokens, 1 for each that occurred; of a sketch Bᵀ B, B Bᵀ."""
-        if isinstance(self.sums, FrequentDirections):
-            return (self.sums.rows() @ self.sums.rows().mT)[None]
-        return (self.sums.sum > 0).double() if self._counts_tokens else self.sums.matrix()
-
-    def conceptor(self, aperture: float | Tensor) -> Conceptor:
-        """Compute the conceptors `[g]` of R."""
-        if isinstance(self.sums, FrequentDirections):
-            single = self.sums.conceptor(float(aperture))
-            return single.mapped(lambda tensor, _: tensor[None])
-        return Conceptor.from_second_moment(self.correlation(), aperture)
-
-    def energy(self) -> Tensor:
-        """Compute E|x|² `[g]`, of tokens their frequencies."""
-        if isinstance(self.sums, FrequentDirections):
-            return self.sums.rows().square().sum()[None]
-        return self.sums.sum.diagonal(dim1=-2, dim2=-1).sum(-1) / self.sums.weight
-
-    def output_energy(self, matrix: Tensor) -> Tensor:
-        """Compute E|W x|² `[g]` for W `[g, out, d]`."""
-        matrix = full(matrix)
-        if isinstance(self.sums, FrequentDirections):
-            return (matrix[0] @ self.sums.rows().to(matrix).mT).square().sum()[None]
-        moment = (self.sums.sum / self.sums.weight).to(matrix)
-        return ((matrix @ moment) * matrix).sum((1, 2))
-
-
-def rounding(dtype: torch.dtype) -> float:
-    """Return the relative mean square of rounding errors in a dtype."""
-    return torch.finfo(dtype).eps ** 2 / 24  # errors are uniform in ± eps / 2 · 2^k <= |x|
+def _moments(site: WeightBlock, sketch: Callable[[int], int | None]) -> InputMoments:
+    groups, dim = site.size
+    return InputMoments(
+        groups,
+        dim,
+        len(site.biases),
+        rank=sketch(dim),
+        only_occurrence=site.block.layout == "tokens",
+        device=site.parameters[0].device,
+    )

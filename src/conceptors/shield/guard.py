@@ -28,10 +28,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Optimizer
 
+from conceptors._internal.distributed import whole
 from conceptors._internal.precision import exactly, full
 from conceptors.layers.magnitude import Magnitude
 from conceptors.shield.block import GuardedBlock
-from conceptors.shield.blocks import WeightBlock, whole
+from conceptors.shield.blocks import WeightBlock
 from conceptors.shield.gpu import Recorded, units_of
 from conceptors.shield.projection import Claim, FreeSpace, free_space
 

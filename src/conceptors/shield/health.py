@@ -14,16 +14,16 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.utils.parametrizations import _SpectralNorm
-from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from conceptors._internal.checks import outside
+from conceptors._internal.distributed import is_sharded
 from conceptors._internal.precision import exactly, full
 from conceptors.algebra.conceptor import Conceptor
-from conceptors.shield.blocks import WeightBlock, is_sharded, matches
+from conceptors.layers.statistics import freeze_statistics
+from conceptors.shield.blocks import WeightBlock, matches
 from conceptors.shield.guard import Guards
 
 _FULL = 0.95  # a layer with a larger quota is full
@@ -395,53 +395,16 @@ def _before_any_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
             check(shield, optimizer)
 
 
+def follow_tasks(model: nn.Module, n_tasks: int, batchnorm: bool) -> None:
+    """Note the tasks of a model's shield, and freeze the statistics of layers if there are any."""
+    _TASKS[model] = n_tasks
+    freeze_statistics(model, n_tasks > 0, batchnorm)
+
+
 def release_model(model: nn.Module) -> None:
     """Record that a model has no shield, and let its statistics follow the data again."""
-    follow_tasks(model, 0, batchnorm=True)
+    freeze_statistics(model, False)
     _SHIELDS.pop(model, None)
     _TASKS.pop(model, None)
     if _HOOK and not _SHIELDS:
         _HOOK.pop().remove()
-
-
-# --- statistics that layers update in training: BatchNorm and spectral norm ---------------------
-
-_FROZEN: WeakKeyDictionary[nn.Module, list[RemovableHandle]] = WeakKeyDictionary()
-_TRAINING: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()  # of frozen layers in a call
-
-
-def follow_tasks(model: nn.Module, n_tasks: int, batchnorm: bool) -> None:
-    """Freeze statistics, also of new layers, while a model's shield has remembered tasks.
-
-    Running statistics, those of BatchNorm only with `batchnorm`, would follow the new task, and
-    shielded weights preserve a layer's outputs only while its inputs stay the same.
-    """
-    _TASKS[model] = n_tasks
-    for layer in model.modules():
-        if not n_tasks:
-            for handle in _FROZEN.pop(layer, []):
-                handle.remove()
-        elif layer not in _FROZEN and _updates_itself(layer, batchnorm):
-            _FROZEN[layer] = [
-                layer.register_forward_pre_hook(_evaluate, prepend=True),
-                layer.register_forward_hook(_train_again, always_call=True),
-            ]
-
-
-def _evaluate(layer: nn.Module, _args: Any) -> None:
-    """Switch a layer to evaluation mode for a call; copies of a layer are not frozen."""
-    if layer in _FROZEN:
-        _TRAINING[layer] = layer.training
-        layer.__dict__["training"] = False  # nn.Module.__setattr__ is slow
-
-
-def _train_again(layer: nn.Module, _args: Any, _output: Any) -> None:
-    if layer in _TRAINING:  # else another hook failed before
-        layer.__dict__["training"] = _TRAINING.pop(layer)
-
-
-def _updates_itself(layer: nn.Module, batchnorm: bool) -> bool:
-    if isinstance(layer, _NormBase):
-        return batchnorm and layer.track_running_stats
-    older = any(isinstance(hook, SpectralNorm) for hook in layer._forward_pre_hooks.values())
-    return older or isinstance(layer, _SpectralNorm)

@@ -8,10 +8,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
-from conceptors.algebra.conceptor import Conceptor
-from conceptors.algebra.forms import OddsForm
 from conceptors.layers.bare import is_bare
 from conceptors.shield.blocks import Scan
 from conceptors.shield.projection import Claim
@@ -101,20 +98,3 @@ def explain(
     ignored = [name for name in scan.unsupported if name not in scan.frozen]
     rows += [LayerRow(n, f"not protected: {scan.unsupported[n]}", 0, 0, 0.0, None) for n in ignored]
     return Explanation(rows)
-
-
-def expected_passing(A: Conceptor, C: Conceptor) -> Tensor:
-    """Compute the share of the inputs x of a task in free directions, 1 - E xᵀA x / E|x|².
-
-    A gradient is a sum of outer products with the inputs, so about this share of it is applied.
-    """
-    form = C.form
-    if isinstance(form, OddsForm):  # a decomposition would take longer
-        protected, whole = (A.matrix() * form.matrix).sum(), form.trace().sum()
-    else:
-        vectors, odds, _ = form.spectrum()
-        sizes = torch.where(odds.isfinite(), odds, 1.0)  # infinite for a bare parameter
-        roots = vectors * sizes.sqrt().unsqueeze(-2)  # K with K Kᵀ = α² R
-        protected, whole = A.evidence(roots.mT).sum(), sizes.sum()
-    share: Tensor = 1 - protected / whole.clamp_min(1e-300)
-    return share

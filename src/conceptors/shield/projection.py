@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from conceptors._internal.precision import full
-from conceptors.algebra import logic
 from conceptors.algebra import spectrum as spectra
 from conceptors.algebra.aperture import slack
 from conceptors.algebra.conceptor import Conceptor
 from conceptors.algebra.forms import SpectrumForm
+from conceptors.algebra.tasks import restrict
 
 Parts = Sequence[Tensor]
 
@@ -130,30 +130,6 @@ def free_space(claim: Claim, columns: Tensor | None, like: Tensor) -> FreeSpace:
         # the pull is that of A as claimed, so it is relative to the scaled odds
         stiffness = None if stiffness is None else stiffness / by.squeeze(-1)
     return FreeSpace(claimed.dim, vectors, values, stiffness)
-
-
-def restrict(claimed: Conceptor, columns: Tensor) -> Conceptor:
-    """Return the conceptor for changes of these columns, with the other columns fixed.
-
-    It is the conceptor of the submatrix of the odds Q. Directions of infinite odds are claimed
-    with their components in these columns.
-    """
-    spectrum = claimed.form.spectrum()
-    batch = claimed.batch_shape
-    items = []
-    if spectrum.rest:  # everything else is claimed: list all directions
-        spectrum = spectra.complete(spectrum)
-    for item in spectra.items_of(spectrum, batch):
-        rows = item.vectors[columns.to(item.vectors.device)]  # [k, r]
-        hard = torch.isinf(item.odds)
-        soft_part = spectra.from_odds_matrix((rows * torch.where(hard, 0.0, item.odds)) @ rows.mT)
-        left, sines, _ = spectra.svd(rows[:, hard], full_matrices=False)
-        vectors = left[:, sines > spectra.tolerance(len(columns), rows.dtype)]
-        odds = torch.full((vectors.shape[1],), torch.inf, dtype=rows.dtype, device=rows.device)
-        hard_part = spectra.Spectrum(vectors, odds)
-        items.append(logic.disjoin(soft_part, hard_part) if vectors.shape[1] else soft_part)
-    joined = spectra.stack(items, batch) if batch else items[0]
-    return Conceptor.from_form(SpectrumForm(joined, claimed.dtype))
 
 
 class Factored:

@@ -14,12 +14,14 @@ from torch.optim import Optimizer
 
 from conceptors._internal import checks
 from conceptors._internal.batches import Feed
+from conceptors._internal.distributed import failing_together, is_sharded
 from conceptors.algebra.conceptor import Conceptor, similarity
+from conceptors.algebra.tasks import free_share, stride
+from conceptors.moments.inputs import InputMoments
 from conceptors.shield import health, inspect, options
-from conceptors.shield.blocks import Scan, is_sharded, refuse, survey
-from conceptors.shield.claims import Claims, Remembered, claims_of_task, decompose, stride
-from conceptors.shield.collect import Moments, Pass, collect
-from conceptors.shield.distributed import failing_together
+from conceptors.shield.blocks import Scan, refuse, survey
+from conceptors.shield.claims import Claims, Remembered, claims_of_task, decompose
+from conceptors.shield.collect import Pass, collect
 from conceptors.shield.guard import Guards, Protected, project_weights
 from conceptors.shield.inspect import Explanation
 from conceptors.shield.options import Aperture, Protection
@@ -340,7 +342,7 @@ class Shield:
                 "forecast compares new data with what is remembered, and nothing is; call "
                 "shield.remember(sample) first"
             )
-        passing = self._compare(inspect.expected_passing, "forecast", batches, feed, limit)
+        passing = self._compare(free_share, "forecast", batches, feed, limit)
         self._health.forecast(passing, self._large())
         return self._explain(passing)
 
@@ -508,7 +510,7 @@ class Shield:
             training=training,
         )
 
-    def _claims_from(self, moments: dict[str, Moments], who: str) -> Claims:
+    def _claims_from(self, moments: dict[str, InputMoments], who: str) -> Claims:
         """Compute the claims of moments, and empty `moments`."""
         _reshard(self.model)
         sites = self._scan.sites

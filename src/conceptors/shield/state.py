@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from conceptors._internal import checks, storage
+from conceptors._internal.distributed import cut_like, whole
 from conceptors.algebra.checks import check_spectrum
 from conceptors.algebra.conceptor import Conceptor
 from conceptors.algebra.forms import OddsForm, SpectrumForm
 from conceptors.algebra.spectrum import Spectrum, values_of
-from conceptors.shield.blocks import Scan, whole
+from conceptors.shield.blocks import Scan
 from conceptors.shield.claims import Claims, Remembered, misfits, size_of
-from conceptors.shield.distributed import cut_like
 from conceptors.shield.health import excerpts
 
 FORMAT = "conceptors.Shield"

@@ -4,12 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from conceptors.shield.blocks import is_sharded, shard_like
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether a tensor is a DTensor, as in FSDP2 and tensor parallelism."""
+    return hasattr(tensor, "to_local") and hasattr(tensor, "placements")
+
+
+def whole(tensor: Any) -> Tensor:
+    """Return a whole tensor; all processes call this together."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[no-any-return]
+
+
+def shard_like(value: Tensor, like: Any) -> Tensor:
+    """Shard a full tensor like another."""
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(value, like.device_mesh, like.placements)
 
 
 def cut_like(tensor: Tensor, like: Tensor) -> Tensor:
