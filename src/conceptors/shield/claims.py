@@ -21,7 +21,6 @@ from conceptors.shield.blocks import WeightBlock
 from conceptors.shield.options import Protection
 from conceptors.shield.projection import Claim
 
-_LEAST = 0.02  # singular values up to this count as free with an automatic aperture
 _STOWED = 2048  # layers with at least this many inputs store their claims in main memory
 _BATCHED = 1024  # on a GPU, equal blocks with up to this many inputs are decomposed together
 _MODERATE = 1e4  # the largest odds for which a decomposition in float32 is accurate enough
@@ -113,7 +112,7 @@ class Remembered:
             name: Claim(
                 conceptor,
                 rank=protection.rank_of(conceptor.dim),
-                least=_LEAST if name in auto else 0.0,
+                is_auto=name in auto,
                 stiffness=self.claimed.stiffness.get(name) if name in auto else None,
                 room=protection.room(name) if conceptor.dim > 2 else 0.0,
             )

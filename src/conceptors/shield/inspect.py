@@ -85,9 +85,8 @@ def explain(
     for name, site in scan.sites.items():
         rank, quota, done = 0, 0.0, "no protected directions"
         if name in claims:
-            values, limit = claims[name].conceptor.singular_values, claims[name].rank
-            rank = int((values > max(claims[name].least, _ROUNDING)).sum(-1).max())
-            rank, quota = min(rank, limit or rank), float(values.mean())
+            values = claims[name].conceptor.singular_values
+            rank, quota = claims[name].count(values, _ROUNDING), float(values.mean())
         if rank:
             done = ", ".join(steps.get(name, ())) or "no guarded optimizer steps it"
             done = "fixed: all of it is protected" if is_bare(site.block) else done

@@ -28,6 +28,10 @@ from conceptors.algebra.conceptor import Conceptor
 from conceptors.algebra.forms import SpectrumForm
 from conceptors.algebra.tasks import restrict
 
+_LEAST = 0.02  # with an automatic aperture, smaller singular values count as free,
+_STRONG = 0.1  # and beyond the 128 largest these: they slow steps down, and protect little
+_MANY = 128
+
 Parts = Sequence[Tensor]
 
 
@@ -37,16 +41,26 @@ class Claim(NamedTuple):
     Attributes:
         conceptor: A, a batch of g conceptors.
         rank: the largest number of protected directions; None for all.
-        least: singular values up to this count as free.
+        is_auto: whether weak directions count as free, because the aperture is automatic.
         stiffness: c `[g]` of a layer with a pull, see `FreeSpace.pull`.
         room: the share of the space that always stays free, see `Auto`.
     """
 
     conceptor: Conceptor
     rank: int | None = None
-    least: float = 0.0
+    is_auto: bool = False
     stiffness: Tensor | None = None
     room: float = 0.0
+
+    def count(self, values: Tensor, least: float) -> int:
+        """Count the protected directions, of singular values `[g, r]` above `least`.
+
+        With an automatic aperture, values above 0.02 count, but beyond 128 only those above 0.1.
+        """
+        least = max(least, _LEAST) if self.is_auto else least
+        found = [int((values > x).sum(-1).max()) if values.numel() else 0 for x in (least, _STRONG)]
+        count = min(found[0], max(found[1], _MANY)) if self.is_auto else found[0]
+        return count if self.rank is None else min(count, self.rank)
 
 
 class FreeSpace(NamedTuple):
@@ -111,18 +125,16 @@ def free_space(claim: Claim, columns: Tensor | None, like: Tensor) -> FreeSpace:
     claimed = claim.conceptor if columns is None else restrict(claim.conceptor, columns)
     claimed = claimed.to(like.device)
     dtype = torch.float32 if like.dtype in (torch.float16, torch.bfloat16) else like.dtype
-    least = max(claim.least, torch.finfo(dtype).eps)  # smaller values vanish in rounding
-    if claim.rank is not None and claim.rank < claimed.dim:
-        claimed = claimed.top_k(claim.rank)
+    least = torch.finfo(dtype).eps  # smaller values vanish in rounding
     if claimed.spectrum[2]:  # all other directions are claimed: list them
         complete = spectra.complete(claimed.form.spectrum())
         claimed = Conceptor.from_form(SpectrumForm(complete, claimed.dtype))
     vectors, values, _ = claimed.spectrum
-    needed = int((values > least).sum(-1).max()) if values.numel() else 0
+    needed = claim.count(values, least)
     if needed < values.shape[-1]:
         values, order = values.topk(needed, -1)
         vectors = vectors.take_along_dim(order.unsqueeze(-2), -1)
-    values = torch.where(values > least, values, 0.0)
+    values = torch.where(values > (_LEAST if claim.is_auto else least), values, 0.0)
     stiffness = None if claim.stiffness is None else claim.stiffness.to(values)
     if claim.room and values.numel():
         by = slack(values, claimed.dim, claim.room).unsqueeze(-1)
