@@ -2,6 +2,5 @@
 
 from conceptors.shield.health import ShieldFullWarning, UnprotectedWarning
 from conceptors.shield.shield import Shield
-from conceptors.shield.state import LoadReport
 
-__all__ = ["LoadReport", "Shield", "ShieldFullWarning", "UnprotectedWarning"]
+__all__ = ["Shield", "ShieldFullWarning", "UnprotectedWarning"]

@@ -43,13 +43,14 @@ class Claims:
         conceptors = {n: c for n, c in self.conceptors.items() if n not in names}
         return Claims(conceptors, {n: c for n, c in self.stiffness.items() if n not in names})
 
+    def mapped(self, change: Callable[[str, Conceptor], Conceptor]) -> Claims:
+        """Change the conceptors, which `change` receives with their names."""
+        changed = {name: change(name, conceptor) for name, conceptor in self.conceptors.items()}
+        return Claims(changed, self.stiffness)
+
     def stowed(self) -> Claims:
         """Move large matrices to main memory, to save memory of the GPU."""
-        stowed = {
-            name: c.mapped(lambda tensor, _: tensor.cpu()) if c.dim >= _STOWED else c
-            for name, c in self.conceptors.items()
-        }
-        return Claims(stowed, self.stiffness)
+        return self.mapped(lambda _, c: c.to("cpu") if c.dim >= _STOWED else c)
 
 
 @dataclass

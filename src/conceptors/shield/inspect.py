@@ -86,7 +86,7 @@ def explain(
         rank, quota, done = 0, 0.0, "no protected directions"
         if name in claims:
             values = claims[name].conceptor.singular_values
-            rank, quota = claims[name].count(values, _ROUNDING), float(values.mean())
+            rank, quota = claims[name].count_protected(values, _ROUNDING), float(values.mean())
         if rank:
             done = ", ".join(steps.get(name, ())) or "no guarded optimizer steps it"
             done = "fixed: all of it is protected" if is_bare(site.block) else done

@@ -52,7 +52,7 @@ class Claim(NamedTuple):
     stiffness: Tensor | None = None
     room: float = 0.0
 
-    def count(self, values: Tensor, least: float) -> int:
+    def count_protected(self, values: Tensor, least: float) -> int:
         """Count the protected directions, of singular values `[g, r]` above `least`.
 
         With an automatic aperture, values above 0.02 count, but beyond 128 only those above 0.1.
@@ -130,7 +130,7 @@ def free_space(claim: Claim, columns: Tensor | None, like: Tensor) -> FreeSpace:
         complete = spectra.complete(claimed.form.spectrum())
         claimed = Conceptor.from_form(SpectrumForm(complete, claimed.dtype))
     vectors, values, _ = claimed.spectrum
-    needed = claim.count(values, least)
+    needed = claim.count_protected(values, least)
     if needed < values.shape[-1]:
         values, order = values.topk(needed, -1)
         vectors = vectors.take_along_dim(order.unsqueeze(-2), -1)

@@ -25,7 +25,7 @@ from conceptors.shield.collect import Pass, collect
 from conceptors.shield.guard import Guards, Protected, project_weights
 from conceptors.shield.inspect import Explanation
 from conceptors.shield.options import Aperture, Protection
-from conceptors.shield.state import LoadReport, explaining, pack, read, read_file, write_file
+from conceptors.shield.state import explaining, pack, read, read_file, write_file
 from conceptors.shield.stream import Stream
 
 _STREAMED = 0.5  # `known` of training passes: the same task may be consolidated many times
@@ -425,41 +425,31 @@ class Shield:
         self._guards.doubt()
         return pack(self._scan, self._remembered, self._anchors, self._health.resting)
 
-    def load_state_dict(
-        self, state: Mapping[str, Any], *, strict: bool = True, rename: dict[str, str] | None = None
-    ) -> LoadReport:
+    def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> Shield:
         """Load the tasks of another shield, on any device and in any dtype.
 
-        Load the model's weights first. All processes of a sharded model call this together. Raises
-        ValueError, and changes nothing, if the state is damaged or does not fit.
-
-        Args:
-            strict: whether all layers of the state and the model must match. If not, layers that
-                match are loaded, at least one.
-            rename: a mapping from layer names in the state to layer names in the model.
+        Load the model's weights first. All processes of a sharded model call this together. The
+        model may have more layers than the state. Raises ValueError, and changes nothing, if the
+        state is damaged or does not fit; with `strict=False`, layers that do not fit are left out.
         """
         with self._health.alone():
             self._guards.abandon()
             self.refresh()
-            remembered, anchors, weights, resting, report = read(
-                state, self._scan, self.model, strict, rename or {}
-            )
+            remembered, anchors, weights, resting = read(state, self._scan, self.model, strict)
             self._adopt(remembered, self._anchors | anchors)
             self._health.loaded(resting, weights)
             self._restart_streams()
-        return report
+        return self
 
     def save(self, path: str | Path) -> None:
         """Save the state as a safetensors file, in one step, and create missing folders."""
         write_file(self.state_dict(), path)
 
-    def load(
-        self, path: str | Path, *, strict: bool = True, rename: dict[str, str] | None = None
-    ) -> LoadReport:
+    def load(self, path: str | Path, *, strict: bool = True) -> Shield:
         """Load a file from `save`; see `load_state_dict`."""
         content = read_file(path)
         with explaining(f"{path}: "):
-            return self.load_state_dict(content, strict=strict, rename=rename)
+            return self.load_state_dict(content, strict=strict)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

@@ -8,7 +8,7 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,36 +28,6 @@ VERSION = 1
 _DAMAGED = ("the state is damaged: ", "; nothing was loaded. Load another copy")
 
 Groups = dict[str, dict[str, dict[str, Tensor]]]  # tensors by kind, name and part, as in `pack`
-
-
-class LoadReport(NamedTuple):
-    """The result of `Shield.load_state_dict`, as names of layers.
-
-    Attributes:
-        loaded: layers whose protection was loaded.
-        missing: layers of the model that the state does not contain; nothing of them is protected.
-        unexpected: layers of the state that the model does not have.
-        mismatched: layers of different shapes in state and model, each with an explanation.
-    """
-
-    loaded: list[str]
-    missing: list[str]
-    unexpected: list[str]
-    mismatched: dict[str, str]
-
-    @property
-    def fits(self) -> bool:
-        """Whether all layers of state and model match."""
-        return not (self.missing or self.unexpected or self.mismatched)
-
-    def __str__(self) -> str:
-        lines = [f"{len(self.loaded)} layers loaded"]
-        if self.missing:
-            lines.append(f"in the model but not in the state: {', '.join(self.missing)}")
-        if self.unexpected:
-            lines.append(f"in the state but not in the model: {', '.join(self.unexpected)}")
-        lines += [f"different shapes: {name} {why}" for name, why in self.mismatched.items()]
-        return "\n".join(lines)
 
 
 def pack(
@@ -100,18 +70,17 @@ def _kinds(kept_tasks: int) -> list[str]:
 
 
 def read(
-    state: Mapping[str, Any], scan: Scan, model: nn.Module, strict: bool, rename: Mapping[str, str]
-) -> tuple[Remembered, dict[str, Tensor], dict[str, Tensor], set[str], LoadReport]:
+    state: Mapping[str, Any], scan: Scan, model: nn.Module, strict: bool
+) -> tuple[Remembered, dict[str, Tensor], dict[str, Tensor], set[str]]:
     """Check a state, and adapt it to a model; see `Shield.load_state_dict`.
 
-    Returns the tasks, anchors, excerpts of weights, and resting layers of `pack`, and a report.
+    Returns the tasks, and the anchors, excerpts of weights, and resting layers of `pack`.
     """
-    remembered, groups = check(state, rename)
+    remembered, groups = check(state)
     conceptors = remembered.claimed.conceptors
     with explaining(*_DAMAGED):
         known, unclaimed, resting = (
-            {rename.get(name, name) for name in list(state[label] or ())}
-            for label in ("layers", "unclaimed", "resting")
+            set(state[label] or ()) for label in ("layers", "unclaimed", "resting")
         )
         lacking = sorted(known - unclaimed - conceptors.keys())
         if lacking:
@@ -122,33 +91,25 @@ def read(
         }
         weights = {name: parts["value"] for name, parts in groups["weights"].items()}
     sites = scan.sites | {n: s for n, s in scan.resting.items() if n in conceptors}
-    common = [name for name in conceptors if name in sites]
-    mismatched = misfits(remembered.claimed, sites)
-    report = LoadReport(
-        loaded=[name for name in common if name not in mismatched],
-        missing=[name for name in sites if name not in conceptors and name not in known],
-        unexpected=[name for name in conceptors if name not in sites],
-        mismatched=mismatched,
-    )
-    if (strict and not report.fits) or (conceptors and not report.loaded):
+    wrong = {name: "is not in the model" for name in conceptors if name not in sites}
+    wrong |= misfits(remembered.claimed, sites)
+    if wrong and (strict or len(wrong) == len(conceptors)):
+        listed = "\n".join(f"  {name} {why}" for name, why in wrong.items())
         raise ValueError(
-            f"the state does not fit this model; nothing was loaded.\n{report}\nPass rename="
-            f"{{old: new}}{', or strict=False to load matching layers' if report.loaded else ''}"
+            f"the state does not fit this model; nothing was loaded. Layers of the state:\n{listed}"
+            f"\nCreate the model as it was, or pass strict=False to load the layers that fit"
         )
-    where = {name: sites[name].parameters[0].device for name in report.loaded}
+    where = {n: sites[n].parameters[0].device for n in conceptors if n not in wrong}
     claimed, *tasks = (
-        Claims(
-            {n: c.to(where[n]) for n, c in claims.conceptors.items() if n in where},
-            {n: stiffness for n, stiffness in claims.stiffness.items() if n in where},
-        )
+        claims.without(wrong).mapped(lambda name, conceptor: conceptor.to(where[name]))
         for claims in (remembered.claimed, *remembered.tasks)
     )
     remembered = Remembered(claimed, tasks, remembered.n_tasks, remembered.sizes)
     weights = {name: weight for name, weight in weights.items() if name in where}
-    return remembered, _fitting(anchors, model), weights, resting, report
+    return remembered, _fitting(anchors, model), weights, resting
 
 
-def check(state: Any, rename: Mapping[str, str]) -> tuple[Remembered, Groups]:
+def check(state: Any) -> tuple[Remembered, Groups]:
     """Check the tasks of a state, and return them and all tensors."""
     if not isinstance(state, Mapping) or state.get("format") != FORMAT:
         is_model = isinstance(state, Mapping) and any(isinstance(v, Tensor) for v in state.values())
@@ -173,7 +134,6 @@ def check(state: Any, rename: Mapping[str, str]) -> tuple[Remembered, Groups]:
             is_real = isinstance(tensor, Tensor) and tensor.is_floating_point()
             if kind not in groups or not is_real:
                 raise ValueError(f"{key!r:.80} is unknown, or not a tensor of floats")
-            name = name if kind == "anchors" else rename.get(name, name)
             groups[kind].setdefault(name, {})[part] = tensor
         claimed, *tasks = (_claims(groups[kind]) for kind in kinds)
         if len(tasks) not in (0, n_tasks):
@@ -262,7 +222,7 @@ def read_claims(path: str | Path) -> tuple[int, dict[str, Conceptor]]:
     """Read the number of tasks and the conceptors of all tasks from a file, without a model."""
     state = read_file(path)
     with explaining(f"{path}: "):
-        remembered, _ = check(state, {})
+        remembered, _ = check(state)
         layers = [str(name) for name in state["layers"]]
     conceptors = remembered.claimed.conceptors
     order = [name for name in layers if name in conceptors]  # as in the model
