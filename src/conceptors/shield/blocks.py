@@ -54,20 +54,13 @@ class WeightBlock:
         return [p for p in self.parameters if p.requires_grad and id(p) not in self.passive]
 
     def crosses(self, other: WeightBlock) -> bool:
-        """Whether another block shares some of the same memory in another layout."""
-        shared = {id(p) for p in self.parameters} & {id(p) for p in other.parameters}
-        if other is self or not shared:
-            return False
-        mine, theirs = self._extents(), other._extents()
-        return any(max(mine[i][0], theirs[i][0]) <= min(mine[i][1], theirs[i][1]) for i in shared)
+        """Whether another block shares some of the same memory in another layout.
 
-    def _extents(self) -> dict[int, tuple[int, int]]:
-        """Return where in each parameter's memory the block begins and ends."""
-        return {
-            id(p): (start, start + sum((n - 1) * s for n, s in zip(view.shape, view.stride())))
-            for p, view in zip(self.parameters, self._ghosts())
-            for start in [int(view.storage_offset())]
-        }
+        The blocks of one layer do not, though they may be parts of one parameter.
+        """
+        shared = {id(p) for p in self.parameters} & {id(p) for p in other.parameters}
+        layers = [{source.layer for source in block.sources} for block in (self, other)]
+        return bool(shared) and other is not self and layers[0].isdisjoint(layers[1])
 
     def _ghosts(self) -> list[Tensor]:
         """View all parameters as `[g, out, ...]`, without their numbers."""

@@ -61,7 +61,6 @@ class Remembered:
     tasks: list[Claims] = field(default_factory=list)
     n_tasks: int = 0
     sizes: list[float] = field(default_factory=list)  # since the last task, see `Guard._scale_pull`
-    _quotas: dict[str, float] = field(default_factory=dict)
 
     def with_task(
         self,
@@ -102,9 +101,8 @@ class Remembered:
 
     def quota(self, name: str) -> float:
         """Return the share of a layer's input space that is claimed."""
-        if name in self.claimed.conceptors and name not in self._quotas:
-            self._quotas[name] = float(self.claimed.conceptors[name].quota.mean())
-        return self._quotas.get(name, 0.0)
+        conceptor = self.claimed.conceptors.get(name)
+        return 0.0 if conceptor is None else float(conceptor.quota.mean())
 
     def claims(self, sites: Collection[str], protection: Protection) -> dict[str, Claim]:
         """Return the claims of these layers, as guards need them."""
