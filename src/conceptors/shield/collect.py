@@ -6,15 +6,12 @@ Each row is weighted by the inverse of its probability, so sums are unbiased for
 data. Embeddings count all tokens. Padding does not count: where a batch has an `attention_mask`
 `[n, t]` with zeros, inputs `[n, t, ...]` and `[n · t, ...]` are read at its ones. A bare parameter
 has no rows; it is used by a task, or it is not.
-
-Hooks observe only calls of layers. A weight may also be used without a call of its layer, or in
-another way by a subclass that overrides forward, so torch functions are observed as well.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -23,7 +20,6 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
-from torch.overrides import TorchFunctionMode
 
 from conceptors._internal import checks
 from conceptors._internal.batches import (
@@ -38,16 +34,13 @@ from conceptors._internal.distributed import failing_together, is_distributed, i
 from conceptors.layers import Call, Draws, Sample, SecondMoment
 from conceptors.layers.bare import is_bare
 from conceptors.layers.dora import WeightReads
-from conceptors.layers.inner import inner_call, overrides_forward
+from conceptors.layers.uses import WeightUses
 from conceptors.moments.inputs import InputMoments
 from conceptors.shield.blocks import Scan, Source, WeightBlock, refuse
 
 _CHECK = 64  # batches between checks that wait for the device
 _FIRST = 4096  # the fewest rows of the first batch: some layers are reached once
 _FEWEST = 64  # the fewest rows of a batch
-_KINDS = ("tensor", "zeros", "ones", "empty", "full", "rand", "randn", "randint")
-_FORMS = {f"new_{kind}" for kind in _KINDS} | {f"{kind}_like" for kind in _KINDS}
-_READS = {"item", "tolist", "numpy", "__float__", "__int__", "__bool__"}
 
 
 def enough(dim: int) -> int:
@@ -99,7 +92,7 @@ def collect(
     return run.reached("Check that feed(model, batch) calls the model on samples")
 
 
-class Pass(TorchFunctionMode):
+class Pass:
     """One pass over data, or training passes: adds the rows of all calls of layers to moments.
 
     Attributes:
@@ -128,36 +121,29 @@ class Pass(TorchFunctionMode):
             effect: what errors prevented, at the end of their first sentence.
             training: observe so many batches of training, and no passes that are not training.
         """
-        super().__init__()
         sites = scan.sites
         self.model, self.count, self.effect, self.rested = model, 0, effect, set[str]()
         self.batches: int | None = training
         self._trains, self._handle_strays = training is not None, strays
         self._moments = {name: _moments(site, sketch) for name, site in sites.items()}
         self._all_rows, self._draws, self._resting = all_rows, Draws(seed), scan.resting
-        self._stray: dict[str, str] = {}  # how weights are used that no rule covers, by block
         self._only_reads = WeightReads(model)
         self._bare = {name: site for name, site in sites.items() if is_bare(site.block)}
-        self._bare_names = {id(site.parameters[0]): name for name, site in self._bare.items()}
-        # FSDP hides uses of bare parameters
-        self._used = {n for n, site in self._bare.items() if is_sharded(site.parameters[0].data)}
-        self._names: dict[int, str] = {}  # of blocks, by the ids of their parameters
         self._sources: dict[nn.Module, list[tuple[str, Source]]] = {}  # with names of blocks
+        weights: dict[int, str] = {}
         for name, site in sites.items():
-            if name in self._bare:
-                continue
-            self._names |= {id(p): name for p in site.active()}
-            for source in site.sources:
-                self._sources.setdefault(source.layer, []).append((name, source))
+            if name not in self._bare:
+                weights |= {id(p): name for p in site.active()}
+                for source in site.sources:
+                    self._sources.setdefault(source.layer, []).append((name, source))
+        bare = {id(site.parameters[0]): name for name, site in self._bare.items()}
+        self._uses = WeightUses(weights, bare)
         others = [*self._bare.values(), *self._resting.values()]
         self._layers = {model, *self._sources, *(x.layer for site in others for x in site.sources)}
         self._within = ExitStack()  # the present call of the model in training
-        self._overriding = {layer for layer in self._sources if overrides_forward(layer)}
         self._first: dict[nn.Module, int] = {}  # the first batch that reached a layer
         self._reached: set[tuple[nn.Module, str]] = set()  # layers and their blocks with rows
         self._noted: list[tuple[str, int, Tensor]] = []
-        self._open: list[nn.Module] = []  # layers whose forward runs
-        self._calls: dict[nn.Module, list[Call]] = {}  # inside those that override forward
 
     @contextmanager
     def observing(self) -> Iterator[None]:
@@ -206,9 +192,9 @@ class Pass(TorchFunctionMode):
     def watching(self, batch: Any) -> Iterator[None]:
         """Observe a call of the model on a batch, whose `attention_mask` is 0 for padding."""
         self._draws.renew(mask_of(self.model, batch))
-        with self._only_reads.watching(), self:
+        with self._only_reads.watching(), self._uses:
             yield
-        self._open, self._calls = [], {}
+        self._uses.restart()
 
     def is_active(self, layer: nn.Module) -> bool:
         """Whether to observe the present call: not of a copy; in training, not an evaluation."""
@@ -225,17 +211,13 @@ class Pass(TorchFunctionMode):
     # --- calls of layers ------------------------------------------------------------------
 
     def _note_use(self, name: str, *_: Any) -> None:
-        (self.rested if name in self._resting else self._used).add(name)
+        (self.rested if name in self._resting else self._uses.bare_used).add(name)
 
     def _enter(self, layer: nn.Module, _args: Any) -> None:
-        self._open.append(layer)
-        if layer in self._overriding:
-            self._calls[layer] = []
+        self._uses.enter(layer)
 
     def _leave(self, layer: nn.Module, _args: Any, _output: Any) -> None:
-        while layer in self._open:  # and layers inside it that failed
-            self._open.pop()
-        self._calls.pop(layer, None)
+        self._uses.leave(layer)
 
     def _record(self, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """Add the rows of a call of a layer."""
@@ -250,7 +232,7 @@ class Pass(TorchFunctionMode):
         self._first.setdefault(layer, self.count)
         try:
             with torch.no_grad():
-                for call in self._calls.pop(layer, [Call(args, kwargs, output)]):
+                for call in self._uses.calls(layer, Call(args, kwargs, output)):
                     self._add(layer, call)
         except torch.OutOfMemoryError:
             raise
@@ -288,39 +270,6 @@ class Pass(TorchFunctionMode):
         wanted = max(wanted, _FIRST if self.count == first else _FEWEST)
         return None if wanted > 0.75 * count else math.ceil(wanted)
 
-    # --- functions that receive weights ---------------------------------------------------
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        name = _name(func)
-        if name in _FORMS:  # uses only a tensor's dtype and device
-            return result
-        ids = [id(x) for x in _tensors([*args, *kwargs.values()])]
-        is_shape = isinstance(result, torch.Size)
-        has_numbers = isinstance(result, (Tensor, tuple, list)) and not is_shape
-        if has_numbers and not self._is_covered(func, args, kwargs, result):
-            layer = type(self._open[-1]).__name__ if self._open else None
-            where = f"in {layer}.forward" if layer else "without a call of its layer"
-            strays = [self._names[i] for i in ids if i in self._names]
-            self._stray |= dict.fromkeys(strays, f"used by {name} {where}")
-        is_written = result is None and not name.startswith(".")  # into another tensor
-        if has_numbers or is_written or name in _READS:
-            self._used.update(self._bare_names[i] for i in ids if i in self._bare_names)
-        return result
-
-    def _is_covered(self, func: Any, args: Any, kwargs: Any, result: Any) -> bool:
-        """Whether a rule covers a function: inside a layer, or as all that its forward calls."""
-        layer = self._open[-1] if self._open else None
-        if layer is None or layer not in self._calls:
-            return layer is not None
-        call = inner_call(layer, func, args, kwargs, result)
-        if call is not None:
-            self._calls[layer].append(call)
-        return call is not None
-
     # --- checks ---------------------------------------------------------------------------
 
     def note(self, name: str, values: Tensor) -> None:
@@ -350,12 +299,15 @@ class Pass(TorchFunctionMode):
                     f"{self._description(layer)} gave no rows of its block {block!r}, which would "
                     f"not be protected{self.effect}. Yield them in the rule's `rows`"
                 )
-        for name in self._used:
+        hidden = {
+            n for n, site in self._bare.items() if is_sharded(site.parameters[0].data)
+        }  # FSDP
+        for name in self._uses.bare_used | hidden:
             self._moments[name].add_moments(torch.ones(1, 1, 1), 1.0)
         for sums in self._moments.values():
             sums.flush()
-        if self._stray:
-            self._handle_strays(self._stray)
+        if self._uses.stray:
+            self._handle_strays(self._uses.stray)
 
     def reached(self, advice: str) -> dict[str, InputMoments]:
         """Release the moments of the blocks that rows reached, of all processes together.
@@ -398,21 +350,6 @@ def _observe(key: int, method: str, *args: Any) -> None:
     run, layer = _PASSES.get(key), next(x for x in args if isinstance(x, nn.Module))
     if run is not None and run.is_active(layer):
         getattr(run, method)(*args)
-
-
-def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from (x for x in value if isinstance(x, Tensor))
-
-
-def _name(func: Any) -> str:
-    name = str(getattr(func, "__name__", func))
-    if name == "__get__":  # reads an attribute such as .T
-        return f".{getattr(getattr(func, '__self__', None), '__name__', 'attribute')}"
-    return name
 
 
 def mask_of(model: nn.Module, batch: Any) -> Tensor | None:
