@@ -14,7 +14,7 @@ from conceptors.layers.base import _RULES
 from conceptors.shield.blocks import WeightBlock
 from layers.cases import CASES, REMARKS, Case, Draw, Inputs, flat, run
 from layers.probe import captured, close, in_some_order, joined
-from shield.common import moments, put, sites
+from shield.common import moments, put, weight_blocks
 
 pytestmark = REMARKS
 
@@ -26,8 +26,8 @@ def over(cases: list[Case]) -> pytest.MarkDecorator:
 every = over(CASES)
 
 
-def with_ones(rows: Tensor, site: WeightBlock) -> Tensor:
-    ones = torch.ones(*rows.shape[:2], len(site.biases), dtype=rows.dtype)
+def with_ones(rows: Tensor, block: WeightBlock) -> Tensor:
+    ones = torch.ones(*rows.shape[:2], len(block.biases), dtype=rows.dtype)
     return torch.cat([rows, ones], -1)
 
 
@@ -47,22 +47,22 @@ def test_rows_times_blocks_are_the_outputs(case: Case) -> None:
     assert all(isinstance(part, Rows) and part.weight == 1.0 for part in parts)
     for seed in range(4):
         layer = case.build(seed=seed)
-        *_, site = sites(layer).values()  # the last block gives the output
-        outputs = with_ones(joined(parts), site) @ site.matrix(site.parameters).mT
+        *_, block = weight_blocks(layer).values()  # the last block gives the output
+        outputs = with_ones(joined(parts), block) @ block.matrix(block.parameters).mT
         wanted = case.outputs(layer, run(layer, inputs))
         torch.testing.assert_close(in_some_order(outputs), in_some_order(wanted))
 
 
 def gradients_of(output: Tensor, blocks: dict[str, WeightBlock]) -> dict[str, Tensor]:
     """Rows `[g, n, d]` of the gradients of random sums of outputs, which span all that shows."""
-    parameters = {id(p): p for site in blocks.values() for p in site.parameters}
+    parameters = {id(p): p for block in blocks.values() for p in block.parameters}
     rows: dict[str, list[Tensor]] = {name: [] for name in blocks}
     for seed in range(20):
         weights = Draw(seed).normal(len(output))
         grads = torch.autograd.grad(output, list(parameters.values()), weights, retain_graph=True)
         by_id = {key: grad.to_dense() for key, grad in zip(parameters, grads)}
-        for name, site in blocks.items():
-            rows[name].append(site.matrix(site.parameters, by_id))
+        for name, block in blocks.items():
+            rows[name].append(block.matrix(block.parameters, by_id))
     return {name: torch.cat(parts, 1) for name, parts in rows.items()}
 
 
@@ -70,23 +70,23 @@ def gradients_of(output: Tensor, blocks: dict[str, WeightBlock]) -> dict[str, Te
 def test_weights_are_free_across_the_rows_and_nowhere_else(case: Case) -> None:
     """Weights may change across the rows, all at once; in each direction of the rows it shows."""
     layer, inputs = case.build(), (case.old or case.inputs)(Draw(0))
-    blocks, found = sites(layer), moments(layer, [inputs], feed=run)
+    blocks, found = weight_blocks(layer), moments(layer, [inputs], feed=run)
     assert set(found) == set(blocks)
-    covered = {id(p) for site in blocks.values() for p in site.parameters}
+    covered = {id(p) for block in blocks.values() for p in block.parameters}
     assert covered == {id(p) for p in layer.parameters()}
     output, free, draw = flat(run(layer, inputs)), 0, Draw(1)
     shown = gradients_of(output, blocks)
-    for name, site in blocks.items():
+    for name, block in blocks.items():
         values, vectors = torch.linalg.eigh(found[name].correlation())
         met = values > 1e-12 * values[..., -1:].clamp_min(1e-12)
-        if not site.block.layout.startswith("attention"):  # masks hide rows of q, k and v
+        if not block.spec.layout.startswith("attention"):  # masks hide rows of q, k and v
             rank = torch.linalg.matrix_rank(shown[name], atol=1e-9 * float(shown[name].norm()))
             assert torch.equal(rank, met.sum(-1)), name
         free += int((~met).sum())
-        matrix = site.matrix(site.parameters)
+        matrix = block.matrix(block.parameters)
         change = draw.normal(*matrix.shape)
         change -= change @ (vectors * met.unsqueeze(-2)) @ vectors.mT
-        put(site, {id(p): p.data for p in site.parameters}, matrix + change)
+        put(block, {id(p): p.data for p in block.parameters}, matrix + change)
     assert free > 0, "this case leaves no room: give it other inputs"
     torch.testing.assert_close(flat(run(layer, inputs)), output.detach(), rtol=1e-9, atol=1e-9)
 
@@ -98,12 +98,12 @@ def test_second_moments_are_those_of_rows_found_by_hand_and_of_the_bias_unit(cas
     found = moments(layer, batches, feed=run)
     with undisturbed(layer):
         rows = [case.rows(layer, inputs, run(layer, inputs)) for inputs in batches]
-    assert len(found) == len(sites(layer)) == len(rows[0])
-    for name, site in sites(layer).items():
+    assert len(found) == len(weight_blocks(layer)) == len(rows[0])
+    for name, block in weight_blocks(layer).items():
         key = name if name in rows[0] else ""
-        wide = with_ones(torch.cat([r[key] for r in rows], 1), site)
+        wide = with_ones(torch.cat([r[key] for r in rows], 1), block)
         expected = wide.mT @ wide / wide.shape[1]
-        if site.block.layout == "tokens":  # each that was met counts alike
+        if block.spec.layout == "tokens":  # each that was met counts alike
             expected = (expected > 0).double()
         torch.testing.assert_close(found[name].correlation(), expected)
         assert found[name].sums.weight == wide.shape[1]

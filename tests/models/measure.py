@@ -77,9 +77,9 @@ class Standing(NamedTuple):
 def standing(model: nn.Module) -> Standing:
     """What a shield with default options does with the parameters of a model."""
     scanned = scan(model, (), ())
-    bare = {name for name, site in scanned.sites.items() if is_bare(site.block)}
-    layered = [site for name, site in scanned.sites.items() if name not in bare]
-    covered = {id(p) for site in layered for p in site.active()}
+    bare = {name for name, block in scanned.blocks.items() if is_bare(block.spec)}
+    layered = [block for name, block in scanned.blocks.items() if name not in bare]
+    covered = {id(p) for block in layered for p in block.active()}
     protected = {name for name, p in model.named_parameters() if id(p) in covered}
     return Standing(
         frozenset(protected | scanned.magnitudes.keys()),

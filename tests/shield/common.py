@@ -91,31 +91,36 @@ def root(claimed: Tensor) -> Tensor:
     return (vectors * values.sqrt().unsqueeze(-2)) @ vectors.mT  # type: ignore[no-any-return]
 
 
-def sites(model: nn.Module) -> dict[str, WeightBlock]:
-    return scan(model, (), ()).sites
+def weight_blocks(model: nn.Module) -> dict[str, WeightBlock]:
+    return scan(model, (), ()).blocks
 
 
 def blocks(model: nn.Module) -> dict[str, Tensor]:
     """[W | b] `[g, out, d]` of every layer."""
-    return {name: site.matrix(site.parameters).clone() for name, site in sites(model).items()}
+    return {
+        name: block.matrix(block.parameters).clone() for name, block in weight_blocks(model).items()
+    }
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:
     """The same of the gradients."""
     grads: dict[int, Any] = {id(p): p.grad for p in model.parameters()}
-    return {n: site.matrix(site.parameters, grads).clone() for n, site in sites(model).items()}
+    return {
+        n: block.matrix(block.parameters, grads).clone()
+        for n, block in weight_blocks(model).items()
+    }
 
 
 def set_gradients(model: nn.Module, values: Mapping[str, Tensor]) -> None:
     """Put matrices [W | b] in place of the gradients."""
     grads: dict[int, Any] = {id(p): p.grad for p in model.parameters()}
-    for name, site in sites(model).items():
-        put(site, grads, values[name])
+    for name, block in weight_blocks(model).items():
+        put(block, grads, values[name])
 
 
-def put(site: WeightBlock, tensors: dict[int, Any], matrix: Tensor) -> None:
+def put(block: WeightBlock, tensors: dict[int, Any], matrix: Tensor) -> None:
     """Write [W | b] into one tensor per parameter."""
-    views = site.views(tensors, site.parameters)
+    views = block.views(tensors, block.parameters)
     parts = matrix.split([view.shape[2:].numel() for view in views], -1)
     for view, part in zip(views, parts):
         view.copy_(part.reshape(view.shape))

@@ -26,7 +26,7 @@ class Source:
 
     layer: nn.Module
     rule: Rule
-    block: Block
+    spec: Block
     bias_column: int | None = None
 
 
@@ -39,7 +39,7 @@ class WeightBlock:
 
     name: str
     weight: nn.Parameter | None
-    block: Block
+    spec: Block
     biases: list[nn.Parameter] = field(default_factory=list)
     passive: set[int] = field(default_factory=set)  # ids of parameters excluded or frozen by name
     sources: list[Source] = field(default_factory=list)
@@ -59,7 +59,7 @@ class WeightBlock:
         The blocks of one layer do not, though they may be parts of one parameter.
         """
         shared = {id(p) for p in self.parameters} & {id(p) for p in other.parameters}
-        layers = [{source.layer for source in block.sources} for block in (self, other)]
+        layers = [{source.layer for source in part.sources} for part in (self, other)]
         return bool(shared) and other is not self and layers[0].isdisjoint(layers[1])
 
     def _ghosts(self) -> list[Tensor]:
@@ -76,8 +76,8 @@ class WeightBlock:
 
     def view_of(self, parameter: nn.Parameter) -> Callable[[Tensor], Tensor]:
         """Return a function that views a tensor like this parameter as `[g, out, ...]`."""
-        bias_view = self.block.bias_view
-        return self.block.view if parameter is self.weight else lambda x: bias_view(x)[..., None]
+        bias_view = self.spec.bias_view
+        return self.spec.view if parameter is self.weight else lambda x: bias_view(x)[..., None]
 
     def views(self, tensors: dict[int, Tensor], active: list[nn.Parameter]) -> list[Tensor]:
         """View one tensor per active parameter (itself, its gradient) as `[g, out, ...]`."""
@@ -102,14 +102,14 @@ class WeightBlock:
         """Return a tensor of a parameter's shape as a plain one; if sharded, local rows or all."""
         if not is_sharded(tensor):
             return tensor  # type: ignore[no-any-return]
-        return tensor.to_local() if self.block.rows_first else tensor.full_tensor()  # type: ignore[no-any-return]
+        return tensor.to_local() if self.spec.rows_first else tensor.full_tensor()  # type: ignore[no-any-return]
 
 
 @dataclass
 class Scan:
     """The blocks and other parameters of a model, as the shield sees them."""
 
-    sites: dict[str, WeightBlock] = field(default_factory=dict)
+    blocks: dict[str, WeightBlock] = field(default_factory=dict)
     frozen: dict[str, nn.Parameter] = field(default_factory=dict)  # once a task is remembered
     unsupported: dict[str, str] = field(default_factory=dict)  # trainable parameter -> why
     resting: dict[str, WeightBlock] = field(default_factory=dict)  # without trainable parameters
@@ -118,10 +118,10 @@ class Scan:
 
     def identify(self) -> None:
         """Record the identity, because parameters may be resized in place."""
-        for name, site in self.sites.items():
-            sources = [(id(source.layer), source.bias_column) for source in site.sources]
-            shapes, active = [p.shape for p in site.parameters], [id(p) for p in site.active()]
-            self.identity[name] = [[id(p) for p in site.parameters], shapes, active, sources]
+        for name, block in self.blocks.items():
+            sources = [(id(source.layer), source.bias_column) for source in block.sources]
+            shapes, active = [p.shape for p in block.parameters], [id(p) for p in block.active()]
+            self.identity[name] = [[id(p) for p in block.parameters], shapes, active, sources]
         self.identity |= {name: [id(p)] for name, p in self.frozen.items()}
         self.identity |= {name: [id(m.parameter)] for name, m in self.magnitudes.items()}
 
@@ -130,22 +130,22 @@ class Scan:
     ) -> WeightBlock:
         """Add a source to the block that has its weight, or to a new block."""
         learns = any(p is not None and p.requires_grad and p.numel() for p in (weight, bias))
-        sites, layout = self.sites if learns else self.resting, source.block.layout
-        for site in sites.values() if weight is not None else ():
-            if site.weight is weight and site.block.layout == layout:
+        blocks, layout = self.blocks if learns else self.resting, source.spec.layout
+        for block in blocks.values() if weight is not None else ():
+            if block.weight is weight and block.spec.layout == layout:
                 break
         else:
-            site = sites[name] = WeightBlock(name, weight, source.block)
+            block = blocks[name] = WeightBlock(name, weight, source.spec)
         if bias is not None:
-            if not any(b is bias for b in site.biases):
-                site.biases.append(bias)
-            source.bias_column = [b is bias for b in site.biases].index(True)
-        site.sources.append(source)
-        return site
+            if not any(b is bias for b in block.biases):
+                block.biases.append(bias)
+            source.bias_column = [b is bias for b in block.biases].index(True)
+        block.sources.append(source)
+        return block
 
     def replaced(self, before: Scan) -> set[str]:
         """Return the names of blocks that have other parameters than before."""
-        common = self.sites.keys() & before.sites.keys()
+        common = self.blocks.keys() & before.blocks.keys()
         return {name for name in common if self.identity[name][0] != before.identity[name][0]}
 
 
@@ -176,7 +176,7 @@ def survey(
     if unsupported == "freeze":
         parameters = dict(model.named_parameters())
         result.frozen.update((name, parameters[name]) for name in result.unsupported)
-    if not result.sites:
+    if not result.blocks:
         raise ValueError(
             f"{type(model).__name__} has no trainable parameters that can be shielded: everything "
             f"is frozen or excluded, or its adapters were merged. Unfreeze the layers that will be "
@@ -187,7 +187,7 @@ def survey(
 
 
 def scan(model: nn.Module, exclude: Iterable[str], freeze: Iterable[str]) -> Scan:
-    """Find all blocks of a model, and the trainable parameters that belong to no block."""
+    """Find all blocks of a model, and the trainable parameters that belong to no spec."""
     names = {id(p): name for name, p in model.named_parameters()}
     skipped, fixed = list(exclude), list(freeze)
     result, covered, obstacles = Scan(), set[int](), dict[int, str]()
@@ -196,23 +196,23 @@ def scan(model: nn.Module, exclude: Iterable[str], freeze: Iterable[str]) -> Sca
         if rule is None:
             continue
         overrides = overrides_forward(layer) and not isinstance(layer, SINGLE)
-        for block in rule.blocks(layer):
-            weight, bias = parameter_at(layer, block.weight), parameter_at(layer, block.bias)
+        for spec in rule.blocks(layer):
+            weight, bias = parameter_at(layer, spec.weight), parameter_at(layer, spec.bias)
             parameters = [p for p in (weight, bias) if p is not None]
-            is_absent = block.weight is not None and weight is None
+            is_absent = spec.weight is not None and weight is None
             if is_absent or not any(id(p) in names for p in parameters):
                 continue
-            why = _OVERRIDES if overrides else _obstacle(block, weight, bias)
+            why = _OVERRIDES if overrides else _obstacle(spec, weight, bias)
             if why is not None:
                 obstacles.update((id(p), why) for p in parameters)
                 continue
-            name = ".".join(part for part in (path, block.name) if part) or type(layer).__name__
+            name = ".".join(part for part in (path, spec.name) if part) or type(layer).__name__
             passive = {id(p) for p in parameters if matches([name, names[id(p)]], skipped + fixed)}
             covered.update({id(p) for p in parameters} - passive)
             if len(passive) < len(parameters) and any(p.numel() for p in parameters):
-                site = result.add(name, Source(layer, rule, block), weight, bias)
-                site.passive |= passive
-    learning = {id(p) for site in result.sites.values() for p in site.active()}
+                block = result.add(name, Source(layer, rule, spec), weight, bias)
+                block.passive |= passive
+    learning = {id(p) for block in result.blocks.values() for p in block.active()}
     for magnitude in magnitudes(model):
         name = names[id(magnitude.parameter)]
         if learning & set(map(id, magnitude.directions)) and not matches([name], skipped):
@@ -230,26 +230,26 @@ def scan(model: nn.Module, exclude: Iterable[str], freeze: Iterable[str]) -> Sca
 def _add_bare(
     result: Scan, model: nn.Module, name: str, parameter: nn.Parameter, why: str | None
 ) -> None:
-    """Add a parameter that belongs to no layer's matrix: as its own block, or as unsupported."""
+    """Add a parameter that belongs to no layer's matrix: as its own spec, or as unsupported."""
     owner, _, attribute = name.rpartition(".")
     layer = model.get_submodule(owner)
     if isinstance(layer, torch.jit.ScriptModule):
         why = "compiled by torch.jit.script, so its inputs are hidden: create the shield first"
     if why is None and parameter.numel() and stands_alone(parameter):
         rule = BareRule(attribute)
-        (block,) = rule.blocks(layer)
-        why = _obstacle(block, parameter, None)
+        (spec,) = rule.blocks(layer)
+        why = _obstacle(spec, parameter, None)
         if why is None:
-            result.add(name, Source(layer, rule, block), parameter, None)
+            result.add(name, Source(layer, rule, spec), parameter, None)
             return
     if parameter.requires_grad:
         why = why or f"shape {list(parameter.shape)}"
         result.unsupported[name] = f"{type(layer).__name__}, {why}"
 
 
-def _obstacle(block: Block, weight: nn.Parameter | None, bias: nn.Parameter | None) -> str | None:
-    """Return why parameters cannot be viewed as a block; None if they can."""
-    for parameter, view in ((weight, block.view), (bias, block.bias_view)):
+def _obstacle(spec: Block, weight: nn.Parameter | None, bias: nn.Parameter | None) -> str | None:
+    """Return why parameters cannot be viewed as a spec; None if they can."""
+    for parameter, view in ((weight, spec.view), (bias, spec.bias_view)):
         if parameter is None:
             continue
         if is_lazy(parameter):
@@ -257,7 +257,7 @@ def _obstacle(block: Block, weight: nn.Parameter | None, bias: nn.Parameter | No
         data: Any = parameter.data
         if data.is_complex():
             return "complex numbers are not supported"
-        if is_sharded(data) and block.rows_first:
+        if is_sharded(data) and spec.rows_first:
             if all(cut.is_replicate() or cut.is_shard(0) for cut in data.placements):
                 continue
             return (

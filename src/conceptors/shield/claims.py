@@ -65,24 +65,24 @@ class Remembered:
     def with_task(
         self,
         task: Claims,
-        sites: Mapping[str, WeightBlock],
+        blocks: Mapping[str, WeightBlock],
         protection: Protection,
         keep: bool,
         known: float,
     ) -> Remembered:
         """Add a task; `keep` also stores it separately. For `known` see `join_novel`."""
-        claimed = join(self.claimed, task, sites, protection, known)
+        claimed = join(self.claimed, task, blocks, protection, known)
         tasks = [*self.tasks, task.stowed()] if keep else self.tasks
         return Remembered(claimed, tasks, self.n_tasks + 1)
 
     def without_task(
-        self, index: int, sites: Mapping[str, WeightBlock], protection: Protection
+        self, index: int, blocks: Mapping[str, WeightBlock], protection: Protection
     ) -> Remembered:
         """Remove one of the tasks that are stored separately."""
         tasks = [task for i, task in enumerate(self.tasks) if i != index]
         claimed = Claims()
         for task in tasks:
-            claimed = join(claimed, task, sites, protection)
+            claimed = join(claimed, task, blocks, protection)
         return Remembered(claimed, tasks, self.n_tasks - 1)
 
     def without(self, names: Collection[str]) -> Remembered:
@@ -90,9 +90,9 @@ class Remembered:
         tasks = [task.without(names) for task in self.tasks]
         return Remembered(self.claimed.without(names), tasks, self.n_tasks)
 
-    def check_sizes(self, sites: Mapping[str, WeightBlock]) -> None:
+    def check_sizes(self, blocks: Mapping[str, WeightBlock]) -> None:
         """Raise ValueError if a layer has other inputs than when tasks were remembered."""
-        for name, why in misfits(self.claimed, sites).items():
+        for name, why in misfits(self.claimed, blocks).items():
             raise ValueError(
                 f"layer {name!r} {why}, so its protected directions do not fit. Only outputs may "
                 f"be added. Add a layer beside it, or create a new Shield and remember the old "
@@ -104,9 +104,9 @@ class Remembered:
         conceptor = self.claimed.conceptors.get(name)
         return 0.0 if conceptor is None else float(conceptor.quota.mean())
 
-    def claims(self, sites: Collection[str], protection: Protection) -> dict[str, Claim]:
+    def claims(self, blocks: Collection[str], protection: Protection) -> dict[str, Claim]:
         """Return the claims of these layers, as guards need them."""
-        auto = {name for name in sites if protection.is_auto(name)}
+        auto = {name for name in blocks if protection.is_auto(name)}
         return {
             name: Claim(
                 conceptor,
@@ -116,7 +116,7 @@ class Remembered:
                 room=protection.room(name) if conceptor.dim > 2 else 0.0,
             )
             for name, conceptor in self.claimed.conceptors.items()
-            if name in sites
+            if name in blocks
         }
 
 
@@ -125,9 +125,9 @@ def size_of(conceptor: Conceptor) -> tuple[int, int]:
     return conceptor.batch_shape[0], conceptor.dim
 
 
-def misfits(claims: Claims, sites: Mapping[str, WeightBlock]) -> dict[str, str]:
+def misfits(claims: Claims, blocks: Mapping[str, WeightBlock]) -> dict[str, str]:
     """Explain which layers have other inputs than their conceptors, by name."""
-    sizes = {n: (size_of(c), sites[n].size) for n, c in claims.conceptors.items() if n in sites}
+    sizes = {n: (size_of(c), blocks[n].size) for n, c in claims.conceptors.items() if n in blocks}
     return {
         name: f"has {now[1]} inputs now and had {before[1]} when tasks were remembered (biases "
         f"count as inputs; groups, or tokens of a vocabulary: {now[0]} and {before[0]})"
@@ -139,7 +139,7 @@ def misfits(claims: Claims, sites: Mapping[str, WeightBlock]) -> dict[str, str]:
 def join(
     claimed: Claims,
     task: Claims,
-    sites: Mapping[str, WeightBlock],
+    blocks: Mapping[str, WeightBlock],
     protection: Protection,
     known: float = 0.0,
 ) -> Claims:
@@ -155,7 +155,7 @@ def join(
             both = claimed.stiffness[name].to(new) * before + new * now
             joined.stiffness[name] = both / (before + now).clamp_min(1e-300)
     for name, conceptor in task.conceptors.items():
-        device = sites[name].parameters[0].device if name in sites else conceptor.device
+        device = blocks[name].parameters[0].device if name in blocks else conceptor.device
         union = conceptor.to(device)
         if name in claimed.conceptors:
             union = join_novel(claimed.conceptors[name].to(device), union, known)
@@ -169,7 +169,7 @@ def join(
 
 def claims_of_task(
     moments: dict[str, InputMoments],
-    sites: Mapping[str, WeightBlock],
+    blocks: Mapping[str, WeightBlock],
     protection: Protection,
     claimed: Mapping[str, Conceptor],
 ) -> Claims:
@@ -178,11 +178,11 @@ def claims_of_task(
     Args:
         claimed: the conceptors of earlier tasks, for hard conceptors with a limited rank.
     """
-    learning = [name for name in moments if not is_bare(sites[name].block)]
+    learning = [name for name in moments if not is_bare(blocks[name].spec)]
     auto = [name for name in learning if protection.is_auto(name)]
     solved = _solved(
         lambda matrices: [torch.linalg.eigvalsh(matrices)],
-        {name: sites[name] for name in auto},
+        {name: blocks[name] for name in auto},
         lambda name: moments[name].correlation(),
         protection,
     )
@@ -196,13 +196,13 @@ def claims_of_task(
         claims.conceptors[name] = conceptor
         if pull and name in learning:  # a fixed parameter needs no pull
             odds = conceptor.odds_trace().clamp_min(1e-300)  # [g], of Q = α² R
-            drift = _weight_of_drift(sites[name], sums)
+            drift = _weight_of_drift(blocks[name], sums)
             claims.stiffness[name] = pull * drift.to(odds) / odds
     return claims
 
 
 def decompose(
-    conceptors: Mapping[str, Conceptor], sites: Mapping[str, WeightBlock], protection: Protection
+    conceptors: Mapping[str, Conceptor], blocks: Mapping[str, WeightBlock], protection: Protection
 ) -> None:
     """Decompose the odds of conceptors, which guards need; on a GPU, equal ones in one call.
 
@@ -211,13 +211,13 @@ def decompose(
     forms = {
         name: conceptor.form
         for name, conceptor in conceptors.items()
-        if name in sites
+        if name in blocks
         and conceptor.dim > 1
         and isinstance(conceptor.form, OddsForm)
         and conceptor.form.exact is None
         and float(torch.linalg.matrix_norm(conceptor.form.matrix).max()) <= _MODERATE
     }
-    chosen = {name: sites[name] for name in forms}
+    chosen = {name: blocks[name] for name in forms}
     solved = _solved(torch.linalg.eigh, chosen, lambda name: forms[name].matrix, protection)
     for name, parts in solved:
         values, vectors = (part.to(forms[name].matrix) for part in parts)
@@ -226,7 +226,7 @@ def decompose(
 
 def _solved(
     solve: Callable[[Tensor], Sequence[Tensor]],
-    sites: Mapping[str, WeightBlock],
+    blocks: Mapping[str, WeightBlock],
     matrix: Callable[[str], Tensor],
     protection: Protection,
 ) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
@@ -235,9 +235,9 @@ def _solved(
     Where float32 is accurate enough, it is used if LAPACK succeeds there.
     """
     groups: dict[tuple[bool, torch.device, int, str | None], list[str]] = {}
-    for name, site in sites.items():
-        device, dim = site.parameters[0].device, site.size[1]
-        is_double = any(p.dtype == torch.float64 for p in site.parameters)
+    for name, block in blocks.items():
+        device, dim = block.parameters[0].device, block.size[1]
+        is_double = any(p.dtype == torch.float64 for p in block.parameters)
         alone = None if device.type == "cuda" and dim <= _BATCHED else name
         is_rough = protection.is_auto(name) and not is_double
         groups.setdefault((is_rough, device, dim, alone), []).append(name)
@@ -293,13 +293,13 @@ def _occupied(sums: InputMoments) -> Conceptor:
     return Conceptor.from_form(SpectrumForm(spectrum, torch.float64))
 
 
-def _weight_of_drift(site: WeightBlock, moments: InputMoments) -> Tensor:
+def _weight_of_drift(block: WeightBlock, moments: InputMoments) -> Tensor:
     """Compute tr R `[g]` over E|W x|², which measures drift relative to the layer's outputs.
 
     A layer with zero outputs, such as a new adapter, counts as having a hundredth of usual weights.
     """
-    weights = {id(p): whole(p.data) for p in site.parameters}
-    matrix = site.matrix(site.parameters, weights)  # [g, out, d]
+    weights = {id(p): whole(p.data) for p in block.parameters}
+    matrix = block.matrix(block.parameters, weights)  # [g, out, d]
     inputs, outputs = moments.energy(), moments.output_energy(matrix)
     out, dim = matrix.shape[1:]
     least = 1e-4 * (out / (3 * dim)) * inputs.sum()

@@ -121,25 +121,26 @@ class Pass:
             effect: what errors prevented, at the end of their first sentence.
             training: observe so many batches of training, and no passes that are not training.
         """
-        sites = scan.sites
+        blocks = scan.blocks
         self.model, self.count, self.effect, self.rested = model, 0, effect, set[str]()
         self.batches: int | None = training
         self._trains, self._handle_strays = training is not None, strays
-        self._moments = {name: _moments(site, sketch) for name, site in sites.items()}
+        self._moments = {name: _moments(block, sketch) for name, block in blocks.items()}
         self._all_rows, self._draws, self._resting = all_rows, Draws(seed), scan.resting
         self._only_reads = WeightReads(model)
-        self._bare = {name: site for name, site in sites.items() if is_bare(site.block)}
+        self._bare = {name: block for name, block in blocks.items() if is_bare(block.spec)}
         self._sources: dict[nn.Module, list[tuple[str, Source]]] = {}  # with names of blocks
         weights: dict[int, str] = {}
-        for name, site in sites.items():
+        for name, block in blocks.items():
             if name not in self._bare:
-                weights |= {id(p): name for p in site.active()}
-                for source in site.sources:
+                weights |= {id(p): name for p in block.active()}
+                for source in block.sources:
                     self._sources.setdefault(source.layer, []).append((name, source))
-        bare = {id(site.parameters[0]): name for name, site in self._bare.items()}
+        bare = {id(block.parameters[0]): name for name, block in self._bare.items()}
         self._uses = WeightUses(weights, bare)
-        others = [*self._bare.values(), *self._resting.values()]
-        self._layers = {model, *self._sources, *(x.layer for site in others for x in site.sources)}
+        uncalled = [*self._bare.values(), *self._resting.values()]
+        owners = {source.layer for block in uncalled for source in block.sources}
+        self._layers = {model, *self._sources, *owners}
         self._within = ExitStack()  # the present call of the model in training
         self._first: dict[nn.Module, int] = {}  # the first batch that reached a layer
         self._reached: set[tuple[nn.Module, str]] = set()  # layers and their blocks with rows
@@ -161,8 +162,8 @@ class Pass:
                 ):
                     hooks.callback(handle.remove)
             # a call uses bare parameters, perhaps in a kernel that cannot be observed
-            uses = {name: [site.sources[0]] for name, site in self._bare.items()}
-            uses |= {name: site.sources for name, site in self._resting.items()}
+            uses = {name: [block.sources[0]] for name, block in self._bare.items()}
+            uses |= {name: block.sources for name, block in self._resting.items()}
             for name, sources in uses.items():
                 for source in sources:
                     handle = source.layer.register_forward_hook(self._hook("_note_use", name))
@@ -247,13 +248,13 @@ class Pass:
         """Add the rows of one call of the class that the rule is for."""
         sources = self._sources[layer]
         rule = sources[0][1].rule
-        names = [block.name for block in rule.blocks(layer)]
+        names = [spec.name for spec in rule.blocks(layer)]
         sample = Sample(partial(self._cap, self._first[layer]), self._draws)
-        for block, rows in rule.rows(layer, call, sample):
-            if block not in names:
-                raise ValueError(f"it gave rows of {block!r}; its blocks are {names}")
-            self._reached.add((layer, block))
-            takers = [(name, source) for name, source in sources if source.block.name == block]
+        for part, rows in rule.rows(layer, call, sample):
+            if part not in names:
+                raise ValueError(f"it gave rows of {part!r}; its blocks are {names}")
+            self._reached.add((layer, part))
+            takers = [(name, source) for name, source in sources if source.spec.name == part]
             for name, _ in takers[:1]:
                 self.note(name, rows[0])
             for name, source in takers:
@@ -292,15 +293,15 @@ class Pass:
         Raises ValueError if rows are not finite, a rule fails, or `strays` refuses.
         """
         self.check_finite()
-        called = [(x, source.block.name) for x in self._first for _, source in self._sources[x]]
-        for layer, block in called:
-            if (layer, block) not in self._reached:
+        called = [(x, source.spec.name) for x in self._first for _, source in self._sources[x]]
+        for layer, part in called:
+            if (layer, part) not in self._reached:
                 raise ValueError(
-                    f"{self._description(layer)} gave no rows of its block {block!r}, which would "
+                    f"{self._description(layer)} gave no rows of its block {part!r}, which would "
                     f"not be protected{self.effect}. Yield them in the rule's `rows`"
                 )
         hidden = {
-            n for n, site in self._bare.items() if is_sharded(site.parameters[0].data)
+            n for n, block in self._bare.items() if is_sharded(block.parameters[0].data)
         }  # FSDP
         for name in self._uses.bare_used | hidden:
             self._moments[name].add_moments(torch.ones(1, 1, 1), 1.0)
@@ -319,10 +320,10 @@ class Pass:
             sums.sums.all_reduce()
         reached = {name: sums for name, sums in moments.items() if sums.sums.weight > 0}
         if not reached:
-            sites = list(moments)
-            listed = ", ".join(sites[:5]) + (", ..." if len(sites) > 5 else "")
+            names = list(moments)
+            listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
             raise ValueError(
-                f"no rows reached any of {len(sites)} shielded layers ({listed}) in {self.count} "
+                f"no rows reached any of {len(names)} shielded layers ({listed}) in {self.count} "
                 f"batches{self.effect}. {advice}, and that some of the layers it uses are neither "
                 f"frozen nor excluded"
             )
@@ -367,13 +368,13 @@ def mask_of(model: nn.Module, batch: Any) -> Tensor | None:
     return mask if is_padding.any() and (is_padding | (mask == 1)).all() else None
 
 
-def _moments(site: WeightBlock, sketch: Callable[[int], int | None]) -> InputMoments:
-    groups, dim = site.size
+def _moments(block: WeightBlock, sketch: Callable[[int], int | None]) -> InputMoments:
+    groups, dim = block.size
     return InputMoments(
         groups,
         dim,
-        len(site.biases),
+        len(block.biases),
         rank=sketch(dim),
-        only_occurrence=site.block.layout == "tokens",
-        device=site.parameters[0].device,
+        only_occurrence=block.spec.layout == "tokens",
+        device=block.parameters[0].device,
     )

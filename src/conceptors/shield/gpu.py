@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from conceptors._internal.cuda_graph import CudaGraph
-from conceptors.shield.block import GuardedBlock
+from conceptors.shield.guarded import GuardedBlock
 from conceptors.shield.projection import ElementWise, Factored, Projection
 
 _SMALL = 2**20  # a weight with fewer numbers does not fill a GPU

@@ -31,9 +31,9 @@ from torch.optim import LBFGS, SGD, Optimizer
 from conceptors._internal.distributed import whole
 from conceptors._internal.precision import exactly, full
 from conceptors.layers.magnitude import Magnitude
-from conceptors.shield.block import GuardedBlock
 from conceptors.shield.blocks import WeightBlock
 from conceptors.shield.gpu import Recorded, units_of
+from conceptors.shield.guarded import GuardedBlock
 from conceptors.shield.projection import Claim, FreeSpace, free_space
 
 _STEADY = 0.5  # the share of the distance that a plain step may pull weights back
@@ -50,7 +50,7 @@ _BEGINNING = 20  # the first steps of a task, which show how large its loss is
 class Protected:
     """The protected parts of a model, and their state at the beginning of the task."""
 
-    sites: Mapping[str, WeightBlock] = field(default_factory=dict)
+    blocks: Mapping[str, WeightBlock] = field(default_factory=dict)
     claims: Mapping[str, Claim] = field(default_factory=dict)
     frozen: Mapping[str, nn.Parameter] = field(default_factory=dict)
     magnitudes: Mapping[str, Magnitude] = field(default_factory=dict)
@@ -62,20 +62,20 @@ class Protected:
         """Return the free space of some parameters of a block, or None if it is everything."""
         if name not in self.claims:
             return None
-        columns = self.sites[name].columns(parameters)
+        columns = self.blocks[name].columns(parameters)
         space = free_space(self.claims[name], columns, parameters[0])
         return space if space.rank else None
 
 
 @exactly()
-def project_weights(sites: Mapping[str, WeightBlock], protected: Protected) -> None:
+def project_weights(blocks: Mapping[str, WeightBlock], protected: Protected) -> None:
     """Project the weights of blocks onto their free space, in place: W ← W F^½."""
-    for name, site in sites.items():
-        free = protected.free(name, site.active())
+    for name, block in blocks.items():
+        free = protected.free(name, block.active())
         if free is not None:
-            block = GuardedBlock(site, site.active(), free, torch.ones(()))
-            block.projection.apply_(block.weights)
-            block.write_weights()
+            guarded = GuardedBlock(block, block.active(), free, torch.ones(()))
+            guarded.projection.apply_(guarded.weights)
+            guarded.write_weights()
 
 
 @dataclass
@@ -119,24 +119,25 @@ def make_plan(
     groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     scales: dict[torch.device, Tensor] = {}
     plan = Plan(key)
-    for site in protected.sites.values():
-        stepped = [p for p in site.active() if id(p) in groups]
-        crossed = any(site.crosses(other) for other in protected.sites.values())
+    for block in protected.blocks.values():
+        stepped = [p for p in block.active() if id(p) in groups]
+        crossed = any(block.crosses(other) for other in protected.blocks.values())
         for p in stepped if protected.increment_decay else ():
             if id(p) in protected.anchors and all(p is not other for other, *_ in plan.decaying):
                 plan.decaying.append((p, protected.anchors[id(p)], groups[id(stepped[0])]))
         # only projections of single parameters commute with those of the other block
         for parameters in [[p] for p in stepped] if crossed else [stepped] if stepped else []:
-            free = protected.free(site.name, parameters)
+            free = protected.free(block.name, parameters)
             if free is not None:
                 device = parameters[0].device
                 scale = scales.setdefault(device, torch.ones((), device=device))
                 used = [groups[id(p)] for p in parameters]
-                block = _guarded(optimizer, used, site, parameters, free, scale, crossed, protected)
-                plan.blocks.append(block)
+                plan.blocks.append(
+                    _guarded(optimizer, used, block, parameters, free, scale, crossed, protected)
+                )
     previous = {(b.name, *map(id, b.parameters)): b.previous for b in copies}
-    for block in plan.blocks:
-        block.previous = previous.get((block.name, *map(id, block.parameters)))
+    for guarded in plan.blocks:
+        guarded.previous = previous.get((guarded.name, *map(id, guarded.parameters)))
     plan.units, plan.scales = units_of(plan.blocks), list(scales.values())
     plan.weights = [b.parameters[0] for b in plan.blocks if b.parameters[0].ndim > 1]
     if protected.claims:
@@ -151,7 +152,7 @@ def make_plan(
 def _guarded(
     optimizer: Optimizer,
     groups: list[dict[str, Any]],
-    site: WeightBlock,
+    block: WeightBlock,
     parameters: list[nn.Parameter],
     free: FreeSpace,
     scale: Tensor,
@@ -165,7 +166,7 @@ def _guarded(
     # G F of parameters with separate rates is no step in the free space
     whole = all(group is groups[0] for group in groups)
     if protected.increment_decay:  # nor is the decay of some of its parameters
-        whole &= len(parameters) == sum(id(p) not in site.passive for p in site.parameters)
+        whole &= len(parameters) == sum(id(p) not in block.passive for p in block.parameters)
     plain = type(optimizer) is SGD and not groups[0]["weight_decay"] and not groups[0]["momentum"]
     exact = all(p.dtype in (torch.float32, torch.float64) for p in parameters)
     searches = type(optimizer) is LBFGS
@@ -174,7 +175,7 @@ def _guarded(
     if free.stiffness is not None and all(id(p) in protected.anchors for p in parameters):
         anchors = [protected.anchors[id(p)].to(p.device, p.dtype) for p in parameters]
     return GuardedBlock(
-        site,
+        block,
         parameters,
         free,
         scale,

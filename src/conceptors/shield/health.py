@@ -135,11 +135,11 @@ class Health:
 
     @exactly()
     def accept(
-        self, sites: Mapping[str, WeightBlock], claimed: Mapping[str, Conceptor], model: nn.Module
+        self, blocks: Mapping[str, WeightBlock], claimed: Mapping[str, Conceptor], model: nn.Module
     ) -> None:
         """Accept the current weights and buffers as those that the remembered tasks need."""
-        _warn("loaded", _changed(self._loaded, excerpts(sites, self._loaded)))
-        self._prints = fingerprints(sites, claimed, self._seed)
+        _warn("loaded", _changed(self._loaded, excerpts(blocks, self._loaded)))
+        self._prints = fingerprints(blocks, claimed, self._seed)
         self._buffers = self._watched_buffers(model) if claimed else {}
         self.has_accepted, self._loaded, self._foreign = True, {}, {}
         self._reported["weights"].clear()
@@ -154,7 +154,7 @@ class Health:
     @exactly()
     def look(
         self,
-        sites: Mapping[str, WeightBlock],
+        blocks: Mapping[str, WeightBlock],
         model: nn.Module,
         moved: Mapping[str, float],
         stepped: Collection[str],
@@ -170,12 +170,12 @@ class Health:
         if before_step:
             self._foreign |= since
         far = {}
-        for name in [name for name in sites if name in self._prints]:
-            site, before = sites[name], self._prints[name]
-            coarsest = max(torch.finfo(x.dtype).eps for x in [*site.parameters, before.value])
+        for name in [name for name in blocks if name in self._prints]:
+            block, before = blocks[name], self._prints[name]
+            coarsest = max(torch.finfo(x.dtype).eps for x in [*block.parameters, before.value])
             drift, tolerance = since.get(name, 0.0), _SOFT
             if self._hard or name not in stepped:
-                drift, tolerance = before.drift(site), min(_HARD, _ROUNDING * coarsest)
+                drift, tolerance = before.drift(block), min(_HARD, _ROUNDING * coarsest)
             if drift > max(tolerance, 8 * coarsest):
                 size = f"{drift:.0%}" if drift >= 0.005 else f"{drift:.0e}"
                 far[name] = f"by {size}" if math.isfinite(drift) else "of another shape"
@@ -208,16 +208,16 @@ class Health:
     # --- layers -------------------------------------------------------------------------------
 
     def remembered(
-        self, sites: Mapping[str, WeightBlock], reached: Collection[str], trained: set[int]
+        self, blocks: Mapping[str, WeightBlock], reached: Collection[str], trained: set[int]
     ) -> None:
         """Warn about layers that were trained, but not reached by the samples of a task.
 
         Weights that are shared with a layer that was reached do not count. `trained` are ids of
         parameters that had gradients.
         """
-        shared = {id(p) for name in reached if name in sites for p in sites[name].parameters}
+        shared = {id(p) for name in reached if name in blocks for p in blocks[name].parameters}
         alone = trained - shared
-        used = [n for n, site in sites.items() if any(id(p) in alone for p in site.active())]
+        used = [n for n, block in blocks.items() if any(id(p) in alone for p in block.active())]
         _warn("missed", self._new("missed", [name for name in used if name not in reached]))
 
     def wake(self, learning: Iterable[str]) -> None:
@@ -262,8 +262,8 @@ class Health:
         if not stepped:
             return
         self._strangers.add(optimizer)
-        sites, frozen = guards.protected.sites, guards.protected.frozen
-        protected = [(n, p) for n in guards.protected.claims for p in sites[n].active()]
+        blocks, frozen = guards.protected.blocks, guards.protected.frozen
+        protected = [(n, p) for n in guards.protected.claims for p in blocks[n].active()]
         names = {n: None for n, p in [*protected, *frozen.items()] if id(p) in stepped}
         _warn("stranger", list(names), optimizer=type(optimizer).__name__)
 
@@ -275,9 +275,9 @@ class Fingerprint(NamedTuple):
     rows: slice
     value: Tensor
 
-    def drift(self, site: WeightBlock) -> float:
+    def drift(self, block: WeightBlock) -> float:
         """Compute |ΔW Z| / |W Z|, also after rows were added; inf for other shapes."""
-        matrix = full(site.matrix(site.parameters))
+        matrix = full(block.matrix(block.parameters))
         rows, inputs, before = matrix[:, self.rows], self.inputs.to(matrix), self.value.to(matrix)
         if matrix.shape[::2] != inputs.shape[:2] or rows.shape[1] != before.shape[1]:
             return float("inf")
@@ -287,13 +287,13 @@ class Fingerprint(NamedTuple):
 
 
 def fingerprints(
-    sites: Mapping[str, WeightBlock], claimed: Mapping[str, Conceptor], seed: int
+    blocks: Mapping[str, WeightBlock], claimed: Mapping[str, Conceptor], seed: int
 ) -> dict[str, Fingerprint]:
     """Compute the fingerprints of all blocks with claims that this process can read."""
     prints = {}
-    for name, site in sites.items():
-        if name in claimed and is_readable(site, rows=True):
-            matrix = full(site.matrix(site.parameters))
+    for name, block in blocks.items():
+        if name in claimed and is_readable(block, rows=True):
+            matrix = full(block.matrix(block.parameters))
             groups, out, _ = matrix.shape
             step = math.ceil(out / max(4, min(_ROWS, _NUMBERS // groups))) or 1
             rows, inputs = slice(0, out, step), _like_remembered(claimed[name], seed).to(matrix)
@@ -313,10 +313,10 @@ def _like_remembered(claimed: Conceptor, seed: int) -> Tensor:
     return other * noise + vectors @ ((sizes - other).unsqueeze(-1) * (vectors.mT @ noise))
 
 
-def is_readable(site: WeightBlock, rows: bool = False) -> bool:
+def is_readable(block: WeightBlock, rows: bool = False) -> bool:
     """Whether this process has a whole block, or with `rows` at least whole rows of it."""
-    may_split = rows and site.block.rows_first
-    return not any(p.is_meta or (is_sharded(p.data) and not may_split) for p in site.parameters)
+    may_split = rows and block.spec.rows_first
+    return not any(p.is_meta or (is_sharded(p.data) and not may_split) for p in block.parameters)
 
 
 def excerpt(tensor: Tensor) -> Tensor:
@@ -324,10 +324,10 @@ def excerpt(tensor: Tensor) -> Tensor:
     return tensor.detach().flatten()[:_EXCERPT].nan_to_num().to("cpu", copy=True)
 
 
-def excerpts(sites: Mapping[str, WeightBlock], names: Collection[str]) -> dict[str, Tensor]:
+def excerpts(blocks: Mapping[str, WeightBlock], names: Collection[str]) -> dict[str, Tensor]:
     """Copy the first numbers of the weights of blocks that this process can read."""
-    readable = {name: site for name, site in sites.items() if name in names and is_readable(site)}
-    return {name: excerpt(site.parameters[0]) for name, site in readable.items()}
+    readable = [name for name in names if name in blocks and is_readable(blocks[name])]
+    return {name: excerpt(blocks[name].parameters[0]) for name in readable}
 
 
 def _changed(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> list[str]:

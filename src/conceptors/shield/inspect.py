@@ -82,15 +82,15 @@ def explain(
     gradients is applied.
     """
     rows = []
-    for name, site in scan.sites.items():
+    for name, block in scan.blocks.items():
         rank, quota, done = 0, 0.0, "no protected directions"
         if name in claims:
             values = claims[name].conceptor.singular_values
             rank, quota = claims[name].count_protected(values, _ROUNDING), float(values.mean())
         if rank:
             done = ", ".join(steps.get(name, ())) or "no guarded optimizer steps it"
-            done = "fixed: all of it is protected" if is_bare(site.block) else done
-        rows.append(LayerRow(name, done, rank, site.size[1], quota, passing.get(name)))
+            done = "fixed: all of it is protected" if is_bare(block.spec) else done
+        rows.append(LayerRow(name, done, rank, block.size[1], quota, passing.get(name)))
     follows = "follows its direction to preserve its scale"
     rows += [LayerRow(name, follows, 0, 0, 1.0, None) for name in scan.magnitudes]
     rows += [LayerRow(n, "fixed after the first task", 0, 0, 1.0, None) for n in scan.frozen]

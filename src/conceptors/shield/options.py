@@ -109,12 +109,12 @@ def check_patterns(value: Any, name: str) -> list[str]:
 
 
 def check_names(
-    model: nn.Module, sites: Iterable[str], patterns_by_option: Mapping[str, Iterable[str]]
+    model: nn.Module, blocks: Iterable[str], patterns_by_option: Mapping[str, Iterable[str]]
 ) -> None:
     """Check that each pattern matches a name, because a misspelt pattern has no effect."""
     modules = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
     tensors = [n for part in (model.named_parameters(), model.named_buffers()) for n, _ in part]
-    names = [*modules, *tensors, *sites]
+    names = [*modules, *tensors, *blocks]
     below = [f"{name}.*" for name in modules]  # empty containers too
     for label, patterns in patterns_by_option.items():
         for pattern in patterns:

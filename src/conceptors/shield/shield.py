@@ -135,7 +135,7 @@ class Shield:
             self._scan = self._rescan()
             layers = self.aperture if isinstance(self.aperture, Mapping) else ()
             patterns = {"exclude": self.exclude, "freeze": self.freeze, "aperture": layers}
-            options.check_names(self.model, self._scan.sites, patterns)
+            options.check_names(self.model, self._scan.blocks, patterns)
             self._adopt(self._remembered, self._copied(pulls=False))
         except BaseException:
             health.release_model(self.model)
@@ -238,16 +238,16 @@ class Shield:
         """
         with self._health.alone():
             self.refresh()
-            sites, claimed = self._scan.sites, self._remembered.claimed.conceptors
-            downs = [name for name in sites if ".lora_A." in name and name in claimed]
-            ups = [name for name in sites if ".lora_B." in name]
-            if not downs or any(sites[n].matrix(sites[n].parameters).any() for n in ups):
+            blocks, claimed = self._scan.blocks, self._remembered.claimed.conceptors
+            downs = [name for name in blocks if ".lora_A." in name and name in claimed]
+            ups = [name for name in blocks if ".lora_B." in name]
+            if not downs or any(blocks[n].matrix(blocks[n].parameters).any() for n in ups):
                 raise ValueError(
                     "free_adapters needs new LoRA adapters, with B = 0, whose inputs are "
                     "remembered. Call get_peft_model, create the shield, then call "
                     "shield.remember(sample) and shield.free_adapters() before training"
                 )
-            project_weights({name: sites[name] for name in downs}, self._protected())
+            project_weights({name: blocks[name] for name in downs}, self._protected())
             self._adopt(self._remembered.without(ups), self._copied(pulls=True))
             self._accept()
         return self
@@ -269,7 +269,7 @@ class Shield:
             )
         with self._health.alone():
             self._look()
-            remembered = self._remembered.without_task(index, self._scan.sites, self._protection)
+            remembered = self._remembered.without_task(index, self._scan.blocks, self._protection)
             self._adopt(remembered, self._anchors)
             self._accept()
         return self
@@ -282,10 +282,10 @@ class Shield:
             )
         with self._health.alone():
             before, scan = self._scan, self._rescan()
-            self._health.wake(scan.sites)
+            self._health.wake(scan.blocks)
             is_same = scan.identity == before.identity
             if not is_same:
-                self._remembered.check_sizes(scan.sites)
+                self._remembered.check_sizes(scan.blocks)
             self._scan = scan
             self._anchors = self._copied(self.n_tasks > 0, self._anchors)
             health.follow_tasks(self.model, self.n_tasks, self.batchnorm == "freeze")
@@ -313,7 +313,7 @@ class Shield:
 
     def quota(self) -> dict[str, float]:
         """Return the protected share of each layer's input space, from 0 to 1."""
-        return {name: self._remembered.quota(name) for name in self._scan.sites}
+        return {name: self._remembered.quota(name) for name in self._scan.blocks}
 
     def explain(self) -> Explanation:
         """Return one `LayerRow` per layer that says how it is protected; print it as a table.
@@ -460,7 +460,7 @@ class Shield:
     # --- inside ---------------------------------------------------------------------------
 
     def _explain(self, passing: Mapping[str, float]) -> Explanation:
-        claims = self._remembered.claims(self._scan.sites, self._protection)
+        claims = self._remembered.claims(self._scan.blocks, self._protection)
         return inspect.explain(self._scan, claims, self._guards.ways(), passing)
 
     def _compare(
@@ -503,17 +503,17 @@ class Shield:
     def _claims_from(self, moments: dict[str, InputMoments], who: str) -> Claims:
         """Compute the claims of moments, and empty `moments`."""
         _reshard(self.model)
-        sites = self._scan.sites
+        blocks = self._scan.blocks
         moments = {
             name: sums
             for name, sums in moments.items()
-            if name in sites and (sums.groups, sums.dim) == sites[name].size
+            if name in blocks and (sums.groups, sums.dim) == blocks[name].size
         }
         if self.hard and self.rank is None:
             health.warn_of_dropped({name: sums.dropped for name, sums in moments.items()})
         is_hard = self.hard and who not in ("strides", "forecast")
         protection = replace(self._protection, hard=is_hard)
-        return claims_of_task(moments, sites, protection, self.conceptors())
+        return claims_of_task(moments, blocks, protection, self.conceptors())
 
     def _consolidate(self, run: Pass) -> None:
         """Remember what training passes have used."""
@@ -532,11 +532,11 @@ class Shield:
         """Remember a task that used frozen layers, too."""
         self._look()
         remembered = self._remembered.with_task(
-            task, self._scan.sites, self._protection, self.keep_tasks, known
+            task, self._scan.blocks, self._protection, self.keep_tasks, known
         )
         self._adopt(remembered, self._copied(pulls=True))
         self._health.resting |= rested
-        self._health.remembered(self._scan.sites, task.conceptors, self._guards.trained)
+        self._health.remembered(self._scan.blocks, task.conceptors, self._guards.trained)
         self._accept()
 
     def _restart_streams(self) -> None:
@@ -554,7 +554,7 @@ class Shield:
     def _rescan(self) -> Scan:
         _reshard(self.model)
         scan = survey(self.model, self.exclude, [*self.freeze, *self._stray], self.unsupported)
-        for name in scan.sites:
+        for name in scan.blocks:
             self._protection.aperture(name)  # raises ValueError if no pattern matches
         return scan
 
@@ -562,23 +562,23 @@ class Shield:
         """Copy the weights to which a decay, or with `pulls` a pull, leads; add to `copies`."""
         names = {id(p): name for name, p in self.model.named_parameters()}
         copied = dict(copies or {})
-        for layer, site in self._scan.sites.items():
+        for layer, block in self._scan.blocks.items():
             if self.increment_decay or (pulls and self._protection.pull(layer)):
-                for name, value in ((names[id(p)], p.data) for p in site.parameters):
+                for name, value in ((names[id(p)], p.data) for p in block.parameters):
                     if name not in copied or copied[name].shape != value.shape:
                         where = value.device if is_sharded(value) else "cpu"
                         copied[name] = value.to(where, copy=True)
         return copied
 
     def _protected(self) -> Protected:
-        decompose(self._remembered.claimed.conceptors, self._scan.sites, self._protection)
+        decompose(self._remembered.claimed.conceptors, self._scan.blocks, self._protection)
         named = {n: p for n, p in self.model.named_parameters() if n in self._anchors}
         anchors = {id(p): self._anchors[name] for name, p in named.items()}
         if self.increment_decay:  # every step needs them
             anchors = {id(p): anchors[id(p)].to(p.device, p.dtype) for p in named.values()}
         return Protected(
-            sites=self._scan.sites,
-            claims=self._remembered.claims(self._scan.sites, self._protection),
+            blocks=self._scan.blocks,
+            claims=self._remembered.claims(self._scan.blocks, self._protection),
             frozen=self._scan.frozen if self.n_tasks else {},
             magnitudes=self._scan.magnitudes if self.n_tasks else {},
             anchors=anchors,
@@ -603,7 +603,7 @@ class Shield:
 
     def _accept(self) -> None:
         """Accept the current weights and buffers as those that the remembered tasks need."""
-        self._health.accept(self._scan.sites, self.conceptors(), self.model)
+        self._health.accept(self._scan.blocks, self.conceptors(), self.model)
         self._guards.stepped.clear()
         self._guards.trained.clear()
         self._health.fill({name: self.quota()[name] for name in self._large()})
@@ -611,7 +611,7 @@ class Shield:
     def _look(self, replaced: Iterable[str] = (), before_step: bool = False) -> None:
         """Warn about weights and buffers that something else than guarded steps has changed."""
         moved, stepped = self._guards.moved(), self._guards.stepped.difference(replaced)
-        self._health.look(self._scan.sites, self.model, moved, stepped, before_step)
+        self._health.look(self._scan.blocks, self.model, moved, stepped, before_step)
 
     def _look_again(self) -> None:
         """Scan the model again before some of the steps of an optimizer."""
@@ -624,7 +624,7 @@ class Shield:
     def _large(self) -> dict[str, bool]:
         """Return whether layers have automatic apertures; none of norms, which are soon full."""
         claimed = self._remembered.claimed.conceptors
-        large = [name for name in self._scan.sites if name in claimed and claimed[name].dim > 2]
+        large = [name for name in self._scan.blocks if name in claimed and claimed[name].dim > 2]
         return {name: self._protection.is_auto(name) for name in large}
 
 

@@ -39,7 +39,7 @@ def pack(
     """
     claimed = remembered.claimed.conceptors
     tensors = {f"anchors/{n}/value": whole(w).to("cpu", copy=True) for n, w in anchors.items()}
-    tensors |= {f"weights/{n}/value": x for n, x in excerpts(scan.sites, claimed).items()}
+    tensors |= {f"weights/{n}/value": x for n, x in excerpts(scan.blocks, claimed).items()}
     for kind, claims in zip(_kinds(len(remembered.tasks)), [remembered.claimed, *remembered.tasks]):
         for name, conceptor in claims.conceptors.items():
             if isinstance(conceptor.form, OddsForm):
@@ -57,8 +57,8 @@ def pack(
         "n_tasks": remembered.n_tasks,
         "kept_tasks": len(remembered.tasks),
         "sizes": list(remembered.sizes),
-        "layers": list(scan.sites),
-        "unclaimed": [name for name in scan.sites if name not in claimed],
+        "layers": list(scan.blocks),
+        "unclaimed": [name for name in scan.blocks if name not in claimed],
         "resting": sorted(resting),
         "tensors": tensors,
     }
@@ -90,16 +90,16 @@ def read(
             for name, parts in groups["anchors"].items()
         }
         weights = {name: parts["value"] for name, parts in groups["weights"].items()}
-    sites = scan.sites | {n: s for n, s in scan.resting.items() if n in conceptors}
-    wrong = {name: "is not in the model" for name in conceptors if name not in sites}
-    wrong |= misfits(remembered.claimed, sites)
+    blocks = scan.blocks | {n: s for n, s in scan.resting.items() if n in conceptors}
+    wrong = {name: "is not in the model" for name in conceptors if name not in blocks}
+    wrong |= misfits(remembered.claimed, blocks)
     if wrong and (strict or len(wrong) == len(conceptors)):
         listed = "\n".join(f"  {name} {why}" for name, why in wrong.items())
         raise ValueError(
             f"the state does not fit this model; nothing was loaded. Layers of the state:\n{listed}"
             f"\nCreate the model as it was, or pass strict=False to load the layers that fit"
         )
-    where = {n: sites[n].parameters[0].device for n in conceptors if n not in wrong}
+    where = {n: blocks[n].parameters[0].device for n in conceptors if n not in wrong}
     claimed, *tasks = (
         claims.without(wrong).mapped(lambda name, conceptor: conceptor.to(where[name]))
         for claims in (remembered.claimed, *remembered.tasks)

@@ -39,7 +39,7 @@ class GuardedBlock:
 
     def __init__(
         self,
-        site: WeightBlock,
+        block: WeightBlock,
         parameters: list[nn.Parameter],
         free: FreeSpace,
         scale: Tensor,
@@ -49,13 +49,13 @@ class GuardedBlock:
         crossed: bool = False,
         anchors: Sequence[Tensor] = (),
     ) -> None:
-        self.name, self.site, self.parameters = site.name, site, parameters
+        self.name, self.block, self.parameters = block.name, block, parameters
         self.once, self.corrects, self.crossed, self.scale = once, corrects, crossed, scale
         self.hard = free.hard
         self.device, dtype = parameters[0].device, parameters[0].dtype
         self.is_sharded = any(is_sharded(p.data) for p in parameters)
-        self.is_gathered = self.is_sharded and not site.block.rows_first
-        self._views = [site.view_of(p) for p in parameters]
+        self.is_gathered = self.is_sharded and not block.spec.rows_first
+        self._views = [block.view_of(p) for p in parameters]
         is_soft = float(free.values.max()) < _SOFT.get(self.device.type, 0.0)
         size = sum(p.numel() for p in parameters) * free.rank
         self.rough = corrects and size > _LARGE and (is_soft or free.stiffness is not None)
@@ -67,7 +67,7 @@ class GuardedBlock:
         self.previous: list[Tensor] | None = None
         self._gather()
         if self.projection.pulls and anchors:
-            before = [site.plain(anchor) for anchor in anchors]
+            before = [block.plain(anchor) for anchor in anchors]
             self.origin = self.projection.coordinates(self.views(before)).clone()
 
     @property
@@ -147,7 +147,7 @@ class GuardedBlock:
         return self._weights
 
     def _gather(self) -> None:
-        self._plain = [self.site.plain(p.data) for p in self.parameters]
+        self._plain = [self.block.plain(p.data) for p in self.parameters]
         self._weights = self.views(self._plain)
 
     def write_weights(self) -> None:
@@ -175,11 +175,11 @@ class GuardedBlock:
     def _gradient(self, parameter: nn.Parameter) -> Tensor:
         gradient: Any = parameter.grad
         if gradient is None:
-            return torch.zeros_like(self.site.plain(parameter.data))
+            return torch.zeros_like(self.block.plain(parameter.data))
         if gradient.layout == torch.sparse_coo:
             return gradient.to_dense()  # type: ignore[no-any-return]
         if self.is_sharded:
-            return self.site.plain(gradient)
+            return self.block.plain(gradient)
         if gradient.stride() != parameter.stride():
             return torch.empty_like(parameter.data).copy_(gradient)  # whose views share memory
         return gradient  # type: ignore[no-any-return]
