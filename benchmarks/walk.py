@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     shield = Shield(model)
     optimizer = shield.guard(torch.optim.AdamW(model.parameters()))
     shield.remember(x)
-    for _ in range(5):
+    for _ in range(40):  # the first 20 measure how large the loss is
         optimizer.zero_grad()
         model(x.flip(1)).square().mean().backward()
         optimizer.step()

@@ -103,9 +103,6 @@ class Plan:
     magnitudes: Mapping[str, Magnitude] = field(default_factory=dict)
     decaying: list[tuple[nn.Parameter, Tensor, dict[str, Any]]] = field(default_factory=list)
 
-    def __bool__(self) -> bool:
-        return any(map(bool, (self.blocks, self.still, self.magnitudes, self.decaying)))
-
     def versions(self) -> list[int]:
         """Return the version counters of all weights, a hint that other code has changed them."""
         parameters = [p for block in self.blocks for p in block.parameters]
@@ -273,8 +270,7 @@ class Guard:
         if is_due or self.plan.key != (self._guards.version, _key(optimizer)):
             self._guards.look_again()  # layers may have been added, removed, or frozen
             self.prepare()
-        if self.plan:
-            self._begin(optimizer)
+        self._begin(optimizer)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:  # else gradients are those of the previous step
             self._project(optimizer, is_due)
@@ -343,7 +339,7 @@ class Guard:
             self._guards.note_trained(self.parameters())
         is_early = bool(early) and all(a is b for (a, _), (b, _) in zip(early, self._gradients()))
         # other code may have changed them since, and hard ones may be projected any number of times
-        if not plan or (is_early and not all(block.hard for block in plan.blocks)):
+        if is_early and not all(block.hard for block in plan.blocks):
             return
         if plan.scales:
             self._scale_pull(getattr(optimizer, "grad_scale", None))
