@@ -275,8 +275,7 @@ class Pass:
 
     def note(self, name: str, values: Tensor) -> None:
         """Note rows for `check_finite`, which waits for the device."""
-        dtype = torch.float32 if values.device.type == "mps" else torch.float64
-        self._noted.append((name, self.count - 1, values.sum(dtype=dtype)))
+        self._noted.append((name, self.count - 1, values.sum(dtype=torch.float64)))
 
     def check_finite(self) -> None:
         """Raise ValueError with the layer and the batch if noted rows are not finite."""
