@@ -68,10 +68,7 @@ def test_run_and_report(tmp_path: Path, capsys: Capture, monkeypatch: pytest.Mon
     said = capsys.readouterr()
     assert re.search(r"^sgd +\d+\.\d\d ± \d+\.\d\d +2 ", said.out, re.MULTILINE)
     assert f"conceptors report '{folder}'" in said.out
-    assert "These are default settings. Other settings: --preset paper or best" in said.out
-    assert re.search(
-        r"^ewc, seed 6, task 1 of 5: .* on this task, about \d+ s left$", said.err, re.M
-    )
+    assert re.search(r"^ewc, seed 6, task 1 of 5: .* on this task$", said.err, re.M)
     assert "step " not in said.err  # only on a terminal, or after a long silence
     results = read(folder)
     assert results["command"].startswith("conceptors run disjoint-mnist --device cpu")
@@ -123,7 +120,7 @@ def test_explore(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatc
         (["run", "disjont-mnist", "--method", "sgd"], "did you mean 'disjoint-mnist'"),
         ([*RUN, "--method", "cba"], "load your own with --import FILE.py"),
         ([*RUN, "--method", "sgd", "--set", "rate"], "--set takes NAME=VALUE"),
-        (["tune", *RUN[1:], "--method", "sgd", "--vary", "rate=1-9"], "write a range as NAME=LOW"),
+        ([*TUNE, "--vary", "rate=1-9", "--trials", "1"], "rate='1-9' is not of type float"),
         ([*RUN, "--method", "sgd", "--set", "cab.aperture=3"], "not among the methods of this run"),
         ([*RUN, "--method", "sgd", "--tasks", "3"], "cannot be shared evenly by 3"),
         ([*RUN, "--method", "sgd", "--device", "gpu"], "did you mean 'cuda'?"),
@@ -146,7 +143,7 @@ def test_bad_requests(words: list[str], message: str, tmp_path: Path, capsys: Ca
 
 def test_missing_extras(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("conceptors.experiments.tune.find_spec", lambda name: None)
-    monkeypatch.setattr("conceptors.experiments.engines.ray.find_spec", lambda name: None)
+    monkeypatch.setattr("conceptors.experiments.engines.find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "altair", None)
     words = [*RUN[1:], "--method", "sgd", "--out", str(tmp_path)]
     for command, extra in (

@@ -66,7 +66,6 @@ def test_the_ewc_penalty_is_the_sum_over_tasks() -> None:
     gradients = torch.autograd.grad(penalised.mean(), list(ewc.model.parameters()))
     expected = 7.0 * sum(f * (weights - mean) for f, mean in zip(fishers, means))
     torch.testing.assert_close(torch.cat([g.flatten() for g in gradients]), expected)
-    assert ewc.stored_numbers() == 2 * len(weights)
 
 
 @pytest.mark.usefixtures("double")
@@ -85,7 +84,6 @@ def test_imm_merges_all_tasks_and_pulls_towards_the_last(mode: str) -> None:
     with imm.weights_for_test():
         torch.testing.assert_close(weights_of(imm.model), expected, rtol=1e-9, atol=1e-12)
     assert torch.equal(weights_of(imm.model), means[-1])  # training goes on from there
-    assert imm.stored_numbers() == (2 if mode == "mode" else 1) * len(means[0])
     nn.utils.vector_to_parameters(means[-1] + 1, imm.model.parameters())
     losses = imm.loss(torch.zeros(4, 4), torch.arange(4), 1)
     for gradient in torch.autograd.grad(losses.mean(), list(imm.model.parameters())):

@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch import nn
 
+from conceptors.experiments.events import Event
 from conceptors.experiments.methods import METHODS, Settings, parse_settings
-from conceptors.experiments.methods.lesson import RunningMean, varied
+from conceptors.experiments.methods.training import RunningMean, varied
 from conceptors.experiments.networks import MLP, build_network
 from conceptors.experiments.presets import preset, presets
 from conceptors.experiments.scenarios import build
-from experiments.learners import learner, narrow
+from experiments.learners import learner, narrow, taught
 from experiments.tasks import blobs
 from helpers import normal
 
@@ -114,10 +115,14 @@ def test_a_step_is_gradient_descent_on_the_mean_loss() -> None:
 def test_a_task_ends_above_its_threshold() -> None:
     settings: dict[str, Any] = {"steps": 40, "check_every": 2, "rate": 0.01}
     early = learner("sgd", **settings, stop_above=99.9, stop_above_later=1.0)
-    assert [early.learn(number)["step"][-1] for number in range(2)] == [40, 2]
-    hot = learner("sgd", rate=1e30, steps=1000, check_every=2)
-    history = hot.learn(0)
-    assert (hot.diverged, len(history["step"]) < 10) == ("task 1 of 2", True)
+    events: list[Event] = []
+    early.progress = events.append
+    taught(early)
+    assert [event.text[:10] for event in events[-2:]] == ["step 40 of", "step 2 of "]
+    hot, events = learner("sgd", rate=1e30, steps=1000, check_every=2), []
+    hot.progress = events.append
+    hot.learn(0)
+    assert (hot.diverged, len(events) < 10) == ("task 1 of 2", True)
 
 
 @pytest.mark.parametrize("keep", [0.5, 0.9])

@@ -94,8 +94,6 @@ def test_gpm_and_sgp_project_by_the_formulas(method: str) -> None:
                 gpm.projected(gradient, layer), gradient - gradient @ claimed
             )
     assert 0 < memories[0].basis.shape[1] < 7  # some directions are free
-    sizes = [m.basis.size + (m.basis.shape[1] if method == "sgp" else 0) for m in memories]
-    assert gpm.extras["stored_numbers"] == sum(sizes)
 
 
 @pytest.mark.parametrize("trust", [0.5, 0.2])
@@ -124,9 +122,6 @@ def test_trgp_lets_a_task_remix_the_directions_of_tasks_it_trusts(trust: float) 
                 chosen.append(order[len(chosen)])
             spaces.append(M[:, chosen])
     assert [len(remixes) > 0 for remixes in trgp.remixes] == [False, True, True, True]
-    mixes = [remix.mix for remixes in trgp.remixes for remix in remixes]
-    stored = sum(tensor.numel() for tensor in [*trgp.bases.values(), *mixes])
-    assert trgp.extras["stored_numbers"] == stored
 
 
 def conceptor(X: Tensor, aperture: float, kept: float) -> Tensor:

@@ -14,7 +14,7 @@ from conceptors.cli.progress import ProgressLine
 from conceptors.experiments.engines import Engine, Local, Ray
 from conceptors.experiments.experiment import Experiment
 from conceptors.experiments.methods import METHODS, explain_settings, import_methods
-from conceptors.experiments.presets import presets, presets_of
+from conceptors.experiments.presets import presets
 from conceptors.experiments.results import Results
 from conceptors.experiments.runner import UnfinishedError, run
 from conceptors.experiments.scenarios import SCENARIOS
@@ -53,8 +53,6 @@ def _run(options: argparse.Namespace) -> int:
         print(_table(results))
         print(f"\nresults: {folder / 'results.json'}")
         print(f"page:    conceptors report {shlex.quote(str(folder))}")
-        if experiment.preset is None and (names := presets_of(experiment.scenario)):
-            print(f"These are default settings. Other settings: --preset {' or '.join(names)}")
     for name, traceback in failures.items():
         print(f"failed, run the command again to retry: {name}\n{traceback}", file=sys.stderr)
     if diverged:
@@ -69,9 +67,6 @@ def _run(options: argparse.Namespace) -> int:
 def _tune(options: argparse.Namespace) -> int:
     from conceptors.experiments.tune import tune
 
-    for text in options.vary:
-        if "=" in text and not set(":,") & set(text):
-            raise ValueError(f"--vary {text}: write a range as NAME=LOW:HIGH, or NAME=a,b,c")
     line = ProgressLine(options.quiet)
     best = tune(
         _experiment(options),

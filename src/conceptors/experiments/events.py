@@ -21,7 +21,6 @@ class Event:
     seed: int = 0
     task: int = 0
     tasks: int = 0
-    share: float = 0.0  # of the command's tasks or trials that are done
 
     def __str__(self) -> str:
         if self.kind == "trial":

@@ -35,16 +35,6 @@ def presets(name: str) -> dict[str, Preset]:
     return {key: Preset(**entry) for key, entry in json.loads(text).items()}
 
 
-def presets_of(scenario: str) -> list[str]:
-    """Names of presets for a scenario.
-
-    >>> presets_of("permuted-mnist"), presets_of("disjoint-fashion"), presets_of("clinc150")
-    (['paper', 'best'], ['best'], [])
-    """
-    names = ("paper", "best")
-    return [n for n in names if any(e.scenario == scenario for e in presets(n).values())]
-
-
 def preset(
     name: str | None, scenario: str, options: dict[str, Any] | None = None, hidden: Any = None
 ) -> Preset:

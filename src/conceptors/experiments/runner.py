@@ -7,6 +7,8 @@ Other processes and machines only compute; this process alone writes.
 from __future__ import annotations
 
 import json
+import os
+import platform
 import sys
 import time
 from collections.abc import Iterator
@@ -17,10 +19,10 @@ from typing import Any
 
 import torch
 
-from conceptors.experiments.engines import Engine, Local
+from conceptors import __version__
+from conceptors.experiments.engines import Engine, Local, find_device
 from conceptors.experiments.events import Event, Progress, quiet
 from conceptors.experiments.experiment import Experiment
-from conceptors.experiments.machine import environment, find_device
 from conceptors.experiments.methods import METHODS, Learner, parse_settings
 from conceptors.experiments.results import Results, measures
 from conceptors.experiments.scenarios import build
@@ -68,7 +70,7 @@ def run(
         pairs = [(method, seed) for method in experiment.methods for seed in experiment.seeds]
         pieces = [Piece(experiment, *pair) for pair in pairs if pair not in done]
         failures: dict[str, str] = {}
-        for outcome in engine.work(pieces, counted(progress, len(pieces))):
+        for outcome in engine.work(pieces, progress):
             if outcome.failure:
                 failures[str(pieces[outcome.number])] = outcome.failure
                 continue
@@ -80,18 +82,6 @@ def run(
     if failures or diverged:
         raise UnfinishedError(failures, results, diverged)
     return results
-
-
-def counted(progress: Progress, seeds: int) -> Progress:
-    """Add the share of all seeds' tasks that are done to every event."""
-    done = 0
-
-    def report(event: Event) -> None:
-        nonlocal done
-        done += event.kind == "task"
-        progress(replace(event, share=done / (seeds * event.tasks)))
-
-    return report
 
 
 def placed(experiment: Experiment, engine: Engine) -> Experiment:
@@ -128,9 +118,9 @@ class Piece:
         names, sizes = [task.name for task in tasks], [len(task.test) for task in tasks]
         entry: dict[str, Any] = {"method": self.method, "seed": self.seed}
         config = {"config": self.experiment.config(self.method)}
-        accuracy, history = [], []
+        accuracy: list[list[float]] = []
         for number in range(len(tasks)):
-            history.append(learner.learn(number))
+            learner.learn(number)
             if learner.diverged:
                 entry["reason"] = f"diverged in {learner.diverged}"
                 return entry | config, names, machine
@@ -143,8 +133,21 @@ class Piece:
             progress(Event("task", text, self.method, self.seed, number + 1, len(tasks)))
         entry |= {"accuracy": accuracy, **measures(accuracy, sizes)}
         entry |= {"seconds": round(time.perf_counter() - started, 3), **config}
-        entry |= {"machine": machine["device_name"], "history": history, **learner.extras}
-        return entry, names, machine
+        return entry | {"machine": machine["device_name"], **learner.extras}, names, machine
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Versions and the machine, as plain values."""
+    cuda = device.type == "cuda"
+    return {
+        "conceptors": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "device": str(device),
+        "device_name": torch.cuda.get_device_name(device) if cuda else platform.machine(),
+        "cores": os.cpu_count(),
+        "platform": platform.system(),
+    }
 
 
 @contextmanager

@@ -49,9 +49,6 @@ class Ewc(Learner):
         share = new / self.fisher.clamp_min(torch.finfo(new.dtype).tiny)
         self.anchor = torch.lerp(self.anchor, weights_of(self.model).detach(), share)
 
-    def stored_numbers(self) -> int:
-        return len(self.fisher) + len(self.anchor)
-
 
 def weights_of(model: nn.Module) -> Tensor:
     """All parameters as one vector."""

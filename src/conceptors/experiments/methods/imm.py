@@ -55,10 +55,6 @@ class Imm(Learner):
         self.previous, self.precision = weights, old + new
         self.merged = (old * self.merged + new * weights) / self.precision
 
-    def stored_numbers(self) -> int:
-        """Merged weights, and their precision unless it is 1 everywhere."""
-        return len(self.merged) * (2 if self.settings.mode == "mode" else 1)
-
     @contextmanager
     def weights_for_test(self) -> Iterator[None]:
         trained, parameters = weights_of(self.model).detach(), list(self.model.parameters())

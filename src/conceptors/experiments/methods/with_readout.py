@@ -13,8 +13,8 @@ from conceptors import LayerInputs, PatchFeatures, RandomFeatures, Readout
 from conceptors._internal.precision import exactly
 from conceptors.experiments.methods import cab
 from conceptors.experiments.methods.base import only
-from conceptors.experiments.methods.closed.base import CALIBRATION, SEED
-from conceptors.experiments.methods.closed.readout import class_scores, input_lift, numbers_in
+from conceptors.experiments.methods.closed import CALIBRATION, SEED
+from conceptors.experiments.methods.readout import class_scores, input_lift
 from conceptors.experiments.methods.settings import setting
 from conceptors.readout import Scaling, SideBySide
 
@@ -65,15 +65,14 @@ class ShieldReadout(cab.Shielded):
     def trained_classes(self, number: int) -> Tensor | None:
         return self.scenario.tasks[number].classes
 
-    def learn(self, number: int) -> dict[str, Any]:
+    def learn(self, number: int) -> None:
         if number and self.fixes_body:  # only the readout learns
             with self.passes():
                 self.end_task(number)
-            return {"task": number, "step": [], "loss": [], "validation": []}
+            return
         self.is_training = True
-        history = super().learn(number)
+        super().learn(number)
         self.is_training = False
-        return history
 
     def end_task(self, number: int) -> None:
         if not self.fixes_body:  # otherwise there is nothing to protect
@@ -102,10 +101,6 @@ class ShieldReadout(cab.Shielded):
         rows = self.body(x)
         with exactly():
             return class_scores(self.readout, rows, self.scenario.classes)
-
-    def stored_numbers(self) -> int:
-        """The shield's conceptors and the readout's sums."""
-        return super().stored_numbers() + numbers_in(self.readout, self.scenario.classes)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from conceptors import RandomFeatures, Readout
-from conceptors.experiments.methods.closed.base import ClosedForm, LiftSettings
+from conceptors.experiments.methods.closed import ClosedForm, LiftSettings
 from conceptors.experiments.methods.settings import setting
 from conceptors.experiments.scenarios import Scenario
 from conceptors.readout import Lift, Scaling
@@ -51,9 +51,6 @@ class ReadoutMethod(ClosedForm):
     def scores(self, rows: Tensor) -> Tensor:
         return class_scores(self.readout, rows, self.classes)
 
-    def stored_numbers(self) -> int:
-        return numbers_in(self.readout, self.classes)
-
 
 def class_scores(readout: Readout, rows: Tensor, classes: int) -> Tensor:
     """Scores `[n, classes]` of features `[n, d]`, -∞ for classes that were never seen."""
@@ -62,12 +59,6 @@ def class_scores(readout: Readout, rows: Tensor, classes: int) -> Tensor:
         seen = readout.counts.nonzero().flatten()
         scores[:, seen] = readout(rows)[:, seen]
     return scores
-
-
-def numbers_in(readout: Readout, classes: int) -> int:
-    """Numbers in a readout's sums of products, of each class, and of samples."""
-    width: Any = readout.lift.out_features
-    return int((width + 1) ** 2 + classes * (width + 2))
 
 
 def input_lift(scenario: Scenario, count: int, activation: Any, shape: float, seed: int) -> Lift:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from conceptors.experiments.methods.relatives.projected import MatrixLayer, ProjectedLearner
+from conceptors.experiments.methods.projected import MatrixLayer, ProjectedLearner
 from conceptors.experiments.methods.settings import Settings, setting
 
 _LONGEST = 10.0  # norm to which the projected gradient of all parameters is clipped
@@ -69,6 +69,3 @@ class Owm(ProjectedLearner):
         half = Px / (alpha + (x @ Px).clamp_min(0)).sqrt()
         P.sub_(torch.outer(half, half))  # stays symmetric to the last bit
         return gradient @ P
-
-    def stored_numbers(self) -> int:
-        return sum(P.numel() for P in self.projectors.values())
