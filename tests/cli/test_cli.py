@@ -165,8 +165,9 @@ def test_seeds_that_diverge_are_named(tmp_path: Path, capsys: Capture) -> None:
     assert main([*RUN, "--method", "sgd", "--method", "cab", "--set", "cab.rate=1e30", *out]) == 1
     said = capsys.readouterr()
     assert "sgd" in said.out
-    (line,) = said.err.splitlines()
-    assert line.startswith("failed: cab seed 0 diverged in task 1 of 2; cab seed 1 diverged in")
+    lines = said.err.splitlines()
+    assert lines[:2] == [f"cab seed {seed} diverged in task 1 of 2" for seed in (0, 1)]
+    assert "set a lower rate" in lines[2]
     assert main(["report", str(tmp_path)]) == 0
 
 
@@ -208,17 +209,6 @@ def test_a_closed_pipe_ends_a_command_quietly(errors: bool) -> None:
     assert (process.returncode, said or "") == (141, "")
 
 
-def test_another_broken_pipe_is_an_error(monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> None:
-    """Such as that of a cluster which is gone."""
-
-    def lost(name: str) -> None:
-        raise BrokenPipeError(32, "Broken pipe")
-
-    monkeypatch.setattr("conceptors.cli.commands.fetch", lost)
-    assert main(["data", "mnist"]) == 2
-    assert capfd.readouterr().err == "conceptors: [Errno 32] Broken pipe\n"
-
-
 OWN = """from dataclasses import dataclass
 from conceptors.methods import Learner, Settings, add, setting
 
@@ -250,5 +240,5 @@ def test_ones_own_method(tmp_path: Path, capsys: Capture) -> None:
     finally:
         METHODS.pop("slow", None)
     (tmp_path / "bad.py").write_text("x = 1\nx.y\n")
-    assert main(["list", "--import", str(tmp_path / "bad.py")]) == 2
-    assert "bad.py, line 2: AttributeError" in capsys.readouterr().err
+    with pytest.raises(AttributeError, match="'int' object has no attribute 'y'"):
+        main(["list", "--import", str(tmp_path / "bad.py")])

@@ -43,13 +43,16 @@ def test_tuning_is_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_it_looks_at_validation_data_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(self: Any) -> None:
-        raise AssertionError("test data used")
+    def validated(self: Any, count: int | None = None, part: str = "test") -> list[float]:
+        assert part == "validation"
+        return [50.0, 50.0]
 
-    monkeypatch.setattr("conceptors.experiments.methods.base.Learner.test", never)
+    monkeypatch.setattr("conceptors.experiments.methods.base.Learner.test", validated)
     words = [*TUNE, "--out", str(tmp_path), "--trials", "1", "--seeds", "2"]
     assert main([*words, "--vary", "rate=1e30,2e30"]) == 0
     assert [trial.value for trial in trials(tmp_path)] == [0.0]  # both seeds diverged
+    assert main([*TUNE, "--out", str(tmp_path / "good"), "--trials", "1"]) == 0
+    assert [trial.value for trial in trials(tmp_path / "good")] == [50.0]
 
 
 def test_a_search_keeps_its_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

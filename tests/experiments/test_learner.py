@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from conceptors.experiments.events import Event
+from conceptors.experiments.experiment import preset, presets
 from conceptors.experiments.methods import METHODS, Settings, parse_settings
 from conceptors.experiments.methods.training import RunningMean, varied
 from conceptors.experiments.networks import MLP, build_network
-from conceptors.experiments.presets import preset, presets
 from conceptors.experiments.scenarios import build
-from experiments.learners import learner, narrow, taught
+from experiments.learners import learner, taught
 from experiments.tasks import blobs
 from helpers import normal
 
@@ -52,7 +52,6 @@ def test_presets_name_settings_that_exist() -> None:
         ("disjoint-mnist", {"tasks": 5}, "17", "disjoint-mnist-5"),
         ("permuted-mnist", {"tasks": 100}, None, "permuted-mnist-100"),
         ("split-cifar100", {}, None, "split-cifar100-heads"),
-        ("split-cifar100", {"heads": False}, None, "split-cifar100-single"),
     ],
 )
 def test_best_is_the_benchmark_that_is_asked_for(
@@ -86,17 +85,6 @@ def test_first_layers_of_images() -> None:
     assert smooth.diff(dim=2).square().mean() < 0.2 * plain.diff(dim=2).square().mean()
     largest = local.flatten(1).square().sort(1, descending=True).values
     assert float(largest[:, :100].sum() / largest.sum()) > 0.9
-
-
-def test_fixed_norms_use_the_statistics_of_the_first_task() -> None:
-    colour = narrow("sgd", norms="first")
-    colour.learn(0)
-    x, _ = colour.scenario.tasks[0].train.take(torch.arange(len(colour.scenario.tasks[0].train)))
-    inputs, norm = colour.model.conv1(x).detach(), colour.model.norms[0]
-    torch.testing.assert_close(norm.running_mean, inputs.mean((0, 2, 3)), rtol=1e-3, atol=1e-4)
-    before = norm.running_mean.clone()
-    colour.learn(1)
-    assert torch.equal(norm.running_mean, before)
 
 
 def test_a_step_is_gradient_descent_on_the_mean_loss() -> None:

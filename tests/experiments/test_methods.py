@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from conceptors.experiments.experiment import preset
 from conceptors.experiments.methods import METHODS
 from conceptors.experiments.methods.training import sample_order
-from conceptors.experiments.presets import preset
 from experiments.learners import known, learner, narrow, taught
 
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -42,8 +42,6 @@ def test_a_method_learns_and_repeats(method: str, settings: dict[str, Any]) -> N
         ("sgd", {"gradient": "unit"}),
         ("shield", {"samples": 4}),
         ("cab", {"samples": 4, "norm_aperture": 30.0}),
-        ("ewc", {"norms": "first"}),
-        ("imm", {"norms": "first", "l2": 0.1}),
         ("joint", {}),
         ("separate", {}),
         ("owm", {"alpha": 100.0}),
@@ -136,5 +134,3 @@ def test_separate_networks_do_not_know_of_each_other() -> None:
     assert one.test()[:1] == first  # nothing is forgotten
     alone.learn(2)  # which nothing came before
     assert one.test()[2] == alone.test()[2]
-    with pytest.raises(ValueError, match="Set norms=batch"):
-        narrow("separate", norms="first")

@@ -13,7 +13,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -34,16 +34,6 @@ class Outcome:
     failure: str = ""  # the traceback of the last attempt
 
 
-class Engine(Protocol):
-    """A place where jobs are done. It writes no results; its caller does."""
-
-    def device(self, name: str) -> str:
-        """The device that jobs use when this one is asked for; ValueError if impossible."""
-
-    def work(self, jobs: Sequence[Job], progress: Progress) -> Iterator[Outcome]:
-        """Do the jobs, and return each as soon as it is finished."""
-
-
 class Local:
     """This machine. A job that fails raises.
 
@@ -56,9 +46,11 @@ class Local:
         self._processes, self._imports = processes, tuple(imports)
 
     def device(self, name: str) -> str:
+        """The device that jobs use when this one is asked for; ValueError if impossible."""
         return str(find_device(name))
 
     def work(self, jobs: Sequence[Job], progress: Progress) -> Iterator[Outcome]:
+        """Do the jobs, and return each as soon as it is finished."""
         count = min(self._processes, len(jobs))
         if count > 1:
             yield from self._in_processes(count, jobs, progress)
@@ -173,6 +165,9 @@ class Ray:
             f"a run asks for {self._cpus} CPUs and {self._gpus:g} GPUs, and no machine of this "
             f"Ray has them; lower --cpus-per-run or --gpus-per-run"
         )
+
+
+Engine = Local | Ray
 
 
 def find_device(name: str) -> torch.device:

@@ -86,10 +86,14 @@ def measures(accuracy: list[list[float]], sizes: list[int]) -> dict[str, float]:
     {'final_accuracy': 75.0, 'forgetting': 10.0}
     """
     last, old = accuracy[-1], range(len(sizes) - 1)
-    final = sum(a * n for a, n in zip(last, sizes)) / sum(sizes)
     forgotten = sum(max(row[j] for row in accuracy[j:]) - last[j] for j in old)
     forgetting = round(forgotten / max(1, len(old)), 4)
-    return {"final_accuracy": round(final, 4), "forgetting": forgetting}
+    return {"final_accuracy": round(overall(last, sizes), 4), "forgetting": forgetting}
+
+
+def overall(accuracies: list[float], sizes: list[int]) -> float:
+    """Accuracy over all samples, from that on tasks with so many samples."""
+    return sum(a * n for a, n in zip(accuracies, sizes)) / sum(sizes)
 
 
 def readable(content: Any) -> str:

@@ -24,7 +24,7 @@ from conceptors.experiments.engines import Engine, Local, find_device
 from conceptors.experiments.events import Event, Progress, quiet
 from conceptors.experiments.experiment import Experiment
 from conceptors.experiments.methods import METHODS, Learner, parse_settings
-from conceptors.experiments.results import Results, measures
+from conceptors.experiments.results import Results, measures, overall
 from conceptors.experiments.scenarios import build
 
 __all__ = ["Experiment", "UnfinishedError", "run"]
@@ -33,16 +33,11 @@ _TESTED_AHEAD = 20  # tasks up to which future tasks are tested too: it is half 
 
 
 class UnfinishedError(RuntimeError):
-    """Some seeds failed; all others are done and written.
+    """Some seeds diverged, or failed on another machine; `results` has everything that finished."""
 
-    `failures` has the last traceback of each failed seed by name, `diverged` names the seeds whose
-    training diverged, and `results` has everything that finished.
-    """
-
-    def __init__(self, failures: dict[str, str], results: Results, diverged: list[str]) -> None:
-        lines = [f"{name} failed:\n{traceback}" for name, traceback in failures.items()]
-        super().__init__("\n".join([*lines, *diverged]))
-        self.failures, self.results, self.diverged = failures, results, diverged
+    def __init__(self, reasons: list[str], results: Results) -> None:
+        super().__init__("\n".join(reasons))
+        self.results = results
 
 
 def run(
@@ -59,7 +54,7 @@ def run(
     Raises:
         ValueError: the request is impossible, or the folder has another run, other settings
             or a damaged results file. Nothing is overwritten.
-        UnfinishedError: seeds failed on another machine, or diverged, now or earlier. Everything
+        UnfinishedError: seeds diverged, now or earlier, or failed on another machine. Everything
             else is written.
     """
     engine = engine or Local()
@@ -69,18 +64,19 @@ def run(
         done = {(entry["method"], entry["seed"]) for entry in [*results.runs, *results.failed]}
         pairs = [(method, seed) for method in experiment.methods for seed in experiment.seeds]
         pieces = [Piece(experiment, *pair) for pair in pairs if pair not in done]
-        failures: dict[str, str] = {}
+        reasons = []
         for outcome in engine.work(pieces, progress):
             if outcome.failure:
-                failures[str(pieces[outcome.number])] = outcome.failure
+                piece = pieces[outcome.number]
+                reasons.append(f"{piece.method} seed {piece.seed} failed:\n{outcome.failure}")
                 continue
             entry, results.task_names, results.environment = outcome.value
             results.add(entry, list(results.identity["configs"]))
             results.write(folder / "results.json")
     failed = [entry for entry in results.failed if (entry["method"], entry["seed"]) in pairs]
-    diverged = ["{method} seed {seed} {reason}".format(**entry) for entry in failed]
-    if failures or diverged:
-        raise UnfinishedError(failures, results, diverged)
+    reasons += ["{method} seed {seed} {reason}".format(**entry) for entry in failed]
+    if reasons:
+        raise UnfinishedError(reasons, results)
     return results
 
 
@@ -97,9 +93,6 @@ class Piece:
     experiment: Experiment
     method: str
     seed: int
-
-    def __str__(self) -> str:
-        return f"{self.experiment.scenario}, {self.method} seed {self.seed}"
 
     def learner(self, progress: Progress) -> Learner:
         """A new learner on the experiment's device."""
@@ -126,10 +119,10 @@ class Piece:
                 return entry | config, names, machine
             row = learner.test(number + 1 if len(tasks) > _TESTED_AHEAD else None)
             accuracy.append([round(value, 4) for value in row])
-            learned = measures([row[: number + 1]] * (number + 1), sizes[: number + 1])
             text = f"{row[number]:.1f} % on this task"
             if number:
-                text += f", {learned['final_accuracy']:.1f} % on all tasks so far"
+                learned = overall(row[: number + 1], sizes[: number + 1])
+                text += f", {learned:.1f} % on all tasks so far"
             progress(Event("task", text, self.method, self.seed, number + 1, len(tasks)))
         entry |= {"accuracy": accuracy, **measures(accuracy, sizes)}
         entry |= {"seconds": round(time.perf_counter() - started, 3), **config}

@@ -19,6 +19,7 @@ from conceptors.experiments.engines import Engine, Local
 from conceptors.experiments.events import Event, Progress, quiet
 from conceptors.experiments.experiment import Experiment
 from conceptors.experiments.methods import METHODS
+from conceptors.experiments.results import overall
 from conceptors.experiments.runner import Piece, placed
 
 FILE = "study.db"
@@ -74,10 +75,7 @@ def _score_seed(piece: Piece, progress: Progress) -> float:
         learner.learn(number)
         if learner.diverged:
             return 0.0
-    sizes = [len(task.validation) for task in tasks]
-    with learner.weights_for_test():
-        rows = [learner.accuracy(task.validation, k) for k, task in enumerate(tasks)]
-    return sum(a * n for a, n in zip(rows, sizes)) / sum(sizes)
+    return overall(learner.test(None, "validation"), [len(task.validation) for task in tasks])
 
 
 def _open(experiment: Experiment, folder: Path) -> Any:

@@ -1,7 +1,6 @@
 """Methods by name; `add` makes one's own known."""
 
 import sys
-import traceback
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
@@ -46,7 +45,7 @@ def import_methods(file: str | Path) -> None:
     """Run a Python file that registers methods with `conceptors.methods.add`; once only.
 
     Raises:
-        ValueError: no such file, or it fails; the message names the line.
+        ValueError: no such file.
     """
     path = Path(file).expanduser().resolve()
     name = f"conceptors_import:{path}"
@@ -58,10 +57,6 @@ def import_methods(file: str | Path) -> None:
     module = sys.modules[name] = module_from_spec(spec)  # dataclasses look their module up
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except BaseException:
         del sys.modules[name]
-        frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.lineno for frame in frames if frame.filename == str(path)]
-        line = lines[-1] if lines else getattr(error, "lineno", "?")
-        kind = type(error).__name__
-        raise ValueError(f"--import {file}, line {line}: {kind}: {error}") from error
+        raise

@@ -1,14 +1,13 @@
 """What a method is: a learner that gets one task after another.
 
 `Learner` is plain training. Every method is a small subclass that changes a few of its steps:
-`start_task`, `gradients`, `end_task`, `weights_for_test`.
+`start_task`, `gradients`, `end_task`, `outputs`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import torch
@@ -30,7 +29,6 @@ from conceptors.experiments.scenarios import Scenario, Split
 
 _AT_ONCE = 5000  # samples that are tested together
 _WITH_NORMS = 1000  # the same where norms use statistics of the batch
-_FOR_NORMS = 4000  # samples that fixed norms are measured on
 _LARGEST_LOSS = 1e19  # above it, training has diverged
 
 
@@ -94,11 +92,6 @@ class Learner:
     def end_task(self, number: int) -> None:
         """Finish a task, after its last step."""
 
-    @contextmanager
-    def weights_for_test(self) -> Iterator[None]:
-        """Inside, the model has the weights that are tested, if others are trained."""
-        yield
-
     def steps(self, number: int) -> int:
         """Steps of a task: the same for all tasks, whatever their share of the data."""
         s, tasks = self.settings, self.scenario.tasks
@@ -134,15 +127,10 @@ class Learner:
         """Learn a task; `diverged` is set if that failed."""
         with self.passes():
             self.start_task(number)
-            if not self._train(number):
+            if self._train(number):
+                self.end_task(number)
+            else:
                 self.diverged = f"task {number + 1} of {len(self.scenario.tasks)}"
-                return
-            if self.settings.norms == "first" and number == 0 and isinstance(self.model, AlexNet):
-                split = self.scenario.tasks[0].train
-                places = split.drawn(_FOR_NORMS, 179_424_673 + self.scenario.seed)
-                parts = places.chunk(-(-len(places) // _WITH_NORMS))
-                self.model.fix_norms(split.take(part)[0] for part in parts)
-            self.end_task(number)
 
     def _train(self, number: int) -> bool:
         """Do the steps of a task; return whether loss and weights remain usable numbers."""
@@ -199,11 +187,10 @@ class Learner:
 
     # --- testing --------------------------------------------------------------------------
 
-    def test(self, count: int | None = None) -> list[float]:
-        """Test accuracy in percent on all tasks, or on the first `count`."""
-        tasks = self.scenario.tasks[:count]
-        with self.weights_for_test():
-            return [self.accuracy(task.test, number) for number, task in enumerate(tasks)]
+    def test(self, count: int | None = None, part: str = "test") -> list[float]:
+        """Accuracy in percent on all tasks, or the first `count`; `part` may be "validation"."""
+        splits = [getattr(task, part) for task in self.scenario.tasks[:count]]
+        return [self.accuracy(split, number) for number, split in enumerate(splits)]
 
     @torch.no_grad()
     def accuracy(self, split: Split, number: int, limit: int | None = None) -> float:

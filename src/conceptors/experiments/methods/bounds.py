@@ -48,8 +48,6 @@ class Separate(Learner):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        if self.settings.norms != "batch":
-            raise ValueError("norms=first fixes one task's statistics for all. Set norms=batch")
         self._initial = self._weights()
         self._learned: dict[int, dict[str, Tensor]] = {}  # by task
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,11 +53,10 @@ class Imm(Learner):
         self.previous, self.precision = weights, old + new
         self.merged = (old * self.merged + new * weights) / self.precision
 
-    @contextmanager
-    def weights_for_test(self) -> Iterator[None]:
+    def test(self, *args: Any) -> list[float]:
+        """Test the merged weights; training continues from its own."""
         trained, parameters = weights_of(self.model).detach(), list(self.model.parameters())
         nn.utils.vector_to_parameters(self.merged, parameters)
-        try:
-            yield
-        finally:
-            nn.utils.vector_to_parameters(trained, parameters)
+        accuracies = super().test(*args)
+        nn.utils.vector_to_parameters(trained, parameters)
+        return accuracies

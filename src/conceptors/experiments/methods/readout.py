@@ -11,7 +11,6 @@ from torch import Tensor
 from conceptors import RandomFeatures, Readout
 from conceptors.experiments.methods.closed import ClosedForm, LiftSettings
 from conceptors.experiments.methods.settings import setting
-from conceptors.experiments.scenarios import Scenario
 from conceptors.readout import Lift, Scaling
 
 
@@ -34,13 +33,12 @@ class ReadoutMethod(ClosedForm):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         s = self.settings
+        image = self.scenario.image if s.features == "none" else None
+        options: dict[str, Any] = {"shape": s.shape, "image": image, "seed": self.seed}
         lift: Lift = Scaling(self.width)
-        if s.lift and s.features == "none":
-            lift = input_lift(self.scenario, s.lift, s.activation, s.shape, self.seed)
-        elif s.lift:
-            lift = RandomFeatures(self.width, s.lift, s.activation, shape=s.shape, seed=self.seed)
-        scores: Any = s.scores
-        self.readout = Readout(self.width, lift, scores=scores).to(self.device)
+        if s.lift:
+            lift = RandomFeatures(self.width, s.lift, s.activation, **options)
+        self.readout = Readout(self.width, lift, scores=s.scores).to(self.device)
 
     def calibrate(self, rows: Tensor) -> None:
         self.readout.calibrate(rows)
@@ -59,9 +57,3 @@ def class_scores(readout: Readout, rows: Tensor, classes: int) -> Tensor:
         seen = readout.counts.nonzero().flatten()
         scores[:, seen] = readout(rows)[:, seen]
     return scores
-
-
-def input_lift(scenario: Scenario, count: int, activation: Any, shape: float, seed: int) -> Lift:
-    """Random features of a scenario's inputs: smooth ones of images."""
-    width = math.prod(scenario.inputs)
-    return RandomFeatures(width, count, activation, shape=shape, image=scenario.image, seed=seed)

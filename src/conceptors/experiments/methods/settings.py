@@ -54,7 +54,6 @@ class Settings(OwnSettings):
     stop_above: float = setting(0.0, "validation accuracy in percent that ends a task; 0 for none")
     stop_above_later: float = setting(0.0, "the same from the second task on; 0 for the same")
     dropout: float = setting(0.0, "AlexNet's dropout; its first two layers use 0.4 of it")
-    norms: str = setting("batch", "statistics of each batch or the first task", ("batch", "first"))
     mirror: bool = setting(False, "mirror colour images at random in training")
     shift: int = setting(0, "shift colour images at random by up to so many pixels in training")
     check_every: int = setting(1000, "steps between checks on validation samples")

@@ -14,9 +14,9 @@ from conceptors._internal.precision import exactly
 from conceptors.experiments.methods import cab
 from conceptors.experiments.methods.base import only
 from conceptors.experiments.methods.closed import CALIBRATION, SEED
-from conceptors.experiments.methods.readout import class_scores, input_lift
+from conceptors.experiments.methods.readout import class_scores
 from conceptors.experiments.methods.settings import setting
-from conceptors.readout import Scaling, SideBySide
+from conceptors.readout import Lift, Scaling, SideBySide
 
 _BODY = (
     "whether the layers before the last learn after the first task, under conceptors; "
@@ -51,11 +51,15 @@ class ShieldReadout(cab.Shielded):
         s, scenario, seed = self.settings, self.scenario, SEED + self.scenario.seed
         example = torch.zeros(2, *scenario.inputs, device=self.device)
         self.body = LayerInputs(self.model, example, layers=self.layers[1:])
-        width = self.body.out_features - example[0].numel()
+        pixels, image = example[0].numel(), scenario.image
+        width = self.body.out_features - pixels
         layers = RandomFeatures(width, s.lift, seed=seed) if width < s.lift else Scaling(width)
-        inputs = input_lift(scenario, s.lift or _PIXELS, "fourier", 0.25, seed)
-        if scenario.image is not None and scenario.image[0] > 1:
-            inputs = PatchFeatures(scenario.image, s.filters, grid=2, seed=seed)
+        inputs: Lift
+        if image is not None and image[0] > 1:
+            inputs = PatchFeatures(image, s.filters, grid=2, seed=seed)
+        else:
+            count = s.lift or _PIXELS
+            inputs = RandomFeatures(pixels, count, "fourier", shape=0.25, image=image, seed=seed)
         lift = SideBySide(inputs, layers)
         self.readout = Readout(lift.in_features, lift).to(self.device)
         is_told_apart = not scenario.heads and scenario.tasks[0].classes is not None
