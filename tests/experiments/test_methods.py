@@ -44,7 +44,7 @@ def test_a_method_learns_and_repeats(method: str, settings: dict[str, Any]) -> N
         ("cab", {"samples": 4, "norm_aperture": 30.0}),
         ("joint", {}),
         ("separate", {}),
-        ("owm", {"alpha": 100.0}),
+        ("owm", {"alpha_decay": "1"}),
         ("gpm", {"threshold": 0.5, "samples": 4}),
         ("sgp", {"threshold": 0.5, "samples": 4}),
         ("trgp", {"threshold": 0.5, "samples": 4, "trust": 0.1}),

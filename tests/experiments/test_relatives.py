@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("double")
 
 
 def test_owm_multiplies_gradients_by_recursive_least_squares() -> None:
-    owm = learner("owm", 3, alpha=0.8, alpha_decay="0.1,1", steps=6, hidden="12")
+    owm = learner("owm", 3, alpha_decay="0.1,1", steps=6, hidden="12")
     P = [torch.eye(layer.dim) for layer in owm.layers]
     for number in range(2):
         owm.start_task(number)
@@ -25,7 +25,7 @@ def test_owm_multiplies_gradients_by_recursive_least_squares() -> None:
             wanted = []
             for i, layer in enumerate(owm.layers):
                 mean = layer.rows().mean(0)
-                alpha = (0.8 * 0.1 ** (step / 6), 0.8)[i]
+                alpha = (0.1 ** (step / 6), 1.0)[i]
                 P[i] = torch.linalg.inv(torch.linalg.inv(P[i]) + torch.outer(mean, mean) / alpha)
                 wanted += [*layer.named(torch.cat(gradients(layer), 1) @ P[i]).values()]
             owm.gradients(number)

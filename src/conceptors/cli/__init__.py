@@ -1,7 +1,5 @@
 """The command line: run, report, explore, tune, list and data."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """Where experiments run: in this process, in several processes, or on a Ray cluster."""
 
-from __future__ import annotations
-
 import logging
 import multiprocessing
 import os

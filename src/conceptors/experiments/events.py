@@ -1,7 +1,5 @@
 """What a run reports while it is at work."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal

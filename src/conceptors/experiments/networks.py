@@ -1,19 +1,15 @@
 """Networks of the experiments, drawn with the random numbers of one seed."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from conceptors.experiments.scenarios import Scenario
 from conceptors.readout.features import blurred
-
-if TYPE_CHECKING:
-    from conceptors.experiments.scenarios import Scenario
 
 ACTIVATIONS = {"sigmoid": torch.sigmoid, "relu": torch.relu, "tanh": torch.tanh}
 

@@ -4,15 +4,13 @@ A file that is damaged, or that another program wrote, raises a ValueError that 
 the first wrong place in it (`runs[2].accuracy[0][1]`).
 """
 
-from __future__ import annotations
-
 import json
 import re
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from conceptors._internal.storage import write_atomically
 
@@ -42,7 +40,7 @@ class Results:
     environment: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, path: Path) -> Results:
+    def read(cls, path: Path) -> Self:
         """Read a file as `read_results` does, but also if every seed has failed."""
         content = read_results(path, finished=False)
         names = {entry.name for entry in fields(cls)}

@@ -4,8 +4,6 @@ A run can be killed at any moment. The same command resumes it: finished seeds a
 Other processes and machines only compute; this process alone writes.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -3,8 +3,6 @@
 Trials go into an optuna study in the folder: a search can be stopped and resumed.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 from collections.abc import Mapping, Sequence

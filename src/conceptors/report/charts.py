@@ -4,8 +4,6 @@ Charts take tidy tables. Curves: `series, x, value, sd, tip`; cells: `row, colum
 `tip` is the text that appears when a reader points at a mark.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from typing import Any

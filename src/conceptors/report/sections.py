@@ -1,7 +1,5 @@
 """The sections of the page, which are also the figures; sections without numbers have no charts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

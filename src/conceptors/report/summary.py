@@ -1,7 +1,5 @@
 """The summary table: one row per method, with the best values and published results."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@
 `start_task`, `gradients`, `end_task`, `outputs`.
 """
 
-from __future__ import annotations
-
 import math
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar

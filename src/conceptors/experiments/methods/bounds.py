@@ -1,7 +1,5 @@
 """What a method is compared with: joint training, and a network for each task."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

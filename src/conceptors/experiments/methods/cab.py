@@ -1,7 +1,5 @@
 """Training under a shield: `Shield(model)`, and CAB (He & Jaeger 2017) with chosen apertures."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass

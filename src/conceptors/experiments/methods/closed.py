@@ -1,7 +1,5 @@
 """What methods in closed form share: features, one pass over each task, sums over samples."""
 
-from __future__ import annotations
-
 import math
 from contextlib import AbstractContextManager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """CODE-CL: conceptor-based gradient projection (Apolinario, Choudhary & Roy 2024)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Nearest class mean, and linear discriminant analysis: SLDA and KLDA."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

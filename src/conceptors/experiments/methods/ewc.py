@@ -1,7 +1,5 @@
 """Elastic weight consolidation (Kirkpatrick et al. 2017)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

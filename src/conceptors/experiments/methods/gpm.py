@@ -1,7 +1,5 @@
 """Gradient projection memory (Saha, Garg & Roy 2021), and its scaled form (Saha & Roy 2023)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Incremental moment matching (Lee et al. 2017)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

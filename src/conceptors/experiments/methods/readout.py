@@ -1,7 +1,5 @@
 """`Readout`: ridge regression on all samples so far, on random features."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

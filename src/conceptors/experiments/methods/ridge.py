@@ -1,7 +1,5 @@
 """Ridge regression on random ReLU features: ACIL and RanPAC."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

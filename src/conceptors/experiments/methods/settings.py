@@ -1,7 +1,5 @@
 """Settings of methods: every field is an option of the command line, and explains itself."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields

@@ -1,7 +1,5 @@
 """Parts of a training step: the order of samples, their variations, gradients and weights."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional

@@ -1,7 +1,5 @@
 """Trust region gradient projection (Lin, Yang, Fan & Zhang 2022)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

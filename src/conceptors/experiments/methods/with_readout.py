@@ -1,7 +1,5 @@
 """A network under conceptors whose last layer is replaced by a readout in closed form."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar

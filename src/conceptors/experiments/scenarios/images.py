@@ -1,7 +1,5 @@
 """All scenarios: MNIST and Fashion-MNIST in three forms, split CIFAR-100, and CLINC150."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

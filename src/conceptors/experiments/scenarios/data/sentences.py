@@ -4,8 +4,6 @@ The encoder comes from `$CONCEPTORS_DATA/minilm`, or from the package gt-all-min
 contains its weights. The features are computed once and stored in the cache.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from importlib.util import find_spec
@@ -47,7 +45,7 @@ class Encoded(NamedTuple):
     def parts(self) -> tuple[Samples, ...]:
         return self[:3]
 
-    def first(self, count: int) -> Encoded:
+    def first(self, count: int) -> "Encoded":
         """`count` samples of each set."""
         chosen = [(x[first_of(y, count)], y[first_of(y, count)]) for x, y in self.parts]
         return Encoded(chosen[0], chosen[1], chosen[2], self.groups)
