@@ -10,7 +10,7 @@ device and commit. Finished runs are not repeated, so an interrupted comparison 
     python -m benchmarks.comparison --table               # print the table of docs/comparison.md
     python -m benchmarks.comparison --tiny --out out/tiny.csv   # seconds per run: does it work?
 
-An empty table needs 945 runs. Most take seconds on a GPU; those with 100 tasks take much longer.
+An empty table needs 910 runs. Most take seconds on a GPU; those with 100 tasks take much longer.
 """
 
 from __future__ import annotations

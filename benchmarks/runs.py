@@ -93,17 +93,14 @@ def _row(run: Run, out: Path, command: str, device: torch.device) -> Row | None:
         same = (e for e in entries if (e["method"], e["seed"]) == (run.method, run.seed))
         return next(same, None)
 
-    row: Row = dict.fromkeys(
-        ("accuracy", "forgetting", "backward_transfer", "learned", "final_accuracies"), ""
-    )
+    row: Row = dict.fromkeys(("accuracy", "forgetting", "learned", "final_accuracies"), "")
     finished, failed = of_run(results["runs"]), of_run(results.get("failed") or [])
     if finished is not None:
         accuracy = finished["accuracy"]
-        row |= {name: finished.get(name, "") for name in ("forgetting", "backward_transfer")}
         row |= {
             "accuracy": finished["final_accuracy"],
+            "forgetting": finished.get("forgetting", ""),
             "final_accuracies": numbers(accuracy[-1]),
-            "stored_numbers": finished.get("stored_numbers", ""),
             "seconds": finished["seconds"],
             "settings": words(_changed(run.method, finished["config"])),
         }

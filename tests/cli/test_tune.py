@@ -1,6 +1,5 @@
-"""`conceptors tune`: it resumes, looks at validation data only, and refuses damaged journals."""
+"""`conceptors tune`: it resumes, looks at validation data only, and refuses damaged files."""
 
-import json
 import re
 import subprocess
 import sys
@@ -18,10 +17,8 @@ TUNE = ["tune", *RUN[1:], "--method", "sgd", "--vary", "rate=0.01:1:log", "--qui
 
 
 def trials(folder: Path) -> list[Any]:
-    backend = optuna.storages.journal.JournalFileBackend(str(folder / "study.log"))
-    storage = optuna.storages.JournalStorage(backend)
-    study = optuna.load_study(study_name="disjoint-mnist/sgd", storage=storage)
-    return list(study.trials)
+    storage = f"sqlite:///{folder / 'study.db'}"
+    return list(optuna.load_study(study_name="disjoint-mnist/sgd", storage=storage).trials)
 
 
 def test_tuning_is_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,13 +43,16 @@ def test_tuning_is_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_it_looks_at_validation_data_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(self: Any) -> None:
-        raise AssertionError("test data used")
+    def validated(self: Any, count: int | None = None, part: str = "test") -> list[float]:
+        assert part == "validation"
+        return [50.0, 50.0]
 
-    monkeypatch.setattr("conceptors.experiments.methods.base.Learner.test", never)
+    monkeypatch.setattr("conceptors.experiments.methods.base.Learner.test", validated)
     words = [*TUNE, "--out", str(tmp_path), "--trials", "1", "--seeds", "2"]
     assert main([*words, "--vary", "rate=1e30,2e30"]) == 0
     assert [trial.value for trial in trials(tmp_path)] == [0.0]  # both seeds diverged
+    assert main([*TUNE, "--out", str(tmp_path / "good"), "--trials", "1"]) == 0
+    assert [trial.value for trial in trials(tmp_path / "good")] == [50.0]
 
 
 def test_a_search_keeps_its_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,26 +62,23 @@ def test_a_search_keeps_its_settings(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "has a search with other settings" in capsys.readouterr().err
 
 
-def test_a_damaged_journal_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_study_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TUNE, "--trials", "1", "--out", str(tmp_path)]) == 0
     capsys.readouterr()
-    journal = (tmp_path / "study.log").read_bytes()
-    lines = [{**json.loads(line), "op_code": 99} for line in journal.splitlines()]
+    study = (tmp_path / "study.db").read_bytes()
     damages = {
-        "noise": b"\xff\x00 not a journal\n",
-        "cut": journal[:-7],
-        "middle": journal.replace(b"{", b"", 1),
-        "deep": journal + b"[" * 100_000 + b"\n",
-        "operation": b"".join(json.dumps(line).encode() + b"\n" for line in lines),
-        "no operation": journal + b"{}\n",
-        "text": b'"text"\n',
+        "noise": b"\xff\x00 not a study",
+        "cut": study[: len(study) // 3],
+        "middle": study[:4096] + b"\xff" * (len(study) - 4096),
+        "header": b"X" + study[1:],
+        "tables": study.replace(b"CREATE TABLE studies", b"CREATE TABLE sturdier"),
     }
     for damage, content in damages.items():
-        (tmp_path / "study.log").write_bytes(content)
+        (tmp_path / "study.db").write_bytes(content)
         assert main([*TUNE, "--trials", "2", "--out", str(tmp_path)]) == 2, damage
         (line,) = capsys.readouterr().err.splitlines()
-        assert "study.log is damaged" in line
-        assert (tmp_path / "study.log").read_bytes().startswith(content)
+        assert "study.db is damaged" in line
+        assert (tmp_path / "study.db").read_bytes() == content, damage
 
 
 SLOW = """

@@ -6,9 +6,7 @@ from conceptors.experiments.scenarios import Scenario, Split, Task
 from conceptors.experiments.scenarios.data.read import Arrays
 
 
-def blobs(
-    name: str = "mnist", *, train: int = 440, test: int = 100, progress: bool = True
-) -> Arrays:
+def blobs(name: str = "mnist", *, train: int = 440, test: int = 100) -> Arrays:
     """Images of bytes around a picture of their class, in place of a data set."""
     classes, shape = (100, (3, 32, 32)) if name == "cifar100" else (10, (28, 28))
     draw = torch.Generator().manual_seed(len(name))

@@ -54,6 +54,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("CONCEPTORS_DATA", str(tmp_path / "data"))
     monkeypatch.setattr("conceptors.experiments.scenarios.data.files.RETRIES", 0)
     offer(monkeypatch)
+    load.cache_clear()
     (tmp_path / "data" / "toy").mkdir(parents=True)
     return tmp_path / "data" / "toy"
 
@@ -93,7 +94,7 @@ def test_the_folder_comes_first(packing: str, folder: Path) -> None:
         if packing != "pieces":
             (folder / f"{name}{packing}").write_bytes(pack.get(packing, bytes)(content))
     before = {p: p.read_bytes() for p in folder.iterdir()}
-    assert fetch("toy", progress=False) == CONTENT
+    assert fetch("toy") == CONTENT
     assert set(where("toy").values()) <= set(before)
     assert {p: p.read_bytes() for p in folder.iterdir()} == before
     assert not (folder.parents[1] / "cache").exists()  # a read-only cache is enough
@@ -107,12 +108,12 @@ def test_a_mirror_is_asked_once(
     assert set(where("toy").values()) == {None}
     assert fetch("toy") == CONTENT
     mirror.clear()
-    assert fetch("toy", progress=False) == CONTENT
+    assert fetch("toy") == CONTENT
     path = where("toy")["beta.bin"]
     assert path
     path.write_bytes(b"damaged")
     mirror.update(OFFERED)
-    assert fetch("toy", progress=False) == CONTENT
+    assert fetch("toy") == CONTENT
 
 
 def test_offline_machines_know_what_to_get(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,14 +144,14 @@ def test_files_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             numbers = bytes(values[-1].flatten().tolist())
             contents[f"{part}-{kind}-ubyte"] = bytes([0, 0, 8, len(shape)]) + sizes + numbers
     provide("mnist", contents)
-    assert all(map(torch.equal, load("mnist", progress=False), values))
+    assert all(map(torch.equal, load("mnist"), values))
     provide("fashion-mnist", dict.fromkeys(contents, b"no idx file"))
     with pytest.raises(ValueError, match="not an idx file"):
         load("fashion-mnist")
     records = torch.randint(100, (4, 3074)).byte()
     content = bytes(records.flatten().tolist())
     provide("cifar100", {"train.bin": content, "test.bin": content[:3074]})
-    arrays = load("cifar100", progress=False)
+    arrays = load("cifar100")
     assert (arrays.train_x.shape, arrays.test_x.shape) == ((4, 3, 32, 32), (1, 3, 32, 32))
     assert torch.equal(arrays.train_y, records[:, 1])  # the fine labels
     assert torch.equal(arrays.train_x[2, 1, 0, 5], records[2, 2 + 1024 + 5])

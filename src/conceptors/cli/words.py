@@ -1,7 +1,5 @@
 """The commands, their options and their help; this module loads nothing heavy."""
 
-from __future__ import annotations
-
 import argparse
 from functools import partial
 

@@ -1,7 +1,5 @@
 """What a run reports while it is at work."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -21,7 +19,6 @@ class Event:
     seed: int = 0
     task: int = 0
     tasks: int = 0
-    share: float = 0.0  # of the command's tasks or trials that are done
 
     def __str__(self) -> str:
         if self.kind == "trial":

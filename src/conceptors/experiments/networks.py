@@ -1,20 +1,15 @@
 """Networks of the experiments, drawn with the random numbers of one seed."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Iterable
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from conceptors.experiments.scenarios import Scenario
 from conceptors.readout.features import blurred
-
-if TYPE_CHECKING:
-    from conceptors.experiments.scenarios import Scenario
 
 ACTIVATIONS = {"sigmoid": torch.sigmoid, "relu": torch.relu, "tanh": torch.tanh}
 
@@ -48,8 +43,7 @@ class MLP(nn.Module):
 class AlexNet(nn.Module):
     """The five-layer network of the GPM paper for 32 x 32 images; `width` scales all its layers.
 
-    Norms use the statistics of each batch, in tests too, as that paper's code does, until
-    `fix_norms`.
+    Norms use the statistics of each batch, in tests too, as that paper's code does.
     """
 
     def __init__(self, classes: int, seed: int, dropout: float = 0.0, width: int = 64) -> None:
@@ -80,28 +74,6 @@ class AlexNet(nn.Module):
             x = functional.dropout(torch.relu(norm(layer(x))), self.dropout, self.training)
         out: Tensor = self.head(x)
         return out
-
-    def train(self, mode: bool = True) -> AlexNet:
-        """Keep fixed norms in evaluation mode, in which torch uses their statistics."""
-        super().train(mode)
-        for norm in self.norms:
-            norm.train(mode and not bool(norm.track_running_stats))
-        return self
-
-    @torch.no_grad()
-    def fix_norms(self, batches: Iterable[Tensor]) -> None:
-        """Measure mean and variance on batches of images, and use them from then on."""
-        self.eval()
-        for norm in self.norms:
-            assert isinstance(norm, (nn.BatchNorm1d, nn.BatchNorm2d))
-            norm.momentum, norm.track_running_stats = None, True  # None: the mean over batches
-            norm.running_mean = torch.zeros_like(norm.weight)
-            norm.running_var = torch.ones_like(norm.weight)
-            norm.num_batches_tracked = torch.tensor(0, device=norm.weight.device)
-            norm.train()
-        for x in batches:
-            self(x)
-        self.train()
 
 
 def build_network(scenario: Scenario, settings: Any) -> nn.Module:

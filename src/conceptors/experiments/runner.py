@@ -4,9 +4,9 @@ A run can be killed at any moment. The same command resumes it: finished seeds a
 Other processes and machines only compute; this process alone writes.
 """
 
-from __future__ import annotations
-
 import json
+import os
+import platform
 import sys
 import time
 from collections.abc import Iterator
@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-from conceptors.experiments.engines import Engine, Local
+from conceptors import __version__
+from conceptors.experiments.engines import Engine, Local, find_device
 from conceptors.experiments.events import Event, Progress, quiet
 from conceptors.experiments.experiment import Experiment
-from conceptors.experiments.machine import environment, find_device
 from conceptors.experiments.methods import METHODS, Learner, parse_settings
-from conceptors.experiments.results import Results, measures
+from conceptors.experiments.results import Results, measures, overall
 from conceptors.experiments.scenarios import build
 
 __all__ = ["Experiment", "UnfinishedError", "run"]
@@ -31,16 +31,11 @@ _TESTED_AHEAD = 20  # tasks up to which future tasks are tested too: it is half 
 
 
 class UnfinishedError(RuntimeError):
-    """Some seeds failed; all others are done and written.
+    """Some seeds diverged, or failed on another machine; `results` has everything that finished."""
 
-    `failures` has the last traceback of each failed seed by name, `diverged` names the seeds whose
-    training diverged, and `results` has everything that finished.
-    """
-
-    def __init__(self, failures: dict[str, str], results: Results, diverged: list[str]) -> None:
-        lines = [f"{name} failed:\n{traceback}" for name, traceback in failures.items()]
-        super().__init__("\n".join([*lines, *diverged]))
-        self.failures, self.results, self.diverged = failures, results, diverged
+    def __init__(self, reasons: list[str], results: Results) -> None:
+        super().__init__("\n".join(reasons))
+        self.results = results
 
 
 def run(
@@ -57,7 +52,7 @@ def run(
     Raises:
         ValueError: the request is impossible, or the folder has another run, other settings
             or a damaged results file. Nothing is overwritten.
-        UnfinishedError: seeds failed on another machine, or diverged, now or earlier. Everything
+        UnfinishedError: seeds diverged, now or earlier, or failed on another machine. Everything
             else is written.
     """
     engine = engine or Local()
@@ -67,31 +62,20 @@ def run(
         done = {(entry["method"], entry["seed"]) for entry in [*results.runs, *results.failed]}
         pairs = [(method, seed) for method in experiment.methods for seed in experiment.seeds]
         pieces = [Piece(experiment, *pair) for pair in pairs if pair not in done]
-        failures: dict[str, str] = {}
-        for outcome in engine.work(pieces, counted(progress, len(pieces))):
+        reasons = []
+        for outcome in engine.work(pieces, progress):
             if outcome.failure:
-                failures[str(pieces[outcome.number])] = outcome.failure
+                piece = pieces[outcome.number]
+                reasons.append(f"{piece.method} seed {piece.seed} failed:\n{outcome.failure}")
                 continue
             entry, results.task_names, results.environment = outcome.value
             results.add(entry, list(results.identity["configs"]))
             results.write(folder / "results.json")
     failed = [entry for entry in results.failed if (entry["method"], entry["seed"]) in pairs]
-    diverged = ["{method} seed {seed} {reason}".format(**entry) for entry in failed]
-    if failures or diverged:
-        raise UnfinishedError(failures, results, diverged)
+    reasons += ["{method} seed {seed} {reason}".format(**entry) for entry in failed]
+    if reasons:
+        raise UnfinishedError(reasons, results)
     return results
-
-
-def counted(progress: Progress, seeds: int) -> Progress:
-    """Add the share of all seeds' tasks that are done to every event."""
-    done = 0
-
-    def report(event: Event) -> None:
-        nonlocal done
-        done += event.kind == "task"
-        progress(replace(event, share=done / (seeds * event.tasks)))
-
-    return report
 
 
 def placed(experiment: Experiment, engine: Engine) -> Experiment:
@@ -107,9 +91,6 @@ class Piece:
     experiment: Experiment
     method: str
     seed: int
-
-    def __str__(self) -> str:
-        return f"{self.experiment.scenario}, {self.method} seed {self.seed}"
 
     def learner(self, progress: Progress) -> Learner:
         """A new learner on the experiment's device."""
@@ -128,23 +109,36 @@ class Piece:
         names, sizes = [task.name for task in tasks], [len(task.test) for task in tasks]
         entry: dict[str, Any] = {"method": self.method, "seed": self.seed}
         config = {"config": self.experiment.config(self.method)}
-        accuracy, history = [], []
+        accuracy: list[list[float]] = []
         for number in range(len(tasks)):
-            history.append(learner.learn(number))
+            learner.learn(number)
             if learner.diverged:
                 entry["reason"] = f"diverged in {learner.diverged}"
                 return entry | config, names, machine
             row = learner.test(number + 1 if len(tasks) > _TESTED_AHEAD else None)
             accuracy.append([round(value, 4) for value in row])
-            learned = measures([row[: number + 1]] * (number + 1), sizes[: number + 1])
             text = f"{row[number]:.1f} % on this task"
             if number:
-                text += f", {learned['final_accuracy']:.1f} % on all tasks so far"
+                learned = overall(row[: number + 1], sizes[: number + 1])
+                text += f", {learned:.1f} % on all tasks so far"
             progress(Event("task", text, self.method, self.seed, number + 1, len(tasks)))
         entry |= {"accuracy": accuracy, **measures(accuracy, sizes)}
         entry |= {"seconds": round(time.perf_counter() - started, 3), **config}
-        entry |= {"machine": machine["device_name"], "history": history, **learner.extras}
-        return entry, names, machine
+        return entry | {"machine": machine["device_name"], **learner.extras}, names, machine
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Versions and the machine, as plain values."""
+    cuda = device.type == "cuda"
+    return {
+        "conceptors": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "device": str(device),
+        "device_name": torch.cuda.get_device_name(device) if cuda else platform.machine(),
+        "cores": os.cpu_count(),
+        "platform": platform.system(),
+    }
 
 
 @contextmanager

@@ -1,9 +1,7 @@
 """Choose settings on validation data, never on test data.
 
-Trials go into an optuna study in the folder, a journal file: a search can be stopped and resumed.
+Trials go into an optuna study in the folder: a search can be stopped and resumed.
 """
-
-from __future__ import annotations
 
 import json
 import statistics
@@ -19,7 +17,10 @@ from conceptors.experiments.engines import Engine, Local
 from conceptors.experiments.events import Event, Progress, quiet
 from conceptors.experiments.experiment import Experiment
 from conceptors.experiments.methods import METHODS
+from conceptors.experiments.results import overall
 from conceptors.experiments.runner import Piece, placed
+
+FILE = "study.db"
 
 
 def tune(
@@ -60,7 +61,7 @@ def tune(
         study.tell(trial, score)
         chosen = ", ".join(f"{name}={value}" for name, value in trial.params.items())
         text = f"trial {number} of {trials}: {score:.2f} % on validation data, {chosen}"
-        progress(Event("trial", text, share=number / trials))
+        progress(Event("trial", text))
     return {"value": study.best_value, "params": study.best_params}
 
 
@@ -72,54 +73,34 @@ def _score_seed(piece: Piece, progress: Progress) -> float:
         learner.learn(number)
         if learner.diverged:
             return 0.0
-    sizes = [len(task.validation) for task in tasks]
-    with learner.weights_for_test():
-        rows = [learner.accuracy(task.validation, k) for k, task in enumerate(tasks)]
-    return sum(a * n for a, n in zip(rows, sizes)) / sum(sizes)
+    return overall(learner.test(None, "validation"), [len(task.validation) for task in tasks])
 
 
 def _open(experiment: Experiment, folder: Path) -> Any:
     """The study in a folder; ValueError if it is damaged, or of another experiment."""
     import optuna
-    from optuna.storages.journal import JournalFileBackend
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     folder.mkdir(parents=True, exist_ok=True)
-    journal = folder / "study.log"
     try:
-        _check_journal(journal)
         study = optuna.create_study(
             study_name=f"{experiment.scenario}/{experiment.methods[0]}",
-            storage=optuna.storages.JournalStorage(JournalFileBackend(str(journal))),
+            storage=f"sqlite:///{folder / FILE}",
             sampler=optuna.samplers.TPESampler(),  # a seed would make processes repeat each other
             direction="maximize",
             load_if_exists=True,
         )
-    except OSError:
-        raise
-    except Exception as error:  # optuna replays the journal, and trusts it
+        earlier = study.user_attrs.get("request")
+    except Exception as error:  # of many kinds, as optuna trusts the file
         reason = " ".join(f"{type(error).__name__}: {error!s:.200}".split())
         raise ValueError(
-            f"{journal} is damaged ({reason}); move it away, or choose another --out"
+            f"{folder / FILE} is damaged ({reason}); move it away, or choose another --out"
         ) from error
     request = json.dumps({**experiment.identity(), "seeds": experiment.seeds}, sort_keys=True)
-    if study.user_attrs.get("request", request) != request:
+    if earlier not in (None, request):
         raise ValueError(f"{folder} has a search with other settings; choose another --out")
     study.set_user_attr("request", request)
     return study
-
-
-def _check_journal(path: Path) -> None:
-    """Raise a ValueError for a journal that is not one JSON object per line.
-
-    A killed process may leave half a line, and the next entry would be appended to it.
-    """
-    content = path.read_bytes() if path.exists() else b""
-    if content and not content.endswith(b"\n"):
-        raise ValueError(f"its last line is cut short, {len(content)} bytes")
-    for number, line in enumerate(content.splitlines(), 1):
-        if not isinstance(json.loads(line), dict):
-            raise ValueError(f"line {number} is not an entry")
 
 
 def parse_range(text: str, types: Mapping[str, type]) -> tuple[str, Any]:

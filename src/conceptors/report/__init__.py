@@ -4,17 +4,13 @@
 jinja2: `pip install 'conceptors[figures]'`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from conceptors import Shield
 from conceptors.experiments.results import read_results
-
-if TYPE_CHECKING:
-    from conceptors import Shield
 
 __all__ = [
     "need_charts",
@@ -81,10 +77,8 @@ def write_explorer(path: Path | str, shield: Path | str | None = None) -> Path:
 def need_charts() -> None:
     """Raise an ImportError with the install command unless the extra `figures` is installed."""
     for module in ("altair", "vl_convert", "pandas", "jinja2"):
-        try:
-            import_module(module)
-        except ImportError as error:
+        if find_spec(module) is None:
             raise ImportError(
                 f"charts and the page need {module}, which is not installed: "
                 f"pip install 'conceptors[figures]'"
-            ) from error
+            )

@@ -4,8 +4,6 @@ Charts take tidy tables. Curves: `series, x, value, sd, tip`; cells: `row, colum
 `tip` is the text that appears when a reader points at a mark.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -80,26 +78,6 @@ def _ticks(values: list[float]) -> dict[str, Any]:
     if all(float(value).is_integer() for value in values):
         ticks |= {"tickMinStep": 1, "format": ",d"}
     return ticks
-
-
-def dots(frame: pd.DataFrame, looks: Sequence[Look], title: str) -> Drawing:
-    """One row per series with a dot per value, and a stroke at their mean."""
-    names = list(frame.series.unique())
-    short = dict(zip(names, labels(names, 18)))
-    frame = frame.assign(series=frame.series.map(short))
-    colours = alt.Scale(domain=list(short.values()), range=[LIGHT[look.colour] for look in looks])
-    base = alt.Chart(_data(frame)).encode(
-        y=alt.Y("series:N", sort=list(short.values()), title=None),
-        color=alt.Color("series:N", scale=colours, legend=None),
-    )
-    x: dict[str, Any] = {"scale": alt.Scale(zero=False), "axis": alt.Axis(tickCount=5)}
-    circles = base.mark_circle(size=50, opacity=0.45)
-    means = base.mark_tick(aria=False, thickness=2.5, size=20)
-    parts = [
-        circles.encode(x=alt.X("value:Q", title=title, **x), description="tip:N"),
-        means.encode(x=alt.X("mean(value):Q", title=title, **x)),
-    ]
-    return alt.layer(*parts).properties(width=WIDTH - 40, height=max(38 * len(names), 76))
 
 
 def heat(

@@ -3,8 +3,6 @@
 Tasks are counted from 1. `after` is the number of tasks learned so far.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """The page to explore: a slider for the aperture of digits or of a shield's layers."""
 
-from __future__ import annotations
-
 import base64
 from dataclasses import asdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The page: one self-contained HTML file that opens from disk without a network."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

@@ -1,7 +1,5 @@
 """Panels of the page: a chart, a label that describes it, and its values as a table."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,15 +1,11 @@
 """The sections of the page, which are also the figures; sections without numbers have no charts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from conceptors.report import charts, data
-from conceptors.report.panels import Panel, Section, curve_panel, matrix_panel
-from conceptors.report.text import clean, labels, number
+from conceptors.report.panels import Section, curve_panel, matrix_panel
+from conceptors.report.text import clean, labels
 from conceptors.report.theme import look, method_looks, save, task_looks
 
 LEARNED = "number of tasks learned"
@@ -33,25 +29,12 @@ def write(results: dict[str, Any], folder: Path) -> list[Path]:
 
 
 def accuracy(results: dict[str, Any]) -> Section:
-    """Accuracy over the tasks learned so far, and the final accuracy of each seed."""
-    looks = dict(zip(data.methods(results), method_looks(data.methods(results))))
+    """Accuracy over the tasks learned so far."""
     means = data.over_seeds(data.accuracy_so_far(results), "method", "after")
     means = means.rename(columns={"method": "series", "after": "x"})
-    over_tasks = curve_panel(
-        "Over tasks", means, list(looks.values()), "after task", LEARNED, MEASURE, " %"
-    )
-    runs = [(run["method"], run["seed"], run["final_accuracy"]) for run in results["runs"]]
-    runs.sort(key=lambda run: -results["summary"][run[0]]["mean"])
-    frame = pd.DataFrame(runs, columns=["series", "seed", "value"])
-    frame["text"] = frame.value.map(number)
-    cells = zip(frame.series, frame.seed, frame.text)
-    frame["tip"] = [f"{method}, seed {seed}: {text} %" for method, seed, text in cells]
-    names = frame.series.unique()
-    chart = charts.dots(frame, [looks[name] for name in names], MEASURE)
-    table = frame.pivot(index="seed", columns="series", values="text")[names].fillna("–")
-    title = "Each seed after the last task" if len(table) > 1 else "After the last task"
-    seeds = Panel(title, chart, f"{MEASURE}, {title}", table)
-    return Section("accuracy", [over_tasks, seeds], {"bands": bool(means.sd.notna().any())})
+    looks, titles = method_looks(data.methods(results)), ("after task", LEARNED, MEASURE, " %")
+    panel = curve_panel("Over tasks", means, looks, *titles)
+    return Section("accuracy", [panel], {"bands": bool(means.sd.notna().any())})
 
 
 def forgetting(results: dict[str, Any]) -> Section:

@@ -1,22 +1,17 @@
 """A page about one shield: how full each layer is, what passes, and what to do."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
-from conceptors import Conceptor, similarity
+from conceptors import Conceptor, Shield, similarity
 from conceptors.report import sections
 from conceptors.report.data import evenly
 from conceptors.report.page import fill
 from conceptors.report.panels import Section, curve_panel
 from conceptors.report.text import shorten
 from conceptors.report.theme import look
-
-if TYPE_CHECKING:
-    from conceptors import Shield
 
 FULL = 0.9  # layers above this quota are full
 
@@ -70,14 +65,10 @@ def _spectra(shield: Shield) -> Section:
     names, panels = list(frame.series.unique()), []
     for at in range(0, len(names), 8):
         shown = names[at : at + 8]
-        title = f"layers {at + 1} to {at + len(shown)}"
+        title, part = f"layers {at + 1} to {at + len(shown)}", frame[frame.series.isin(shown)]
         looks = [look(k) for k in range(len(shown))]
-        x, y, part = (
-            "share of the directions",
-            "singular value of A",
-            frame[frame.series.isin(shown)],
-        )
-        panels.append(curve_panel(title, part, looks, "share", x, y, digits=3, domain=(0, 1)))
+        titles = ("share", "share of the directions", "singular value of A")
+        panels.append(curve_panel(title, part, looks, *titles, digits=3, domain=(0, 1)))
     return Section("spectra", panels)
 
 

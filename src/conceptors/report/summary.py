@@ -1,17 +1,12 @@
 """The summary table: one row per method, with the best values and published results."""
 
-from __future__ import annotations
-
-import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from conceptors.report import data
 from conceptors.report.text import MISSING, spread
 from conceptors.report.theme import method_looks
-
-_DIGITS = {"mean": 2, "forgetting": 2, "backward_transfer": 2, "seconds": 2, "stored_numbers": 0}
-_HIGHEST = {"mean": True, "forgetting": False, "backward_transfer": True}  # which is best
 
 
 @dataclass(frozen=True)
@@ -36,38 +31,34 @@ class Row:
 
 def summary(results: dict[str, Any]) -> list[Row]:
     """Return one row per method that ran, in descending order of accuracy."""
-    names, entries = data.methods(results), results["summary"]
-    best = {key: _best(entries, key) for key in _DIGITS}
-    rows = []
+    names, entries, rows = data.methods(results), results["summary"], []
+    most, least = _best(entries, "mean", max), _best(entries, "forgetting", min)
     for method, look in zip(names, method_looks(names)):
-        seeds = sum(run["method"] == method for run in results["runs"])
-        deviations = {"mean": entries[method].get("std") if seeds > 1 else None}
-        cells = {
-            key: _cell(entries[method].get(key), deviations.get(key), digits, method in best[key])
-            for key, digits in _DIGITS.items()
-        }
+        entry, seeds = entries[method], sum(run["method"] == method for run in results["runs"])
         published = (results.get("reference") or {}).get(method, {})
         note = str(published.get("source") or "")
-        cells["published"] = _cell(published.get("mean"), published.get("std"), note=note)
-        cells["seeds"] = Cell(str(seeds), seeds)
+        cells = {
+            "mean": _cell(entry["mean"], entry.get("std") if seeds > 1 else None, method in most),
+            "published": _cell(published.get("mean"), published.get("std"), note=note),
+            "forgetting": _cell(entry.get("forgetting"), best=method in least),
+            "seconds": _cell(entry.get("seconds")),
+            "seeds": Cell(str(seeds), seeds),
+        }
         rows.append(Row(method, look.colour, method in data.CEILINGS, cells))
     return sorted(rows, key=lambda row: -(row.cells["mean"].value or 0.0))
 
 
-def _cell(
-    value: float | None, sd: float | None, digits: int = 2, best: bool = False, note: str = ""
-) -> Cell:
-    if value is None or not math.isfinite(value):
-        return Cell()
-    return Cell(spread(value, sd, digits), value, best, note)
+def _cell(value: float | None, sd: float | None = None, best: bool = False, note: str = "") -> Cell:
+    return Cell() if value is None else Cell(spread(value, sd), value, best, note)
 
 
-def _best(entries: dict[str, dict[str, Any]], key: str) -> set[str]:
+def _best(entries: dict[str, dict[str, Any]], key: str, choose: Callable[..., float]) -> set[str]:
     """Return the methods with the best printed value; none if all are equal."""
     values = {
         method: round(entry[key], 2)
         for method, entry in entries.items()
-        if key in _HIGHEST and method not in data.CEILINGS and entry.get(key) is not None
+        if method not in data.CEILINGS and entry.get(key) is not None
     }
-    top = (max if _HIGHEST.get(key) else min)(values.values(), default=None)
-    return {m for m, value in values.items() if value == top and len(set(values.values())) > 1}
+    if len(set(values.values())) < 2:
+        return set()
+    return {method for method, value in values.items() if value == choose(values.values())}

@@ -1,7 +1,5 @@
 """Format numbers and words for readers; make names from files safe to show."""
 
-from __future__ import annotations
-
 import json
 import math
 import unicodedata

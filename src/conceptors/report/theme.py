@@ -4,8 +4,6 @@ Curves differ in colour, dashes and markers, so grey prints stay readable. The c
 Okabe and Ito, which people with any colour vision can distinguish.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Sequence

@@ -1,30 +1,33 @@
 """What a method is: a learner that gets one task after another.
 
 `Learner` is plain training. Every method is a small subclass that changes a few of its steps:
-`start_task`, `gradients`, `end_task`, `weights_for_test`.
+`start_task`, `gradients`, `end_task`, `outputs`.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from conceptors._internal.cuda_graph import CudaGraph
 from conceptors._internal.precision import passes_in
 from conceptors.experiments.events import Event, Progress
-from conceptors.experiments.methods.lesson import Lesson
 from conceptors.experiments.methods.settings import OwnSettings, Settings
-from conceptors.experiments.networks import AlexNet, build_network
+from conceptors.experiments.methods.training import (
+    RunningMean,
+    sample_order,
+    to_unit_length,
+    varied,
+)
+from conceptors.experiments.networks import MLP, AlexNet, build_network
 from conceptors.experiments.scenarios import Scenario, Split
 
 _AT_ONCE = 5000  # samples that are tested together
 _WITH_NORMS = 1000  # the same where norms use statistics of the batch
-_FOR_NORMS = 4000  # samples that fixed norms are measured on
+_LARGEST_LOSS = 1e19  # above it, training has diverged
 
 
 class Learner:
@@ -87,15 +90,6 @@ class Learner:
     def end_task(self, number: int) -> None:
         """Finish a task, after its last step."""
 
-    def stored_numbers(self) -> int | None:
-        """How many numbers are stored between tasks, besides weights; None if not counted."""
-        return None
-
-    @contextmanager
-    def weights_for_test(self) -> Iterator[None]:
-        """Inside, the model has the weights that are tested, if others are trained."""
-        yield
-
     def steps(self, number: int) -> int:
         """Steps of a task: the same for all tasks, whatever their share of the data."""
         s, tasks = self.settings, self.scenario.tasks
@@ -127,44 +121,63 @@ class Learner:
 
     # --- training -------------------------------------------------------------------------
 
-    def learn(self, number: int) -> dict[str, Any]:
-        """Learn a task and return its history; `diverged` is set if that failed."""
+    def learn(self, number: int) -> None:
+        """Learn a task; `diverged` is set if that failed."""
         with self.passes():
-            return self._learn(number)
+            self.start_task(number)
+            if self._train(number):
+                self.end_task(number)
+            else:
+                self.diverged = f"task {number + 1} of {len(self.scenario.tasks)}"
 
-    def _learn(self, number: int) -> dict[str, Any]:
-        s, task, tasks = self.settings, self.scenario.tasks[number], len(self.scenario.tasks)
+    def _train(self, number: int) -> bool:
+        """Do the steps of a task; return whether loss and weights remain usable numbers."""
+        s, seed, task = self.settings, self.scenario.seed, self.scenario.tasks[number]
+        split, parameters, total = self.training_split(number), self.trained(), self.steps(number)
+        optimizer = self.new_optimizer((number and s.later_rate) or s.rate)
+        order = sample_order(len(split), s.batch * total, number, seed)
+        order = order.view(-1, s.batch).to(self.device)
+        places, last_loss = order[0].long(), torch.zeros((), device=self.device)
+        mean = RunningMean(parameters, s.average) if s.average else None
         threshold = (number and s.stop_above_later) or s.stop_above or math.inf
-        self.start_task(number)
-        lesson, total = Lesson(self, number), self.steps(number)
-        history: dict[str, Any] = {"task": number, "step": [], "loss": [], "validation": []}
+
+        def step() -> None:
+            x, y = split.take(places)
+            if s.mirror or s.shift:
+                x = varied(x, s.mirror, s.shift)
+            losses = self.loss(self.forward(x), y, number)
+            optimizer.zero_grad(set_to_none=True)
+            (losses.mean() if s.gradient == "mean" else losses.sum()).backward()
+            self.gradients(number)
+            if s.gradient == "unit":
+                to_unit_length(self.model)
+            optimizer.step()
+            last_loss.copy_(losses.detach().mean())
+
+        def is_finite() -> bool:
+            squares = torch.stack([p.detach().square().sum() for p in parameters])
+            return bool(squares.sum().isfinite()) and abs(float(last_loss)) < _LARGEST_LOSS
+
+        is_fixed = isinstance(self.model, (MLP, AlexNet))  # every step is the same work
+        can_replay = self.replay and self.device.type == "cuda" and is_fixed
+        # recorded in the precision of the passes around it
+        run_step = CudaGraph(step, exact=False) if can_replay else step
         self.model.train()
-        for step in range(1, total + 1):
-            lesson.step()
-            if step % s.check_every and step < total:
-                continue
-            accuracy = self.accuracy(task.validation, number, s.validation)
-            loss = float(lesson.loss)
-            history["step"].append(step)
-            history["loss"].append(loss if math.isfinite(loss) else None)  # JSON has no NaN
-            history["validation"].append(accuracy)
-            text = f"step {step} of {total}, {accuracy:.1f} % on validation data"
-            self.progress(Event("step", text, self.name, self.scenario.seed, number + 1, tasks))
-            if accuracy > threshold or lesson.diverged():
-                break
-        lesson.finish()
-        if lesson.diverged():
-            self.diverged = f"task {number + 1} of {tasks}"
-            return history
-        del lesson
-        if s.norms == "first" and number == 0 and isinstance(self.model, AlexNet):
-            places = task.train.drawn(_FOR_NORMS, 179_424_673 + self.scenario.seed)
-            parts = places.chunk(-(-len(places) // _WITH_NORMS))
-            self.model.fix_norms(task.train.take(part)[0] for part in parts)
-        self.end_task(number)
-        if (count := self.stored_numbers()) is not None:
-            self.extras["stored_numbers"] = count
-        return history
+        for done in range(1, total + 1):
+            places.copy_(order[done - 1])
+            run_step()
+            if mean is not None and done % mean.every == 0:
+                mean.add()
+            if done % s.check_every == 0 or done == total:
+                accuracy = self.accuracy(task.validation, number, s.validation)
+                text = f"step {done} of {total}, {accuracy:.1f} % on validation data"
+                count = len(self.scenario.tasks)
+                self.progress(Event("step", text, self.name, seed, number + 1, count))
+                if accuracy > threshold or not is_finite():
+                    break
+        if mean is not None:
+            mean.use()
+        return is_finite()
 
     def passes(self) -> AbstractContextManager[None]:
         """Set the precision in which a GPU computes outputs and gradients."""
@@ -172,11 +185,10 @@ class Learner:
 
     # --- testing --------------------------------------------------------------------------
 
-    def test(self, count: int | None = None) -> list[float]:
-        """Test accuracy in percent on all tasks, or on the first `count`."""
-        tasks = self.scenario.tasks[:count]
-        with self.weights_for_test():
-            return [self.accuracy(task.test, number) for number, task in enumerate(tasks)]
+    def test(self, count: int | None = None, part: str = "test") -> list[float]:
+        """Accuracy in percent on all tasks, or the first `count`; `part` may be "validation"."""
+        splits = [getattr(task, part) for task in self.scenario.tasks[:count]]
+        return [self.accuracy(split, number) for number, split in enumerate(splits)]
 
     @torch.no_grad()
     def accuracy(self, split: Split, number: int, limit: int | None = None) -> float:

@@ -1,7 +1,5 @@
 """Training under a shield: `Shield(model)`, and CAB (He & Jaeger 2017) with chosen apertures."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -54,10 +52,10 @@ class Shielded(Learner):
     def gradients(self, number: int) -> None:
         self.shield.project_(self.optimizer)
 
-    def learn(self, number: int) -> dict[str, Any]:
+    def learn(self, number: int) -> None:
         with warnings.catch_warnings():  # full layers are expected here; the results record quotas
             warnings.simplefilter("ignore", ShieldFullWarning)
-            return super().learn(number)
+            super().learn(number)
 
     def end_task(self, number: int) -> None:
         del self.optimizer  # the shield would prepare it for steps that never come
@@ -84,11 +82,6 @@ class Shielded(Learner):
         split = self.scenario.tasks[number].train
         places = split.drawn(self.settings.samples, 224_737 * (number + 1) + self.scenario.seed)
         return map(split.take, places.split(1000))
-
-    def stored_numbers(self) -> int:
-        """The conceptors of all tasks together; anchors are weights."""
-        conceptors = self.shield.conceptors().values()
-        return sum(C.batch_shape.numel() * C.dim**2 for C in conceptors)
 
 
 @dataclass(frozen=True)

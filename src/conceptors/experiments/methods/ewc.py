@@ -1,7 +1,5 @@
 """Elastic weight consolidation (Kirkpatrick et al. 2017)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +10,7 @@ from torch.nn import functional
 
 from conceptors.experiments.methods.base import Learner
 from conceptors.experiments.methods.settings import Settings, setting
+from conceptors.experiments.networks import AlexNet
 
 _SAMPLES = 1000  # images per task for the Fisher information
 _NUMBERS = 2e8  # in the gradients of samples that are differentiated at once
@@ -49,9 +48,6 @@ class Ewc(Learner):
         share = new / self.fisher.clamp_min(torch.finfo(new.dtype).tiny)
         self.anchor = torch.lerp(self.anchor, weights_of(self.model).detach(), share)
 
-    def stored_numbers(self) -> int:
-        return len(self.fisher) + len(self.anchor)
-
 
 def weights_of(model: nn.Module) -> Tensor:
     """All parameters as one vector."""
@@ -65,10 +61,10 @@ def fisher(learner: Learner, number: int, labels: str) -> Tensor:
     With sigmoid outputs each output is an independent Bernoulli variable.
     """
     model, is_softmax = learner.model, learner.settings.loss == "softmax"
-    if any(isinstance(m, nn.BatchNorm2d) and m.running_mean is None for m in model.modules()):
+    if isinstance(model, AlexNet):
         raise ValueError(
-            "The Fisher information needs gradients of single samples, but norms use statistics "
-            "of the batch. Set norms=first"
+            f"{learner.name} cannot learn colour images: the Fisher information needs gradients of "
+            f"single samples, but this network's norms use statistics of the batch"
         )
     parameters = {name: p.detach() for name, p in model.named_parameters()}
     totals = {name: torch.zeros_like(p) for name, p in parameters.items()}

@@ -1,9 +1,5 @@
 """Incremental moment matching (Lee et al. 2017)."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,15 +51,10 @@ class Imm(Learner):
         self.previous, self.precision = weights, old + new
         self.merged = (old * self.merged + new * weights) / self.precision
 
-    def stored_numbers(self) -> int:
-        """Merged weights, and their precision unless it is 1 everywhere."""
-        return len(self.merged) * (2 if self.settings.mode == "mode" else 1)
-
-    @contextmanager
-    def weights_for_test(self) -> Iterator[None]:
+    def test(self, *args: Any) -> list[float]:
+        """Test the merged weights; training continues from its own."""
         trained, parameters = weights_of(self.model).detach(), list(self.model.parameters())
         nn.utils.vector_to_parameters(self.merged, parameters)
-        try:
-            yield
-        finally:
-            nn.utils.vector_to_parameters(trained, parameters)
+        accuracies = super().test(*args)
+        nn.utils.vector_to_parameters(trained, parameters)
+        return accuracies

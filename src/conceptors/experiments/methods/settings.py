@@ -1,7 +1,5 @@
 """Settings of methods: every field is an option of the command line, and explains itself."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
@@ -54,7 +52,6 @@ class Settings(OwnSettings):
     stop_above: float = setting(0.0, "validation accuracy in percent that ends a task; 0 for none")
     stop_above_later: float = setting(0.0, "the same from the second task on; 0 for the same")
     dropout: float = setting(0.0, "AlexNet's dropout; its first two layers use 0.4 of it")
-    norms: str = setting("batch", "statistics of each batch or the first task", ("batch", "first"))
     mirror: bool = setting(False, "mirror colour images at random in training")
     shift: int = setting(0, "shift colour images at random by up to so many pixels in training")
     check_every: int = setting(1000, "steps between checks on validation samples")

@@ -1,7 +1,5 @@
 """A network under conceptors whose last layer is replaced by a readout in closed form."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -13,10 +11,10 @@ from conceptors import LayerInputs, PatchFeatures, RandomFeatures, Readout
 from conceptors._internal.precision import exactly
 from conceptors.experiments.methods import cab
 from conceptors.experiments.methods.base import only
-from conceptors.experiments.methods.closed.base import CALIBRATION, SEED
-from conceptors.experiments.methods.closed.readout import class_scores, input_lift, numbers_in
+from conceptors.experiments.methods.closed import CALIBRATION, SEED
+from conceptors.experiments.methods.readout import class_scores
 from conceptors.experiments.methods.settings import setting
-from conceptors.readout import Scaling, SideBySide
+from conceptors.readout import Lift, Scaling, SideBySide
 
 _BODY = (
     "whether the layers before the last learn after the first task, under conceptors; "
@@ -51,11 +49,15 @@ class ShieldReadout(cab.Shielded):
         s, scenario, seed = self.settings, self.scenario, SEED + self.scenario.seed
         example = torch.zeros(2, *scenario.inputs, device=self.device)
         self.body = LayerInputs(self.model, example, layers=self.layers[1:])
-        width = self.body.out_features - example[0].numel()
+        pixels, image = example[0].numel(), scenario.image
+        width = self.body.out_features - pixels
         layers = RandomFeatures(width, s.lift, seed=seed) if width < s.lift else Scaling(width)
-        inputs = input_lift(scenario, s.lift or _PIXELS, "fourier", 0.25, seed)
-        if scenario.image is not None and scenario.image[0] > 1:
-            inputs = PatchFeatures(scenario.image, s.filters, grid=2, seed=seed)
+        inputs: Lift
+        if image is not None and image[0] > 1:
+            inputs = PatchFeatures(image, s.filters, grid=2, seed=seed)
+        else:
+            count = s.lift or _PIXELS
+            inputs = RandomFeatures(pixels, count, "fourier", shape=0.25, image=image, seed=seed)
         lift = SideBySide(inputs, layers)
         self.readout = Readout(lift.in_features, lift).to(self.device)
         is_told_apart = not scenario.heads and scenario.tasks[0].classes is not None
@@ -65,15 +67,14 @@ class ShieldReadout(cab.Shielded):
     def trained_classes(self, number: int) -> Tensor | None:
         return self.scenario.tasks[number].classes
 
-    def learn(self, number: int) -> dict[str, Any]:
+    def learn(self, number: int) -> None:
         if number and self.fixes_body:  # only the readout learns
             with self.passes():
                 self.end_task(number)
-            return {"task": number, "step": [], "loss": [], "validation": []}
+            return
         self.is_training = True
-        history = super().learn(number)
+        super().learn(number)
         self.is_training = False
-        return history
 
     def end_task(self, number: int) -> None:
         if not self.fixes_body:  # otherwise there is nothing to protect
@@ -102,10 +103,6 @@ class ShieldReadout(cab.Shielded):
         rows = self.body(x)
         with exactly():
             return class_scores(self.readout, rows, self.scenario.classes)
-
-    def stored_numbers(self) -> int:
-        """The shield's conceptors and the readout's sums."""
-        return super().stored_numbers() + numbers_in(self.readout, self.scenario.classes)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """Sequences of tasks as one seed sees them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -59,7 +57,7 @@ class Scenario:
     heads: bool = False  # one head per task: the task is known when testing
     image: tuple[int, int, int] | None = None  # channels, height, width, if samples are images
 
-    def to(self, device: torch.device) -> Scenario:
+    def to(self, device: torch.device) -> "Scenario":
         """Move all samples to a device; tensors that tasks share are moved once."""
 
         @cache

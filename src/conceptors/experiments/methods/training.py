@@ -1,70 +1,8 @@
-"""One task as it is learned: the order of samples, and the training step."""
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+"""Parts of a training step: the order of samples, their variations, gradients and weights."""
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-
-from conceptors._internal.cuda_graph import CudaGraph
-from conceptors.experiments.networks import MLP, AlexNet
-
-if TYPE_CHECKING:
-    from conceptors.experiments.methods.base import Learner
-
-
-class Lesson:
-    """The training steps of a learner in one task; `loss` is that of the last step."""
-
-    def __init__(self, learner: Learner, number: int) -> None:
-        s, seed, device = learner.settings, learner.scenario.seed, learner.device
-        split, self._parameters = learner.training_split(number), learner.trained()
-        optimizer = learner.new_optimizer((number and s.later_rate) or s.rate)
-        order = sample_order(len(split), s.batch * learner.steps(number), number, seed)
-        self._order, self._done = order.view(-1, s.batch).to(device), 0
-        self._places = places = self._order[0].long()
-        self._mean = RunningMean(self._parameters, s.average) if s.average else None
-        self.loss = loss = torch.zeros((), device=device)
-
-        def step() -> None:  # a method would keep the optimizer after its task: a reference cycle
-            x, y = split.take(places)
-            if s.mirror or s.shift:
-                x = varied(x, s.mirror, s.shift)
-            losses = learner.loss(learner.forward(x), y, number)
-            optimizer.zero_grad(set_to_none=True)
-            (losses.mean() if s.gradient == "mean" else losses.sum()).backward()
-            learner.gradients(number)
-            if s.gradient == "unit":
-                to_unit_length(learner.model)
-            optimizer.step()
-            loss.copy_(losses.detach().mean())
-
-        is_fixed = isinstance(learner.model, (MLP, AlexNet))  # every step is the same work
-        can_replay = learner.replay and device.type == "cuda" and is_fixed
-        # recorded in the precision of the passes around it
-        self._run = CudaGraph(step, exact=False) if can_replay else step
-
-    def step(self) -> None:
-        """Do the next step."""
-        self._places.copy_(self._order[self._done])
-        self._run()
-        self._done += 1
-        if self._mean is not None and self._done % self._mean.every == 0:
-            self._mean.add()
-
-    def finish(self) -> None:
-        """Set the weights that the task ends with."""
-        if self._mean is not None:
-            self._mean.use()
-
-    @torch.no_grad()
-    def diverged(self) -> bool:
-        """Whether the loss or the squares of the weights are no usable numbers."""
-        squares = [parameter.square().sum() for parameter in self._parameters]
-        is_finite = bool(torch.stack(squares).sum().isfinite())
-        return not (is_finite and abs(float(self.loss)) < 1e19)
 
 
 class RunningMean:

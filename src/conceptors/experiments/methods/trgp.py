@@ -1,15 +1,13 @@
 """Trust region gradient projection (Lin, Yang, Fan & Zhang 2022)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from conceptors.experiments.methods.relatives.gpm import Gpm, GpmSettings
-from conceptors.experiments.methods.relatives.projected import MatrixLayer, RemixLearner, joined
+from conceptors.experiments.methods.gpm import Gpm, GpmSettings
+from conceptors.experiments.methods.projected import MatrixLayer, RemixLearner, joined
 from conceptors.experiments.methods.settings import setting
 
 _TRUSTED = 2  # old tasks per layer at most, those with the largest shares
@@ -74,8 +72,3 @@ class Trgp(RemixLearner, Gpm):
                 ordered.cumsum(0) - ordered
             )
             self.used[layer].append(order[: int(((missing > 0) & (ordered > 0)).sum())])
-
-    def stored_numbers(self) -> int:
-        """GPM's directions and the learned S."""
-        mixes = [remix.mix for remixes in self.remixes for remix in remixes]
-        return super().stored_numbers() + sum(mix.numel() for mix in mixes)

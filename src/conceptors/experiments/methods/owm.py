@@ -1,14 +1,12 @@
 """Orthogonal weights modification (Zeng, Chen, Cui & Yu 2019)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from conceptors.experiments.methods.relatives.projected import MatrixLayer, ProjectedLearner
+from conceptors.experiments.methods.projected import MatrixLayer, ProjectedLearner
 from conceptors.experiments.methods.settings import Settings, setting
 
 _LONGEST = 10.0  # norm to which the projected gradient of all parameters is clipped
@@ -16,10 +14,7 @@ _LONGEST = 10.0  # norm to which the projected gradient of all parameters is cli
 
 @dataclass(frozen=True)
 class OwmSettings(Settings):
-    alpha: float = setting(1.0, "α at the start of a task; smaller protects more")
-    alpha_decay: str = setting(
-        "0.1", "α at the end of a task relative to its start; one per layer: 0.9,1,0.6"
-    )
+    alpha_decay: str = setting("0.1", "α at the end of a task; one per layer: 0.9,1,0.6")
 
 
 class Owm(ProjectedLearner):
@@ -29,7 +24,7 @@ class Owm(ProjectedLearner):
 
         k = P x / (α + xᵀ P x),    P ← P - k (P x)ᵀ,    g ← g P.
 
-    With one α that is P = α (α I + Σ x xᵀ)⁻¹. α falls exponentially within each task. In
+    With one α that is P = α (α I + Σ x xᵀ)⁻¹. α falls exponentially within each task, from 1. In
     convolutions x is the mean over patches too, which the paper's code goes through one by one.
     """
 
@@ -63,12 +58,9 @@ class Owm(ProjectedLearner):
 
     def projected(self, gradient: Tensor, layer: MatrixLayer) -> Tensor:
         P, x = self.projectors[layer], layer.rows().mean(0)
-        alpha = self.settings.alpha * self.decays[layer] ** self.done
+        alpha = self.decays[layer] ** self.done
         Px = P @ x
         # rounding can make xᵀ P x negative, and then α + xᵀ P x could reach 0
         half = Px / (alpha + (x @ Px).clamp_min(0)).sqrt()
         P.sub_(torch.outer(half, half))  # stays symmetric to the last bit
         return gradient @ P
-
-    def stored_numbers(self) -> int:
-        return sum(P.numel() for P in self.projectors.values())

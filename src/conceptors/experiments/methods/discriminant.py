@@ -1,14 +1,12 @@
 """Nearest class mean, and linear discriminant analysis: SLDA and KLDA."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from conceptors import RandomFeatures
-from conceptors.experiments.methods.closed.base import LiftSettings, LinearScores
+from conceptors.experiments.methods.closed import LiftSettings, LinearScores
 from conceptors.readout import Sums
 
 _SHRINKAGE = 1e-4  # ε
@@ -26,9 +24,6 @@ class Ncm(LinearScores):
     def end_task(self, number: int) -> None:
         means = class_means(self.sums)
         self.weights, self.biases = 2 * means, -means.square().sum(1)
-
-    def stored_numbers(self) -> int:
-        return self.sums.cross.numel() + len(self.sums.squares)
 
 
 class Slda(LinearScores):

@@ -1,14 +1,12 @@
 """Ridge regression on random ReLU features: ACIL and RanPAC."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from conceptors.experiments.methods.closed.base import LiftSettings, LinearScores
+from conceptors.experiments.methods.closed import LiftSettings, LinearScores
 from conceptors.readout import Sums
 
 GAMMA = 0.1  # ridge of ACIL

@@ -1,7 +1,5 @@
 """Gradient projection memory (Saha, Garg & Roy 2021), and its scaled form (Saha & Roy 2023)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from conceptors.experiments.methods.relatives.projected import MatrixLayer, ProjectedLearner
+from conceptors.experiments.methods.projected import MatrixLayer, ProjectedLearner
 from conceptors.experiments.methods.settings import Settings, setting
 
 _ROUNDING = 1e-12  # share of the energy
@@ -63,9 +61,6 @@ class Gpm(ProjectedLearner):
         """Importances λ `[r]` of directions after a task: all of them count fully."""
         return torch.ones_like(strengths)
 
-    def stored_numbers(self) -> int:
-        return sum(basis.numel() for basis in self.bases.values())
-
 
 @dataclass(frozen=True)
 class SgpSettings(GpmSettings):
@@ -88,9 +83,6 @@ class Sgp(Gpm):
         largest = strengths.amax().clamp_min(torch.finfo(strengths.dtype).tiny)
         new: Tensor = (alpha + 1) * strengths / (alpha * strengths + largest)
         return (new + functional.pad(old, (0, len(new) - len(old)))).clamp_max(1)
-
-    def stored_numbers(self) -> int:
-        return super().stored_numbers() + sum(len(each) for each in self.importances.values())
 
 
 def extended(basis: Tensor, rows: Tensor, share: float) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,5 @@
 """What OWM, GPM, TRGP and CODE-CL share: layers as matrices, and projected gradients of these."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 

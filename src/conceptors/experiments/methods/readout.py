@@ -1,7 +1,5 @@
 """`Readout`: ridge regression on all samples so far, on random features."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from conceptors import RandomFeatures, Readout
-from conceptors.experiments.methods.closed.base import ClosedForm, LiftSettings
+from conceptors.experiments.methods.closed import ClosedForm, LiftSettings
 from conceptors.experiments.methods.settings import setting
-from conceptors.experiments.scenarios import Scenario
 from conceptors.readout import Lift, Scaling
 
 
@@ -34,13 +31,12 @@ class ReadoutMethod(ClosedForm):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         s = self.settings
+        image = self.scenario.image if s.features == "none" else None
+        options: dict[str, Any] = {"shape": s.shape, "image": image, "seed": self.seed}
         lift: Lift = Scaling(self.width)
-        if s.lift and s.features == "none":
-            lift = input_lift(self.scenario, s.lift, s.activation, s.shape, self.seed)
-        elif s.lift:
-            lift = RandomFeatures(self.width, s.lift, s.activation, shape=s.shape, seed=self.seed)
-        scores: Any = s.scores
-        self.readout = Readout(self.width, lift, scores=scores).to(self.device)
+        if s.lift:
+            lift = RandomFeatures(self.width, s.lift, s.activation, **options)
+        self.readout = Readout(self.width, lift, scores=s.scores).to(self.device)
 
     def calibrate(self, rows: Tensor) -> None:
         self.readout.calibrate(rows)
@@ -51,9 +47,6 @@ class ReadoutMethod(ClosedForm):
     def scores(self, rows: Tensor) -> Tensor:
         return class_scores(self.readout, rows, self.classes)
 
-    def stored_numbers(self) -> int:
-        return numbers_in(self.readout, self.classes)
-
 
 def class_scores(readout: Readout, rows: Tensor, classes: int) -> Tensor:
     """Scores `[n, classes]` of features `[n, d]`, -∞ for classes that were never seen."""
@@ -62,15 +55,3 @@ def class_scores(readout: Readout, rows: Tensor, classes: int) -> Tensor:
         seen = readout.counts.nonzero().flatten()
         scores[:, seen] = readout(rows)[:, seen]
     return scores
-
-
-def numbers_in(readout: Readout, classes: int) -> int:
-    """Numbers in a readout's sums of products, of each class, and of samples."""
-    width: Any = readout.lift.out_features
-    return int((width + 1) ** 2 + classes * (width + 2))
-
-
-def input_lift(scenario: Scenario, count: int, activation: Any, shape: float, seed: int) -> Lift:
-    """Random features of a scenario's inputs: smooth ones of images."""
-    width = math.prod(scenario.inputs)
-    return RandomFeatures(width, count, activation, shape=shape, image=scenario.image, seed=seed)

@@ -1,1 +1,0 @@
-"""Methods in closed form: one pass over a task, no gradients, nothing kept but sums."""

@@ -1,1 +1,0 @@
-"""Methods that, like CAB, keep updates out of the directions that earlier tasks used."""
