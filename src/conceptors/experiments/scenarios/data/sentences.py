@@ -4,6 +4,7 @@ The encoder comes from `$CONCEPTORS_DATA/minilm`, or from the package gt-all-min
 contains its weights. The features are computed once and stored in the cache.
 """
 
+import hashlib
 import json
 import os
 from importlib.util import find_spec
@@ -67,7 +68,10 @@ def sentences() -> Sentences:
 
 def load_encoded(name: str) -> Encoded:
     """CLINC150 as features `[n, 7, 384]`: the mean over tokens of each hidden layer of MiniLM."""
-    data, path = sentences(), cache_folder() / name / "features.safetensors"
+    data, key = sentences(), hashlib.sha256()  # another encoder has other features
+    for file in sorted(encoder_folder().iterdir()):
+        key.update(file.read_bytes() if file.suffix in (".safetensors", ".bin", ".json") else b"")
+    path = cache_folder() / name / f"features-{key.hexdigest()[:16]}.safetensors"
     try:
         features, _ = storage.read(path, "features")
     except (OSError, ValueError):  # not stored, or damaged
