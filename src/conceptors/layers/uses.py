@@ -1,7 +1,9 @@
 """Uses of weights that hooks do not see: without a call of their layer, or inside its own forward.
 
-A rule covers the functions inside a call of its layer. A subclass that overrides forward may use
-the weight in another way, so there the functions themselves stand for the calls (`inner`).
+A rule covers the functions inside a call of its layer, and expects the arguments of the class that
+it was registered for. A subclass that overrides forward may change them before they reach the
+weight (positions of a mask, permuted channels). For layers that are a single torch function, the
+arguments of that function are the inputs.
 """
 
 from __future__ import annotations
@@ -11,14 +13,31 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from conceptors.layers.base import Call
-from conceptors.layers.inner import inner_call, overrides_forward
+from conceptors.layers.base import Call, owner_of
 
 _KINDS = ("tensor", "zeros", "ones", "empty", "full", "rand", "randn", "randint")
 _FORMS = {f"new_{kind}" for kind in _KINDS} | {f"{kind}_like" for kind in _KINDS}
 _READS = {"item", "tolist", "numpy", "__float__", "__int__", "__bool__"}
+
+_CONVOLUTIONS = {torch.conv1d, torch.conv2d, torch.conv3d}
+_CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+_ARGUMENTS: dict[object, tuple[str, ...]] = {  # of the functions that layers call
+    functional.linear: ("input", "weight", "bias"),
+    functional.embedding: ("input", "weight"),
+    functional.layer_norm: ("input", "normalized_shape", "weight", "bias"),
+    functional.rms_norm: ("input", "normalized_shape", "weight"),
+    functional.group_norm: ("input", "num_groups", "weight", "bias"),
+    functional.batch_norm: ("input", "running_mean", "running_var", "weight", "bias"),
+    **dict.fromkeys(_CONVOLUTIONS, _CONV),
+}
+_DEFAULTS = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}  # of convolutions
+SINGLE = (  # layers that are one torch function
+    *(nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm),
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.Conv1d, nn.Conv2d, nn.Conv3d),
+)
 
 
 class WeightUses(TorchFunctionMode):
@@ -87,7 +106,7 @@ class WeightUses(TorchFunctionMode):
         layer = self._open[-1] if self._open else None
         if layer is None or layer not in self._calls:
             return layer is not None
-        call = inner_call(layer, func, args, kwargs, result)
+        call = _inner_call(layer, func, args, kwargs, result)
         if call is not None:
             self._calls[layer].append(call)
         return call is not None
@@ -106,3 +125,36 @@ def _name(func: Any) -> str:
     if name == "__get__":  # reads an attribute such as .T
         return f".{getattr(getattr(func, '__self__', None), '__name__', 'attribute')}"
     return name
+
+
+def overrides_forward(layer: nn.Module) -> bool:
+    """Whether a layer overrides the forward of the class that its rule is for."""
+    owner = owner_of(layer)
+    if owner is None:
+        return False
+    return "forward" in layer.__dict__ or type(layer).forward is not owner.forward
+
+
+def _inner_call(layer: Any, func: Any, args: Any, kwargs: Any, output: Any) -> Call | None:
+    """Return the layer call that a function call stands for; None if it stands for none."""
+    weight = getattr(layer, "weight", None)
+    if isinstance(layer, nn.Embedding) and func == Tensor.__getitem__ and args[0] is weight:
+        where = args[1][0] if isinstance(args[1], tuple) else args[1]
+        tokens = torch.arange(layer.num_embeddings, device=output.device)[where]
+        return Call((tokens,), {}, output)
+    names = _ARGUMENTS.get(func)
+    if names is None or not isinstance(layer, SINGLE) or weight is None:
+        return None
+    passed: dict[str, Any] = {"weight": None, "bias": None}
+    passed |= _DEFAULTS if func in _CONVOLUTIONS else {}
+    passed |= dict(zip(names, args)) | {k: v for k, v in kwargs.items() if k in names}
+    x, pads_zeros = passed.pop("input"), getattr(layer, "padding_mode", "zeros") == "zeros"
+    fits = all(_is_same(value, getattr(layer, name, None)) for name, value in passed.items())
+    return Call((x,), {}, output) if fits and pads_zeros else None
+
+
+def _is_same(passed: Any, own: Any) -> bool:
+    """Whether an argument is the layer's own parameter or setting."""
+    if isinstance(own, tuple) and isinstance(passed, int):
+        passed = (passed,) * len(own)
+    return passed is own or (not isinstance(own, Tensor) and bool(passed == own))

@@ -14,8 +14,8 @@ from torch.nn.parameter import is_lazy
 from conceptors._internal.distributed import is_sharded
 from conceptors.layers import Block, Rule, find_rule
 from conceptors.layers.bare import BareRule, stands_alone
-from conceptors.layers.inner import SINGLE, overrides_forward
 from conceptors.layers.magnitude import Magnitude, magnitudes
+from conceptors.layers.uses import SINGLE, overrides_forward
 
 _OVERRIDES = "its class overrides forward: register a rule for the class"
 
