@@ -73,11 +73,6 @@ def snap(values: Tensor, tol: float) -> Tensor:
     return torch.where(values <= tol, 0.0, torch.where(values >= 1 - tol, 1.0, values))
 
 
-def work_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype of small factorisations: float64 if the device supports it."""
-    return x.dtype if x.device.type == "mps" else torch.float64
-
-
 # --- from data to spectra ----------------------------------------------------------------
 
 
