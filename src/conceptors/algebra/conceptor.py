@@ -262,9 +262,7 @@ class Conceptor:
     def allclose(self, other: Conceptor, atol: float | None = None) -> bool:
         """Whether the matrices agree to within `atol` (default: the square root of epsilon)."""
         self._check_partner(other)
-        if atol is None:
-            atol = math.sqrt(torch.finfo(self.dtype).eps)
-        atol = checks.number(atol, "atol", 0.0, math.inf)
+        atol = checks.loose(self.dtype) if atol is None else atol
         return bool(torch.allclose(self.matrix(), other.matrix(), rtol=0.0, atol=atol))
 
     # --- products with vectors ------------------------------------------------------------
