@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from conceptors import PatchFeatures, RandomFeatures, Readout
 from conceptors.readout import SideBySide
 from helpers import normal
-from processes import Pair
 from readout.common import DIM, assert_close, assert_same_state, one_hot, samples, state
 
 State = dict[str, Any]
@@ -169,29 +168,9 @@ def test_a_sum_of_two_has_learned_what_both_learned(lift: str) -> None:
     assert_same_state((new(lift) + both).state_dict(), state(both))
 
 
-def shares(rank: int) -> tuple[Tensor, Tensor, list[str]]:
-    """Each process has seen other classes; what does not add up is refused in all of them."""
-    X, y = samples(1)
-    assert base().merged().n_samples == 0
-    only_one = base().learn(X, y) if rank else base()
-    assert torch.equal(only_one.merged().counts, y.bincount())
-    readout = base().learn(X[y % 2 == rank], y[y % 2 == rank])
-    before, total = state(readout), readout.merged()
-    assert_same_state(readout.state_dict(), before)
-    messages = []
-    for other in (base().learn(X, y if rank else one_hot(y)), Readout(DIM, 12, seed=rank)):
-        with pytest.raises(ValueError, match=r"different|learned") as caught:
-            other.calibrate(X).merged() if not other.n_samples else other.merged()
-        messages.append(str(caught.value))
-    return total.solution.weights, total.counts, messages
-
-
-def test_processes_add_up(pair: Pair) -> None:
-    whole = base().learn(*samples(1))
-    for weights, counts, messages in pair(shares):
-        assert_close(weights, whole.solution.weights)
-        assert torch.equal(counts, whole.counts)
-        assert "labels and numbers" in messages[0]
-        assert "readout.fresh()" in messages[1]
+def test_readouts_that_do_not_fit_together_are_not_added() -> None:
+    (X, y), whole = samples(1), base().learn(*samples(1))
+    with pytest.raises(ValueError, match="learned labels and numbers"):
+        whole + base().learn(X, one_hot(y))
     with pytest.raises(ValueError, match=r"different lifts.*readout\.fresh\(\)"):
         whole + Readout(DIM).learn(*samples(1))

@@ -119,7 +119,7 @@ def add_products_(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def check_batch(samples: Any, weights: Any, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Samples `[n, d]` and weights `[n]`, finite, in float64; `[groups, n, d]` as `like` has them."""
+    """Samples `[n, d]` (`[groups, n, d]` if `like` has groups) and weights `[n]`, in float64."""
     groups, dim = like.shape[:-2], like.shape[-1]
     samples = checks.real_tensor(samples, "samples").detach()
     fits = samples.shape[:-2] == groups if groups else samples.ndim >= 2

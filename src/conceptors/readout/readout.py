@@ -9,7 +9,6 @@ from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
-from torch import distributed as dist
 
 from conceptors._internal import checks
 from conceptors._internal.batches import (
@@ -18,7 +17,6 @@ from conceptors._internal.batches import (
     iterate,
     moved,
     undisturbed,
-    with_progress,
 )
 from conceptors._internal.precision import exactly
 from conceptors._internal.storage import digest
@@ -123,7 +121,6 @@ class Readout(nn.Module):
         *,
         feed: Feed | None = None,
         target: Callable[[Any], Tensor] | None = None,
-        progress: bool = False,
     ) -> Self:
         """Learn from a network's outputs for batches, in one pass without gradients.
 
@@ -134,15 +131,14 @@ class Readout(nn.Module):
             feed: function that calls the backbone with a batch; by default with its first element.
             target: function that returns the targets of a batch; by default its last element or
                 "labels".
-            progress: show a progress bar.
         """
         check_batches(batches, "learn_from")
         feed, target = feed or feed_without_labels, target or last_part
         here, before = self._here.device, self.n_samples
         with undisturbed(backbone):
-            shown = with_progress(iterate(batches, None, "learn_from"), progress, "learn")
             self._learn(
-                (moved(feed(backbone, batch), here), moved(target(batch), here)) for batch in shown
+                (moved(feed(backbone, batch), here), moved(target(batch), here))
+                for batch in iterate(batches, None, "learn_from")
             )
         if self.n_samples == before:
             raise ValueError("the loader is empty or used up; pass a DataLoader or a list")
@@ -270,35 +266,25 @@ class Readout(nn.Module):
         if not isinstance(other, Readout):
             return NotImplemented
         learned = [readout for readout in (self, other) if readout._sums]
-        _check_alike([readout._identity() for readout in learned])
-        total = (*learned, self)[0].fresh().to(self._here.device)
-        total._kind = self._kind or other._kind
-        for sums in (readout._sums for readout in learned if readout._sums):
+        if len({readout._lift_digest() for readout in learned}) > 1:
+            raise ValueError(
+                "these readouts have different lifts, so their sums cannot be added; calibrate "
+                "one, and create the others with readout.fresh() or load its state into them"
+            )
+        if len({readout._kind for readout in learned}) > 1:
+            kinds = " and ".join(KINDS[readout._kind] for readout in learned)
+            raise ValueError(f"these readouts cannot be added: they have learned {kinds}")
+        total = (*learned, self)[0].fresh()
+        for readout in learned:
+            total._kind = readout._kind
             total._sums = total._sums or total._new_sums()
-            total._sums.include(sums)
+            total._sums.include(readout._sums)
         return total
 
-    def merged(self, group: Any = None) -> Readout:
-        """Return a readout that has learned the samples of all processes of a group.
-
-        Every process of the `torch.distributed` group must call it, with the same calibrated lift.
-        """
-        total = self + self.fresh()
-        mine = (*self._identity(), self._sums.outputs if self._sums else 0)
-        everyone: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(everyone, mine, group=group)
-        _check_alike([identity[:2] for identity in everyone])
-        total._kind = max(kind for _, kind, _ in everyone)
-        if total._kind:
-            total._sums = total._sums or total._new_sums()
-            total._sums.grow(max(outputs for _, _, outputs in everyone))
-            total._sums.all_reduce(group)
-        return total
-
-    def _identity(self) -> tuple[str, int]:
-        """A fingerprint that lifts with the same features share, and the kind of targets."""
+    def _lift_digest(self) -> str:
+        """A fingerprint that lifts with the same features share."""
         state = {name: value.cpu() for name, value in self.lift.state_dict().items()}
-        return digest(state, {"lift": repr(self.lift)}), self._kind
+        return digest(state, {"lift": repr(self.lift)})
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Change the device only: `.half()` on a surrounding model must not round the sums."""
@@ -323,45 +309,40 @@ class Readout(nn.Module):
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         """Load all or nothing. The last arguments are missing keys, unexpected keys and errors."""
-        state = {k[len(prefix) :]: state_dict[k] for k in state_dict if k.startswith(prefix)}
+        keys = [key for key in state_dict if key.startswith(prefix)]
+        state = {key.removeprefix(prefix): state_dict.pop(key) for key in keys}
         if not state:
             args[-3].append(prefix + "kind")
             return
-        saved = {key: state[key] for key in state if key == "kind" or key.startswith("sums.")}
-        for key in saved:
-            del state_dict[prefix + key]  # the others are the lift's
-        options, lift_name = state_dict.pop(prefix + "options", None), repr(self.lift)
         try:
-            made = bytes(options.tolist()).decode() if isinstance(options, Tensor) else lift_name
-            if made != lift_name:
-                raise ValueError(f"they belong to the lift {made:.200}, not to {lift_name}")
-            kind, sums = self._read(saved)
-            lift: Any = copy.deepcopy(self.lift)
-            lift.load_state_dict({k[5:]: v for k, v in state.items() if k.startswith("lift.")})
-            if sums and not getattr(lift, "is_calibrated", True):
-                raise ValueError("the lift is not calibrated")
-            if not all(bool(value.isfinite().all()) for value in lift.state_dict().values()):
-                raise ValueError("the lift has entries that are not finite")
-        except (TypeError, ValueError, RuntimeError) as error:
+            kind, sums = self._read(state)
+        except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
             args[-1].append(f"{prefix}saved sums do not fit: {error}; load another checkpoint")
-            for key in [key for key in state_dict if key.startswith(prefix)]:
-                del state_dict[key]  # so the lift does not change either
             return
         self._kind, self._sums, self._solved = kind, sums, None
+        state_dict.update({prefix + key: value for key, value in state.items()})
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def _read(self, saved: dict[str, Any]) -> tuple[int, Sums | None]:
-        """The kind of targets and the sums of a saved state."""
-        tensors = {key.removeprefix("sums."): saved[key] for key in saved if key != "kind"}
-        number: Any = saved.get("kind")
+    def _read(self, state: dict[str, Any]) -> tuple[int, Sums | None]:
+        """Pop the kind of targets and the sums from a saved state, and check the rest."""
+        saved_lift, lift_name = bytes(state.pop("options").tolist()).decode(), repr(self.lift)
+        if saved_lift != lift_name:
+            raise ValueError(f"they belong to the lift {saved_lift:.200}, not to {lift_name}")
+        number, names = state.pop("kind"), [name for name in state if name.startswith("sums.")]
+        tensors = {name.removeprefix("sums."): state.pop(name) for name in names}
         is_index = isinstance(number, Tensor) and number.dtype == torch.int64
         kind = int(number) if is_index and number.numel() == 1 else -1
         if not 0 <= kind < len(KINDS) or (kind == 0) != (not tensors):
             raise ValueError(f"kind {number} does not fit {len(tensors)} tensors of sums")
+        lift: Any = copy.deepcopy(self.lift)
+        lift.load_state_dict({name.removeprefix("lift."): state[name] for name in state})
+        if not all(bool(value.isfinite().all()) for value in lift.state_dict().values()):
+            raise ValueError("the lift has entries that are not finite")
         if not tensors:
             return 0, None
-        width: Any = self.lift.out_features
-        sums = Sums.from_tensors(tensors, width + 1, self._here.device)
+        if not getattr(lift, "is_calibrated", True):
+            raise ValueError("the lift is not calibrated")
+        sums = Sums.from_tensors(tensors, lift.out_features + 1, self._here.device)
         if KINDS[kind] == "number" and sums.outputs > 1:
             raise ValueError(f"one number was learned per sample, not {sums.outputs}")
         ones = float(sums.gram[-1, -1])
@@ -384,15 +365,3 @@ class Readout(nn.Module):
         if getattr(h, "shape", None) != shape:
             raise ValueError(f"the lift must return {list(shape)} features; see its out_features")
         return torch.cat([h, torch.ones_like(h[:, :1])], 1)
-
-
-def _check_alike(identities: list[tuple[str, int]]) -> None:
-    if len({lift for lift, _ in identities}) > 1:
-        raise ValueError(
-            "these readouts have different lifts, so their sums cannot be added; calibrate one, "
-            "and create the others with readout.fresh() or load its state into them"
-        )
-    kinds = sorted({kind for _, kind in identities if kind})
-    if len(kinds) > 1:
-        learned = " and ".join(KINDS[kind] for kind in kinds)
-        raise ValueError(f"these readouts cannot be added: they have learned {learned}")

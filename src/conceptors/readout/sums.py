@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch import distributed as dist
 
 from conceptors._internal import checks
 from conceptors._internal.precision import exactly
@@ -73,14 +72,13 @@ class Sums:
             self.cross = torch.cat([self.cross, self.cross.new_zeros(missing, self.dim)])
             self.squares = torch.cat([self.squares, self.squares.new_zeros(missing)])
 
-    def include(self, other: Sums, factor: float = 1.0) -> None:
-        """Add other sums, `factor` times."""
-        device = self.cross.device
+    def include(self, other: Sums) -> None:
+        """Add other sums."""
         self.grow(other.outputs)
-        self.gram.add_(other.gram.to(device), alpha=factor)
-        self.cross[: other.outputs].add_(other.cross.to(device), alpha=factor)
-        self.squares[: other.outputs].add_(other.squares.to(device), alpha=factor)
-        self.count += factor * other.count
+        self.gram += other.gram.to(self.gram)
+        self.cross[: other.outputs] += other.cross.to(self.cross)
+        self.squares[: other.outputs] += other.squares.to(self.squares)
+        self.count += other.count
         self.eps = max(self.eps, other.eps)
 
     def with_targets(self, cross: Tensor, squares: Tensor) -> Sums:
@@ -99,14 +97,6 @@ class Sums:
         """Move to a device, in place."""
         sums = (self.gram, self.cross, self.squares)
         self.gram, self.cross, self.squares = (tensor.to(device) for tensor in sums)
-
-    def all_reduce(self, group: object = None) -> None:
-        """Add the sums of all processes, which must have the same shapes."""
-        count, eps = self.gram.new_tensor(self.count), self.gram.new_tensor(self.eps)
-        for tensor in (self.gram, self.cross, self.squares, count):
-            dist.all_reduce(tensor, group=group)
-        dist.all_reduce(eps, dist.ReduceOp.MAX, group=group)
-        self.count, self.eps = float(count), float(eps)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything, as tensors that change with the sums."""
