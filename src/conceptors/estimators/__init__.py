@@ -7,6 +7,6 @@ except ImportError:
         "the estimators need scikit-learn: pip install 'conceptors[sklearn]'"
     ) from None
 
-from conceptors.estimators.tasks import MemoryFullWarning
+from conceptors.estimators.base import MemoryFullWarning
 
 __all__ = ["MemoryFullWarning"]

@@ -16,7 +16,7 @@ from conceptors.estimators.base import (
     positive,
     without_overflow,
 )
-from conceptors.estimators.tasks import Known, learned_in_turn
+from conceptors.estimators.closed_form import Known, learned_in_turn
 
 
 class ConceptorSGDRegressor(ConceptorRegressor):

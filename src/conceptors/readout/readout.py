@@ -276,6 +276,7 @@ class Readout(nn.Module):
             raise ValueError(f"these readouts cannot be added: they have learned {kinds}")
         total = (*learned, self)[0].fresh()
         for readout in learned:
+            assert readout._sums is not None
             total._kind = readout._kind
             total._sums = total._sums or total._new_sums()
             total._sums.include(readout._sums)
