@@ -232,16 +232,14 @@ class SideBySide(Lift):
         return torch.cat([part(columns) * scale for part, columns, scale in triples], -1)
 
 
-def lift_of(in_features: int, lift: Any, activation: Activation, seed: int) -> nn.Module:
-    """Create a lift from a number of random features, or check a module."""
-    if isinstance(lift, nn.Module):
-        width = getattr(lift, "in_features", in_features)
-        if width != in_features:
+def lift_of(in_features: int, lift: int | Lift, activation: Activation, seed: int) -> Lift:
+    """Create a lift from a number of random features, or check a given one."""
+    if isinstance(lift, Lift):
+        if lift.in_features != in_features:
             raise ValueError(
-                f"lift takes {width} features, but the readout {in_features}; make them equal"
+                f"lift takes {lift.in_features} features, but the readout {in_features}; make "
+                f"them equal"
             )
-        if not isinstance(getattr(lift, "out_features", None), int):
-            raise TypeError(f"lift {type(lift).__name__} needs an attribute out_features, an int")
         return lift
     count = checks.whole(lift, "lift", 0)
     if not count:

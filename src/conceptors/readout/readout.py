@@ -11,23 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from conceptors._internal import checks
-from conceptors._internal.batches import (
-    Feed,
-    check_batches,
-    iterate,
-    moved,
-    undisturbed,
-)
+from conceptors._internal.batches import Feed, check_batches, iterate, moved, undisturbed
 from conceptors._internal.precision import exactly
 from conceptors._internal.storage import digest
 from conceptors.readout.features import Activation, Lift, Scaling, SideBySide, lift_of
 from conceptors.readout.samples import (
-    KINDS,
+    class_labels,
     feature_rows,
     feed_without_labels,
     last_part,
     learnable,
-    target_rows,
 )
 from conceptors.readout.solve import Solution, likelihoods, solve
 from conceptors.readout.sums import Sums
@@ -37,20 +30,18 @@ _CALIBRATION_ROWS = 2048  # rows that `learn_from` collects to calibrate the lif
 
 
 class Readout(nn.Module):
-    """Features `[n, in_features]` to scores of all classes `[n, classes]`, or to numbers.
+    """Features `[n, in_features]` to scores of all classes `[n, classes]`.
 
-    The weights minimise E|y - W b|² + λ |W|² over all samples learned so far, with b = [h; 1] and
-    h the lifted features. Only sums over samples are stored, so the order of samples and their
-    division into batches and tasks do not matter.
+    The weights minimise E|y - W b|² + λ |W|² over all samples learned so far, with b = [h; 1], h
+    the lifted features and y one-hot labels. Only sums over samples are stored, so the order of
+    samples and their division into batches and tasks do not matter.
 
     Args:
         in_features: number of features d of each sample.
         lift: 0 to use the features themselves (shifted and scaled), a number of random features,
-            or a module with an attribute `out_features`, such as `PatchFeatures`. The first
-            samples learned calibrate it.
+            or a lift such as `PatchFeatures`. The first samples learned calibrate it.
         activation: activation of the random features: "relu", "tanh" or "fourier".
-        regularization: λ. "auto" chooses it by generalised cross-validation from the sums. The
-            mean of numeric targets is not penalised.
+        regularization: λ. "auto" chooses it by generalised cross-validation from the sums.
         scores: scores of classes: "regression", about 1 for the right class, or "likelihood", from
             linear discriminant analysis on the same sums.
         seed: seed of the random features.
@@ -70,7 +61,7 @@ class Readout(nn.Module):
     def __init__(
         self,
         in_features: int,
-        lift: int | nn.Module = 0,
+        lift: int | Lift = 0,
         *,
         activation: Activation = "relu",
         regularization: float | Literal["auto"] = "auto",
@@ -81,7 +72,6 @@ class Readout(nn.Module):
         self.in_features = checks.whole(in_features, "in_features", 1)
         self.lift = lift_of(self.in_features, lift, activation, seed)
         self.register_buffer("_here", torch.empty(0), persistent=False)
-        self._kind = 0  # of targets, an index into KINDS
         self._sums: Sums | None = None
         self._solved: Solution | None = None
         if scores not in ("regression", "likelihood"):
@@ -91,28 +81,22 @@ class Readout(nn.Module):
         if regularization != "auto":
             self._given = checks.number(regularization, "regularization", 0, 1e300, open_low=True)
 
-    @property
-    def _is_calibrated(self) -> bool:
-        return bool(getattr(self.lift, "is_calibrated", True))
-
     @torch.inference_mode(False)
     def calibrate(self, features: Tensor) -> Self:
         """Calibrate the lift with features `[n, d]`. Otherwise the first `learn` does it."""
-        if self._is_calibrated:
+        if self.lift.is_calibrated:
             raise RuntimeError("the lift is calibrated already; create a new Readout for another")
-        rows = learnable(self._rows(features))
-        if isinstance(self.lift, Lift):
-            self.lift.calibrate(rows)
+        self.lift.calibrate(learnable(self._rows(features)))
         return self
 
-    def learn(self, features: Tensor, targets: Tensor) -> Self:
+    def learn(self, features: Tensor, labels: Tensor) -> Self:
         """Learn a batch of samples. If the call fails, nothing is learned.
 
         Args:
             features: `[n, in_features]`.
-            targets: labels `[n]` (integers from 0), or numbers `[n]` or `[n, m]` (floats).
+            labels: `[n]`, integers from 0.
         """
-        return self._learn([(features, targets)])
+        return self._learn([(features, labels)])
 
     def learn_from(
         self,
@@ -129,7 +113,7 @@ class Readout(nn.Module):
             batches: a DataLoader or other iterable of batches: (inputs, targets), or mappings,
                 whose "labels" are not passed to the backbone.
             feed: function that calls the backbone with a batch; by default with its first element.
-            target: function that returns the targets of a batch; by default its last element or
+            target: function that returns the labels of a batch; by default its last element or
                 "labels".
         """
         check_batches(batches, "learn_from")
@@ -146,43 +130,37 @@ class Readout(nn.Module):
 
     @torch.inference_mode(False)  # tensors created inside could not be changed outside
     def _learn(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> Self:
-        """Learn all pairs of features and targets, or nothing if anything fails."""
-        lift_state = None if self._is_calibrated else copy.deepcopy(self.lift.state_dict())
-        learned, sums = self._kind, None
+        """Learn all pairs of features and labels, or nothing if anything fails."""
+        lift_state = None if self.lift.is_calibrated else copy.deepcopy(self.lift.state_dict())
+        sums = self._new_sums()
         try:
-            for kind, rows, targets in self._checked_parts(pairs):
-                sums = sums or self._new_sums()
-                sums.add(self._lifted(rows), targets)
-                learned = kind
-            if sums and self._sums:
+            for rows, labels in self._checked_parts(pairs):
+                sums.add(self._lifted(rows), labels)
+            if self._sums:
                 sums.include(self._sums)
         except BaseException:
             if lift_state is not None:
                 self.lift.load_state_dict(lift_state)
             raise
-        if sums:
-            self._kind, self._sums, self._solved = learned, sums, None
+        if sums.count:
+            self._sums, self._solved = sums, None
         return self
 
     def _checked_parts(
         self, pairs: Iterable[tuple[Tensor, Tensor]]
-    ) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """The kind of targets, rows and targets, in parts. The first rows calibrate the lift."""
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Rows and labels, in parts. The first rows calibrate the lift."""
         pairs, first = iter(pairs), list[tuple[Tensor, Tensor]]()
-        if not self._is_calibrated:
-            for features, targets in pairs:
-                first.append((self._rows(features), targets))
+        if not self.lift.is_calibrated:
+            for features, labels in pairs:
+                first.append((self._rows(features), labels))
                 if sum(len(rows) for rows, _ in first) >= _CALIBRATION_ROWS:
                     break
             if first:
                 self.calibrate(torch.cat([rows for rows, _ in first]))
-        kind, outputs = self._kind, self._sums.outputs if self._sums else 0
-        for features, targets in chain(first, pairs):
+        for features, labels in chain(first, pairs):
             rows = learnable(self._rows(features))
-            kind, y = target_rows(targets, rows, kind, outputs)
-            outputs = 0 if y.ndim == 1 else y.shape[1]
-            for part, part_targets in zip(rows.split(_ROWS), y.split(_ROWS)):
-                yield kind, part, part_targets
+            yield from zip(rows.split(_ROWS), class_labels(labels, rows).split(_ROWS))
 
     @property
     def n_samples(self) -> int:
@@ -194,8 +172,6 @@ class Readout(nn.Module):
         """Number of samples of each class `[classes]`."""
         if self._sums is None:
             return torch.zeros(0, dtype=torch.long, device=self._here.device)
-        if KINDS[self._kind] != "labels":
-            raise RuntimeError("numbers were learned, not classes, so there are no counts")
         return self._sums.squares.round().long()
 
     @property
@@ -212,36 +188,32 @@ class Readout(nn.Module):
     def solution(self) -> Solution:
         """Ridge regression on all samples so far, solved when it is first needed."""
         if self._sums is None:
-            raise RuntimeError("nothing was learned yet; call learn(features, targets) first")
+            raise RuntimeError("nothing was learned yet; call learn(features, labels) first")
         if self._solved is None:
-            has_labels = KINDS[self._kind] == "labels"
-            options = {"around_mean": not has_labels, "largest": has_labels}
             first = self.lift.widths[0] if isinstance(self.lift, SideBySide) else 0
             with torch.inference_mode(False):  # otherwise gradients could not pass later
-                solution = solve(self._sums, self._given, first=first, **options)
-                if has_labels and self.scores == "likelihood":
+                solution = solve(self._sums, self._given, largest=True, first=first)
+                if self.scores == "likelihood":
                     solution = solution._replace(weights=likelihoods(self._sums, solution))
             self._solved = solution
         return self._solved
 
     def forward(self, features: Tensor) -> Tensor:
-        """Scores of all classes `[n, classes]`, or numbers."""
+        """Scores of all classes `[n, classes]`."""
         solution = self.solution
         h = self.lift(self._rows(features))
         weights = solution.weights.to(h.dtype)
         scores: Tensor = nn.functional.linear(h, weights[:, :-1], weights[:, -1])
-        return scores[:, 0] if KINDS[self._kind] == "number" else scores
+        return scores
 
     @torch.no_grad()
     def predict(self, features: Tensor) -> Tensor:
-        """Predicted labels `[n]` among the classes seen so far, or numbers, for finite features."""
+        """Predicted labels `[n]` among the classes seen so far, for finite features."""
         scores: Tensor = self(checks.finite(self._rows(features), "features"))
-        if KINDS[self._kind] != "labels":
-            return scores
         return scores.masked_fill(self.counts.to(scores.device) == 0, -torch.inf).argmax(1)
 
     def export(self) -> nn.Module:
-        """Return a plain `nn.Linear` with the same scores `[n, m]`, behind the lift if any."""
+        """Return a plain `nn.Linear` with the same scores, behind the lift if any."""
         weight, bias = self.solution.weights[:, :-1], self.solution.weights[:, -1]
         if isinstance(self.lift, Scaling):
             weight = weight * self.lift.scale
@@ -271,15 +243,10 @@ class Readout(nn.Module):
                 "these readouts have different lifts, so their sums cannot be added; calibrate "
                 "one, and create the others with readout.fresh() or load its state into them"
             )
-        if len({readout._kind for readout in learned}) > 1:
-            kinds = " and ".join(KINDS[readout._kind] for readout in learned)
-            raise ValueError(f"these readouts cannot be added: they have learned {kinds}")
         total = (*learned, self)[0].fresh()
-        for readout in learned:
-            assert readout._sums is not None
-            total._kind = readout._kind
+        for sums in (readout._sums for readout in learned if readout._sums):
             total._sums = total._sums or total._new_sums()
-            total._sums.include(readout._sums)
+            total._sums.include(sums)
         return total
 
     def _lift_digest(self) -> str:
@@ -302,7 +269,6 @@ class Readout(nn.Module):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[prefix + "kind"] = torch.tensor(self._kind)
         destination[prefix + "options"] = torch.tensor(list(repr(self.lift).encode())).byte()
         if self._sums:
             for name, value in self._sums.tensors().items():  # `learn` changes them in place
@@ -313,56 +279,46 @@ class Readout(nn.Module):
         keys = [key for key in state_dict if key.startswith(prefix)]
         state = {key.removeprefix(prefix): state_dict.pop(key) for key in keys}
         if not state:
-            args[-3].append(prefix + "kind")
+            args[-3].append(prefix + "options")
             return
         try:
-            kind, sums = self._read(state)
+            sums = self._read(state)
         except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
             args[-1].append(f"{prefix}saved sums do not fit: {error}; load another checkpoint")
             return
-        self._kind, self._sums, self._solved = kind, sums, None
+        self._sums, self._solved = sums, None
         state_dict.update({prefix + key: value for key, value in state.items()})
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def _read(self, state: dict[str, Any]) -> tuple[int, Sums | None]:
-        """Pop the kind of targets and the sums from a saved state, and check the rest."""
+    def _read(self, state: dict[str, Any]) -> Sums | None:
+        """Pop the options and the sums from a saved state, and check the rest."""
         saved_lift, lift_name = bytes(state.pop("options").tolist()).decode(), repr(self.lift)
         if saved_lift != lift_name:
             raise ValueError(f"they belong to the lift {saved_lift:.200}, not to {lift_name}")
-        number, names = state.pop("kind"), [name for name in state if name.startswith("sums.")]
+        names = [name for name in state if name.startswith("sums.")]
         tensors = {name.removeprefix("sums."): state.pop(name) for name in names}
-        is_index = isinstance(number, Tensor) and number.dtype == torch.int64
-        kind = int(number) if is_index and number.numel() == 1 else -1
-        if not 0 <= kind < len(KINDS) or (kind == 0) != (not tensors):
-            raise ValueError(f"kind {number} does not fit {len(tensors)} tensors of sums")
-        lift: Any = copy.deepcopy(self.lift)
+        lift = copy.deepcopy(self.lift)
         lift.load_state_dict({name.removeprefix("lift."): state[name] for name in state})
         if not all(bool(value.isfinite().all()) for value in lift.state_dict().values()):
             raise ValueError("the lift has entries that are not finite")
         if not tensors:
-            return 0, None
-        if not getattr(lift, "is_calibrated", True):
+            return None
+        if not lift.is_calibrated:
             raise ValueError("the lift is not calibrated")
         sums = Sums.from_tensors(tensors, lift.out_features + 1, self._here.device)
-        if KINDS[kind] == "number" and sums.outputs > 1:
-            raise ValueError(f"one number was learned per sample, not {sums.outputs}")
         ones = float(sums.gram[-1, -1])
         if abs(ones - sums.count) > 1e-6 * sums.count:
             raise ValueError(f"the sums are of {ones:g} samples, but their count is {sums.count:g}")
-        return kind, sums
+        return sums
 
     def _rows(self, features: Tensor) -> Tensor:
         return feature_rows(features, self.in_features, self._here.device)
 
     def _new_sums(self) -> Sums:
-        width: Any = self.lift.out_features
-        return Sums(width + 1, device=self._here.device)
+        return Sums(self.lift.out_features + 1, device=self._here.device)
 
     def _lifted(self, rows: Tensor) -> Tensor:
         """[h; 1] `[n, out_features + 1]`."""
         with exactly():
-            h: Any = self.lift(rows)
-        shape = (len(rows), self.lift.out_features)
-        if getattr(h, "shape", None) != shape:
-            raise ValueError(f"the lift must return {list(shape)} features; see its out_features")
+            h = self.lift(rows)
         return torch.cat([h, torch.ones_like(h[:, :1])], 1)
