@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
-from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
@@ -69,7 +68,6 @@ class ConceptorLinear(BaseEstimator):  # type: ignore[misc]
 
     aperture: Any
     fit_intercept: bool
-    random_state: Any
     n_tasks_: int
     _memory: Joint | Known
     _fixed: dict[str, Any]
@@ -147,9 +145,6 @@ class ConceptorLinear(BaseEstimator):  # type: ignore[misc]
     def _validated(self, X: Any) -> Array:
         check_is_fitted(self)
         return np.asarray(validate_data(self, X, dtype=np.float64, reset=False))
-
-    def _random(self) -> Any:
-        return check_random_state(self.random_state)
 
     def _weights(self) -> Array:
         """W so far `[m, d]`, with an intercept `[m, d + 1]`."""

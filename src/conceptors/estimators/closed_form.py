@@ -9,7 +9,6 @@ and no sample is stored.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -94,25 +93,12 @@ def _standardise(sums: Sums, constant: bool) -> tuple[Tensor, float]:
     return mean, scale
 
 
-def learned_in_turn(
-    before: Known | None,
-    correlation: Tensor,
-    outputs: int,
-    aperture: float,
-    regularization: float,
-    solve_task: Callable[[Tensor, Tensor], Tensor],
-) -> Known:
-    """Learn one more task with moments R `[d, d]`, in turn (section 2.2 of the paper).
-
-    `solve_task` returns the weights after the task, given the weights before it and F. Outputs
-    beyond the earlier ones are new.
-    """
+def earlier(before: Known | None, outputs: int, dim: int) -> tuple[Tensor, Tensor]:
+    """Return W `[m, d]` and ΣR `[d, d]` of the earlier tasks; outputs beyond theirs are new."""
     if before is None:
-        nothing = torch.zeros_like(correlation)
-        before = Known(nothing[:0], nothing, aperture, regularization)
-    previous = functional.pad(before.weights, (0, 0, 0, outputs - len(before.weights)))
-    weights = solve_task(previous, free_space(before.correlation, aperture))
-    return Known(weights, before.correlation + correlation, aperture, regularization)
+        return torch.zeros(outputs, dim).double(), torch.zeros(dim, dim).double()
+    missing = outputs - len(before.weights)
+    return functional.pad(before.weights, (0, 0, 0, missing)), before.correlation
 
 
 def free_space(correlation: Tensor, aperture: float) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any, Self, get_args
 import numpy as np
 import torch
 from sklearn.base import ClassifierMixin
+from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from sklearn.utils.validation import validate_data
 from torch import Tensor
@@ -24,8 +25,9 @@ from conceptors.estimators.base import (
 from conceptors.estimators.closed_form import (
     Joint,
     Known,
+    earlier,
+    free_space,
     increment,
-    learned_in_turn,
     simplified_increment,
 )
 from conceptors.readout.features import Activation, RandomFeatures, warn_of_scales
@@ -113,23 +115,19 @@ class _Ridge(ConceptorLinear):
 
     def _learned_in_turn(self, before: Known | None, sums: Sums) -> Known:
         alpha, given = self._penalties()
-        regularization = given or _REGULARIZATION
+        aperture, regularization = alpha or _APERTURE, given or _REGULARIZATION
         R, K = sums.gram / sums.count, sums.cross / sums.count
-
-        def solve_task(previous: Tensor, free: Tensor) -> Tensor:
-            increment = _INCREMENTS[self.solution]
-            return previous + increment(R, K, previous, free, regularization)
-
-        return learned_in_turn(
-            before, R, sums.outputs, alpha or _APERTURE, regularization, solve_task
-        )
+        W, total = earlier(before, sums.outputs, sums.dim)
+        increment = _INCREMENTS[self.solution]
+        W = W + increment(R, K, W, free_space(total, aperture), regularization)
+        return Known(W, total + R, aperture, regularization)
 
     def _new_lift(self, rows: Tensor) -> RandomFeatures | None:
         """Random features that are calibrated by the first task's data."""
         if not self.lift:
             warn_of_scales(rows)
             return None
-        seed = int(self._random().randint(2**31 - 1))
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         activation: Any = self.activation
         lift = RandomFeatures(rows.shape[1], self.lift, activation, seed=seed)
         lift.calibrate(rows)

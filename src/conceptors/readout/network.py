@@ -84,12 +84,6 @@ class LayerInputs(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Compute features `[n, out_features]`; the arguments are those of the network."""
         rows = self._read(args, kwargs)
-        widths = {name: row.shape[1] for name, row in rows.items()}
-        if widths != self.widths:
-            raise ValueError(
-                f"the layers have {widths} features for this input, and {self.widths} for the "
-                f"example; create another LayerInputs for other sizes"
-            )
         return torch.cat([rows[name] for name in self.widths], 1)
 
     def lift(self, count: int = 2000, *, image: tuple[int, ...] | None = None) -> SideBySide:
@@ -168,10 +162,7 @@ def _embedding_of_tokens(model: nn.Module, example: Any) -> str | None:
                 stack.callback(layer.register_forward_pre_hook(look).remove)
         model(**named) if named else model(example)
     tokens = [x for x in given if isinstance(x, Tensor) and x.ndim == 2]
-    for name, x in calls:
-        if any(x.shape == y.shape and bool((x == y).all()) for y in tokens):
-            return name
-    return None
+    return next((name for name, x in calls if any(torch.equal(x, y) for y in tokens)), None)
 
 
 def _counts(layer: nn.Embedding, tokens: Tensor, mask: Tensor | None) -> Tensor:
