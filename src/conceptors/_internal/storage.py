@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from conceptors._internal.checks import needs
+
 
 def write(tensors: Mapping[str, Tensor], header: Mapping[str, str], path: str | Path) -> None:
     """Write tensors and a header of strings as a safetensors file; raise OSError on failure."""
@@ -54,10 +56,8 @@ def digest(tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> str:
 
 
 def _safetensors() -> Any:
-    try:
+    with needs("files", "saving needs safetensors"):
         import safetensors.torch
-    except ImportError:
-        raise ImportError("saving needs safetensors: pip install 'conceptors[files]'") from None
     return safetensors.torch
 
 

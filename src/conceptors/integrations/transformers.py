@@ -16,13 +16,8 @@ from conceptors.shield import Shield
 from conceptors.shield.health import warn_of_lost_tasks
 from conceptors.shield.state import write_file
 
-try:
+with checks.needs("transformers", "ShieldCallback needs transformers"):
     from transformers import TrainerCallback, TrainerState, TrainingArguments
-except ImportError:
-    raise ImportError(
-        "transformers is not installed, and ShieldCallback needs it; run "
-        "pip install 'conceptors[transformers]'"
-    ) from None
 
 FILE = "shield.safetensors"
 _TRAINER_STATE = "trainer_state.json"
@@ -180,7 +175,7 @@ def generate_sample(
         Batches of `input_ids` and `attention_mask`, `[batch, <= length]` each.
 
     Raises:
-        TypeError: the model cannot generate texts from their beginning, or there is no tokenizer.
+        TypeError: the model cannot generate texts from their beginning.
         ValueError: the tokenizer has no token that begins a text.
     """
     n, batch = checks.whole(n, "n", 1), checks.whole(batch, "batch", 1)
@@ -189,11 +184,6 @@ def generate_sample(
         raise TypeError(
             f"generate_sample needs a causal language model with a method generate, got "
             f"{type(model).__name__}. Pass the model without wrappers, or remember real data"
-        )
-    if not hasattr(tokenizer, "bos_token_id"):
-        raise TypeError(
-            f"generate_sample needs the model's tokenizer, which knows the token that begins a "
-            f"text, got {type(tokenizer).__name__}. Pass AutoTokenizer.from_pretrained(name)"
         )
     start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
     start, end = end if start is None else start, start if end is None else end

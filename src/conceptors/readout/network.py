@@ -100,8 +100,6 @@ class LayerInputs(nn.Module):
         if self._shape is not None:
             image = self._shape if image is None and len(self._shape) == 3 else image
             parts.append(_lift_of_input(math.prod(self._shape), image, count))
-        elif image is not None:
-            raise ValueError("image does not apply: the input is no tensor of floats; leave it out")
         elif words := self.widths.get(self._input, 0):
             is_small = words <= 4 * count
             parts.append(Scaling(words) if is_small else RandomFeatures(words, count, shape=0.0))

@@ -107,26 +107,23 @@ class Sums:
     def from_tensors(tensors: dict[str, Any], dim: int, device: torch.device) -> Sums:
         """The sums that `tensors` saved, of rows with `dim` columns. Refuses impossible ones."""
         squares = tensors.get("squares")
-        outputs = squares.numel() if isinstance(squares, Tensor) else 0
-        shapes = {"gram": (dim, dim), "cross": (outputs, dim), "squares": (outputs,), "count": (2,)}
-        for name, shape in shapes.items():
-            if not _is_finite(tensors.get(name), shape):
+        sums = Sums(dim, squares.numel() if isinstance(squares, Tensor) else 0, device)
+        read = sums.tensors()
+        for name, tensor in read.items():
+            if not _is_finite(tensors.get(name), tensor.shape):
                 raise ValueError(
-                    f"{name} must be a dense tensor of finite floats, of shape {list(shape)}"
+                    f"{name} must be a dense tensor of finite floats, of shape {[*tensor.shape]}"
                 )
-        gram = tensors["gram"].double()
+            tensor.copy_(tensors[name])
+        gram, (sums.count, sums.eps) = sums.gram, read["count"].tolist()
         if float((gram - gram.mT).abs().amax()) > 1e-6 * float(gram.abs().amax()):
             raise ValueError("gram is not symmetric")
-        if bool((gram.diagonal() < 0).any()) or bool((tensors["squares"] < 0).any()):
+        if bool((gram.diagonal() < 0).any()) or bool((sums.squares < 0).any()):
             raise ValueError("gram or squares have sums of squares below zero")
-        count, eps = tensors["count"].tolist()
-        if count <= 0 or not 0 < eps < 0.01:
-            raise ValueError(f"{count:g} samples with rounding error {eps:g} are impossible")
-        sums = Sums(dim, outputs, device)
-        sums.gram.copy_(gram)
-        sums.cross.copy_(tensors["cross"])
-        sums.squares.copy_(tensors["squares"])
-        sums.count, sums.eps = count, eps
+        if sums.count <= 0 or not 0 < sums.eps < 0.01:
+            raise ValueError(
+                f"{sums.count:g} samples with rounding error {sums.eps:g} are impossible"
+            )
         return sums
 
 
