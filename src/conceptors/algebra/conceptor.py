@@ -211,7 +211,7 @@ class Conceptor:
 
     def matrix(self) -> Tensor:
         """Return the d x d matrix, `[..., d, d]`."""
-        return self.form.dense(keep=False)
+        return spectra.to_matrix(self.form.exact_spectrum()).to(self.dtype)
 
     # --- logic ----------------------------------------------------------------------------
 
@@ -285,11 +285,9 @@ class Conceptor:
             )
         checks.same_kind(x, self, "x", "the conceptor")
         check_broadcast(self.batch_shape, x.shape[:-2], f"x [..., n, d] of shape {list(x.shape)}")
-        if not self.is_factored:
-            return x @ self.form.dense()
-        if x.ndim == 1:
-            return spectra.project(self.form.spectrum(), x[None]).squeeze(-2)
-        return spectra.project(self.form.spectrum(), x)
+        rows = x[None] if x.ndim == 1 else x
+        projected = spectra.project(self.form.spectrum(), rows)
+        return projected.squeeze(-2) if x.ndim == 1 else projected
 
     def evidence(self, x: Tensor) -> Tensor:
         """Return xᵀ C x for vectors x `[..., d]`: how much of x lies in the directions of C."""
