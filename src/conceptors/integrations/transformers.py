@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import uuid
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,9 @@ from conceptors.shield.state import write_file
 
 with checks.needs("transformers", "ShieldCallback needs transformers"):
     from transformers import TrainerCallback, TrainerState, TrainingArguments
+    from transformers.trainer import TRAINER_STATE_NAME
 
 FILE = "shield.safetensors"
-_TRAINER_STATE = "trainer_state.json"
 _ENTRY = "conceptors"  # the key of our entry in TrainerState.stateful_callbacks
 _LONGEST = 1024  # tokens of a text in a sample
 _BATCH = 8  # texts of a sample in one batch
@@ -220,20 +219,14 @@ def resumed_folder(args: TrainingArguments, state: TrainerState, entry: dict[str
     if isinstance(args.resume_from_checkpoint, str):
         places.insert(0, Path(args.resume_from_checkpoint))
     for folder in places:
-        if (folder / FILE).is_file() and _run_of(folder) == (entry["run"], state.global_step):
-            return folder
+        if (folder / FILE).is_file() and (folder / TRAINER_STATE_NAME).is_file():
+            saved = TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
+            found = saved.stateful_callbacks.get(_ENTRY), saved.global_step
+            if found == (entry, state.global_step):
+                return folder
     raise FileNotFoundError(
         f"the checkpoint at step {state.global_step} was saved with a shield, but its {FILE} is in "
         f"none of {', '.join(dict.fromkeys(map(str, places)))}. Without it, remembered tasks are "
         f"not protected. Set TrainingArguments(resume_from_checkpoint=folder) to the folder of the "
         f"checkpoint"
     )
-
-
-def _run_of(folder: Path) -> tuple[str, int] | None:
-    """Return the training run of a checkpoint, and its step; None if it has none."""
-    try:
-        state = json.loads((folder / _TRAINER_STATE).read_text(encoding="utf-8"))
-        return state["stateful_callbacks"][_ENTRY]["run"], state["global_step"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
