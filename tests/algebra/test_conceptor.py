@@ -39,7 +39,7 @@ def test_fewer_samples_than_dimensions_give_the_factored_form() -> None:
     assert distance(C, inverse_formula(X.mT @ X / 3, 2.0)) < 1e-13
     assert distance(C.dense(), C) < 1e-13
     assert not C.dense().is_factored
-    assert C.dense().factored().rank == 3
+    assert C.dense().top_k().rank == 3
 
 
 @pytest.mark.parametrize("count", [20, 400])
@@ -129,7 +129,7 @@ OPERATIONS: dict[str, Callable[[Conceptor, Conceptor], Tensor]] = {
     "similarity": similarity,
     "quota": lambda a, b: a.quota,
     "singular values": lambda a, b: a.singular_values,
-    "factored": lambda a, b: a.factored(rank=2).dense().matrix(),
+    "factored": lambda a, b: a.top_k(2).dense().matrix(),
     "matmul": lambda a, b: a @ torch.ones(a.dim, dtype=a.dtype),
 }
 
@@ -185,7 +185,7 @@ def test_indexing(rank: int) -> None:
 @pytest.mark.parametrize("rank", [0, 2, 4])
 def test_results_can_be_changed_freely(rank: int) -> None:
     C = Conceptor.from_states(normal(0, 9, 4), 2.0)
-    C = C.factored(rank=rank) if rank < 4 else C
+    C = C.top_k(rank) if rank < 4 else C
     before, x = C.matrix(), normal(1, 3, 4)
     for read in (
         C.matrix,

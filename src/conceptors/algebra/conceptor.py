@@ -296,24 +296,18 @@ class Conceptor:
 
     # --- forms ----------------------------------------------------------------------------
 
-    def factored(self, rank: int | None = None) -> Conceptor:
-        """Return the factored form with the `rank` directions that differ most from the rest.
+    def top_k(self, rank: int | None = None) -> Conceptor:
+        """Retain the `rank` largest singular values and set all others to 0, in factored form.
 
-        By default, it has as many as needed to be exact.
+        By default, retain all that are above 0.
         """
         parts = self.form.spectrum()
-        if rank is None:
-            differs = spectra.values_of(parts.odds) != spectra.value_of_rest(parts)
-            rank = int(differs.sum(-1).amax())
-        rank = checks.whole(rank, "rank", 0, self.dim)
-        return self if rank == self.dim else self._with(spectra.truncate(parts, rank))
-
-    def top_k(self, rank: int) -> Conceptor:
-        """Retain the `rank` largest singular values and set all others to 0, in factored form."""
-        rank = checks.whole(rank, "rank", 0, self.dim)
-        parts = self.form.spectrum()
         parts = spectra.complete(parts) if parts.rest else parts
-        return self._with(spectra.truncate(parts, rank))
+        if rank is None:
+            rank = int((parts.odds > 0).sum(-1).amax())
+        rank = checks.whole(rank, "rank", 0, self.dim)
+        largest = parts.odds.topk(min(rank, parts.rank), dim=-1).indices
+        return self._with(spectra.take(parts, largest)._replace(rest=0.0))
 
     def dense(self) -> Conceptor:
         """Return the same conceptor with all d directions stored."""

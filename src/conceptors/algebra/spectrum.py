@@ -271,13 +271,6 @@ def project(spectrum: Spectrum, x: Tensor) -> Tensor:
     return projected + x if rest else projected
 
 
-def truncate(spectrum: Spectrum, rank: int) -> Spectrum:
-    """Retain the `rank` directions that differ most from the rest."""
-    distance = (values_of(spectrum.odds) - value_of_rest(spectrum)).abs()
-    strongest = distance.topk(min(rank, spectrum.rank), dim=-1).indices
-    return take(spectrum, strongest)._replace(rest=0.0 if spectrum.is_dense else spectrum.rest)
-
-
 def take(spectrum: Spectrum, indices: Tensor) -> Spectrum:
     """Select directions by their indices `[..., k]`."""
     vectors = spectrum.vectors.take_along_dim(indices.unsqueeze(-2), -1)
