@@ -232,21 +232,6 @@ class SideBySide(Lift):
         return torch.cat([part(columns) * scale for part, columns, scale in triples], -1)
 
 
-def lift_of(in_features: int, lift: int | Lift, activation: Activation, seed: int) -> Lift:
-    """Create a lift from a number of random features, or check a given one."""
-    if isinstance(lift, Lift):
-        if lift.in_features != in_features:
-            raise ValueError(
-                f"lift takes {lift.in_features} features, but the readout {in_features}; make "
-                f"them equal"
-            )
-        return lift
-    count = checks.whole(lift, "lift", 0)
-    if not count:
-        return Scaling(in_features)
-    return RandomFeatures(in_features, count, activation, seed=seed)
-
-
 def warn_of_scales(rows: Tensor) -> None:
     """Warn of columns with a tiny range. (A rarely lit pixel has only a small mean square.)"""
     if len(rows) < 3:  # which show no range

@@ -14,7 +14,7 @@ from conceptors._internal import checks
 from conceptors._internal.batches import Feed, check_batches, iterate, moved, undisturbed
 from conceptors._internal.precision import exactly
 from conceptors._internal.storage import digest
-from conceptors.readout.features import Activation, Lift, Scaling, SideBySide, lift_of
+from conceptors.readout.features import Activation, Lift, RandomFeatures, Scaling, SideBySide
 from conceptors.readout.samples import (
     class_labels,
     feature_rows,
@@ -70,7 +70,16 @@ class Readout(nn.Module):
     ) -> None:
         super().__init__()
         self.in_features = checks.whole(in_features, "in_features", 1)
-        self.lift = lift_of(self.in_features, lift, activation, seed)
+        if not isinstance(lift, Lift):
+            count = checks.whole(lift, "lift", 0)
+            lift = Scaling(in_features)
+            if count:
+                lift = RandomFeatures(in_features, count, activation, seed=seed)
+        if lift.in_features != in_features:
+            raise ValueError(
+                f"lift takes {lift.in_features} features, not {in_features}; make them equal"
+            )
+        self.lift = lift
         self.register_buffer("_here", torch.empty(0), persistent=False)
         self._sums: Sums | None = None
         self._solved: Solution | None = None
@@ -212,17 +221,12 @@ class Readout(nn.Module):
         scores: Tensor = self(checks.finite(self._rows(features), "features"))
         return scores.masked_fill(self.counts.to(scores.device) == 0, -torch.inf).argmax(1)
 
-    def export(self) -> nn.Module:
-        """Return a plain `nn.Linear` with the same scores, behind the lift if any."""
-        weight, bias = self.solution.weights[:, :-1], self.solution.weights[:, -1]
-        if isinstance(self.lift, Scaling):
-            weight = weight * self.lift.scale
-            bias = bias - weight @ self.lift.center.double()
-        linear = nn.Linear(weight.shape[1], len(weight), device=weight.device)
-        linear.load_state_dict({"weight": weight, "bias": bias})
-        layers = [] if isinstance(self.lift, Scaling) else [copy.deepcopy(self.lift)]
-        exported = nn.Sequential(*layers, linear) if layers else linear
-        return exported.requires_grad_(False).eval()
+    def export(self) -> nn.Sequential:
+        """Return the lift and a plain `nn.Linear`, with the same scores but without the sums."""
+        weights = self.solution.weights
+        linear = nn.Linear(self.lift.out_features, len(weights), device=weights.device)
+        linear.load_state_dict({"weight": weights[:, :-1], "bias": weights[:, -1]})
+        return nn.Sequential(copy.deepcopy(self.lift), linear).requires_grad_(False).eval()
 
     def fresh(self) -> Readout:
         """Return an empty readout with the same lift, whose sums can be added to this one's."""
