@@ -203,7 +203,7 @@ class Conceptor:
     @property
     def quota(self) -> Tensor:
         """Mean singular value: the share of the space that C includes, `[...]`."""
-        return self.form.quota()
+        return spectra.singular_values(self.form.exact_spectrum()).mean(-1).to(self.dtype)
 
     def odds_trace(self) -> Tensor:
         """Return tr Q `[...]` of the odds Q = C (I - C)⁻¹ = α² R; infinite where any s is 1."""

@@ -25,10 +25,6 @@ class _Form:
     def spectrum(self) -> Spectrum:
         return spectra.cast(self.exact_spectrum(), self.dtype)
 
-    def quota(self) -> Tensor:
-        """Return the mean singular value `[...]`."""
-        return spectra.singular_values(self.exact_spectrum()).mean(-1).to(self.dtype)
-
 
 class OddsForm(_Form):
     """Q = α² R `[..., d, d]` in full precision; factored on first use.
