@@ -81,7 +81,7 @@ def test_a_readout_uses_later_parts_where_they_help(helps: bool) -> None:
     readout.learn(rows[90:], y[90:])
     assert readout.solution.uses_all == helps
     assert bool(readout.solution.weights[:, 6:-1].any()) == helps
-    assert 0 < readout.quota < 1
+    assert 0 < readout.solution.quota < 1
     if not helps:
         alone = Readout(6, SideBySide(Scaling(6))).learn(X[:90], y[:90])
         alone.learn(X[90:], y[90:])

@@ -37,7 +37,9 @@ def test_one_pass_is_learning_all_features(lift: int, sizes: list[int]) -> None:
         Readout(8, lift).learn_from(model, [(y, X)], feed=feed, target=lambda batch: batch[0]),
     ]
     for readout in readouts:
-        assert readout.regularization == pytest.approx(direct.regularization, rel=1e-4)
+        assert readout.solution.regularization == pytest.approx(
+            direct.solution.regularization, rel=1e-4
+        )
         assert_close(readout(h), direct(h), 1e-4)
 
 

@@ -44,7 +44,7 @@ def test_any_history_is_the_direct_solution(history: list[Any], lift: int) -> No
             seen.append(samples(step[0], step[1], classes=3))
             readouts[0].learn(*seen[-1])
         elif step == "solve" and readouts[0].n_samples:
-            assert 0 <= readouts[0].quota <= 1
+            assert 0 <= readouts[0].solution.quota <= 1
         elif step == "save":
             saved = readouts[0].state_dict()
             readouts[0] = Readout(DIM, lift, regularization=LAMBDA)
@@ -60,7 +60,7 @@ def test_any_history_is_the_direct_solution(history: list[Any], lift: int) -> No
         assert_close(total(X), b @ W.mT, 1e-6)
         assert torch.equal(total.predict(X), total(X).argmax(1))
         C = torch.linalg.inv(b.mT @ b / n + LAMBDA * eye(b.shape[1])) @ (b.mT @ b / n)
-        assert total.quota == pytest.approx(float(C.trace()) / b.shape[1], abs=1e-6)
+        assert total.solution.quota == pytest.approx(float(C.trace()) / b.shape[1], abs=1e-6)
 
 
 @pytest.mark.parametrize("lift", [0, 10])
@@ -159,7 +159,7 @@ def test_features_that_are_not_finite_get_no_prediction(lift: int, bad: float) -
 
 def test_a_readout_that_learned_nothing_has_no_answers() -> None:
     readout, X = Readout(DIM, 5), normal(0, 3, DIM)
-    asks: list[Any] = [lambda: readout(X), lambda: readout.quota, readout.export]
+    asks: list[Any] = [lambda: readout(X), lambda: readout.solution.quota, readout.export]
     for ask in asks:
         with pytest.raises(RuntimeError, match=r"call learn\(features, labels\) first"):
             ask()
@@ -241,7 +241,7 @@ def test_hard_data_give_finite_scores(name: str, lift: int) -> None:
     more, labels = samples(5, dtype=torch.float32)
     for _ in range(2):
         assert bool(readout(X).isfinite().all())
-        assert 0 <= readout.quota <= 1
+        assert 0 <= readout.solution.quota <= 1
         assert bool(readout.counts[readout.predict(X)].bool().all())
         readout.learn(more * float(X.abs().max().clamp_min(1e-30)), labels)
 
@@ -260,7 +260,7 @@ def test_it_learns_after_a_first_call_without_variance(first: str, lift: int) ->
 def test_scale_and_offset_of_features_do_not_matter(lift: int, scale: float) -> None:
     X, y = samples(0, 300)
     plain, scaled = Readout(DIM, lift).learn(X, y), Readout(DIM, lift).learn(scale * X, y)
-    assert scaled.regularization == pytest.approx(plain.regularization, rel=1e-5)
+    assert scaled.solution.regularization == pytest.approx(plain.solution.regularization, rel=1e-5)
     assert_close(scaled(scale * X), plain(X), 1e-5)
     moved = Readout(DIM, lift).learn((X + 1e6).float(), y)
     assert accuracy(moved, (X + 1e6).float(), plain.predict(X)) > 0.95

@@ -184,18 +184,8 @@ class Readout(nn.Module):
         return self._sums.squares.round().long()
 
     @property
-    def regularization(self) -> float:
-        """λ of the present solution."""
-        return self.solution.regularization
-
-    @property
-    def quota(self) -> float:
-        """tr C / d in [0, 1]: the share of the features' space that the data use at this λ."""
-        return self.solution.quota
-
-    @property
     def solution(self) -> Solution:
-        """Ridge regression on all samples so far, solved when it is first needed."""
+        """Weights, λ and quota of all samples so far, solved when they are first needed."""
         if self._sums is None:
             raise RuntimeError("nothing was learned yet; call learn(features, labels) first")
         if self._solved is None:
