@@ -71,12 +71,17 @@ class FrequentDirections:
         if not (dist.is_available() and dist.is_initialized()):
             return self
         self._compress()
-        mine = self._rows[: self._filled].cpu(), self._subtracted, self.weight, self.count
-        everyone: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(everyone, mine, group=group)
+        state = [self._filled, self._subtracted, self.weight, self.count]
+        numbers = torch.tensor(state, dtype=torch.float64, device=self._rows.device)
+        gathered: list[list[Tensor]] = []
+        for part in (self._rows[: self.rank].clone(), numbers):
+            parts = [torch.empty_like(part) for _ in range(dist.get_world_size(group))]
+            dist.all_gather(parts, part, group=group)
+            gathered.append(parts)
         self._filled, self._subtracted, self.weight, self.count = 0, 0.0, 0.0, 0
-        for rows, *sums in everyone:
-            self._add(rows.to(self._rows), *sums)
+        for rows, scalars in zip(*gathered):
+            filled, subtracted, weight, count = scalars.tolist()
+            self._add(rows[: int(filled)], subtracted, weight, int(count))
         return self
 
     @property
