@@ -118,8 +118,8 @@ class _Ridge(ConceptorLinear):
         aperture, regularization = alpha or _APERTURE, given or _REGULARIZATION
         R, K = sums.gram / sums.count, sums.cross / sums.count
         W, total = earlier(before, sums.outputs, sums.dim)
-        increment = _INCREMENTS[self.solution]
-        W = W + increment(R, K, W, free_space(total, aperture), regularization)
+        free = free_space(total, aperture)
+        W = W + _INCREMENTS[self.solution](R, K, W, free, regularization)
         return Known(W, total + R, aperture, regularization)
 
     def _new_lift(self, rows: Tensor) -> RandomFeatures | None:
