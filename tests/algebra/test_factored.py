@@ -39,9 +39,9 @@ def partial_rank(seed: int, dim: int, rank: int, rest: float = 0.0) -> Conceptor
 def test_results_do_not_depend_on_the_form(pair: list[Conceptor], one: str, two: str) -> None:
     (A, B), change, join = pair, UNARY[one], BINARY[two]
     wanted = join(A.dense(), B.dense())
-    for a in (A, A.dense(), A.factored()):
+    for a in (A, A.dense(), A.top_k()):
         assert same(change(a), change(A.dense()), 1e-10)
-        for b in (B, B.dense(), B.factored()):
+        for b in (B, B.dense(), B.top_k()):
             assert same(join(a, b), wanted, 1e-8)
             assert float(similarity(a, b)) == pytest.approx(float(similarity(A, B)), abs=1e-10)
             assert bool(a <= b) == bool(A.dense() <= B.dense())
@@ -87,19 +87,18 @@ def test_the_error_of_truncation_is_the_first_dropped_value(
     one: list[Conceptor], rank: int
 ) -> None:
     C = one[0]
-    _, values, rest = C.spectrum
-    errors = [*sorted((values - rest).abs().tolist(), reverse=True), 0.0]
-    rank = min(rank, C.rank)
-    assert C.factored(rank=rank).rank == rank
-    assert distance(C, C.factored(rank=rank)) == pytest.approx(errors[rank], abs=1e-10)
-    assert same(C.factored(), C, 1e-12)
-    assert C.factored().rank == sum(error > 0 for error in errors)  # as few as possible
+    errors = [*C.singular_values.tolist(), 0.0]
+    rank = min(rank, C.dim)
+    assert C.top_k(rank).rank <= rank
+    assert distance(C, C.top_k(rank)) == pytest.approx(errors[rank], abs=1e-10)
+    assert same(C.top_k(), C, 1e-12)
+    assert C.top_k().rank == sum(error > 0 for error in errors)  # as few as possible
 
 
 def test_truncation_in_batches_and_the_largest_values() -> None:
     s = torch.tensor([[0.9, 0.5, 0.1, 0.0], [0.3, 0.2, 0.0, 0.0]]).double()
     C = Conceptor.from_spectrum(torch.stack([rotation(0, 4), rotation(1, 4)]), s)
-    assert C.factored().rank == 3
+    assert C.top_k().rank == 3
     torch.testing.assert_close((~C).top_k(2).singular_values[:, 1], torch.tensor([0.9, 1]).double())
 
 
@@ -119,7 +118,7 @@ def test_no_operation_makes_a_square_matrix(dtype: torch.dtype) -> None:
         "logic": lambda: (A | B, A & B, (~A & B) | ~(A | ~B), ~A & ~B),
         "project": lambda: (A @ x, ~A @ x, A.evidence(x)),
         "compare": lambda: (similarity(A, ~B), A <= (A | B), ~A <= ~(A & B)),
-        "change": lambda: (A.adapt(2.0), A.harden(), A.factored(rank=3)),
+        "change": lambda: (A.adapt(2.0), A.harden(), A.top_k(3)),
         "read": lambda: (A.singular_values, A.quota, A.spectrum, repr(A)),
         "create": lambda: (Conceptor.from_states(x, 2.0), Conceptor.zero(LARGE, dtype=dtype) | A),
         "to": lambda: A.to(torch.float64).to(torch.float32),

@@ -44,7 +44,7 @@ def test_round_trip(name: str, tmp_path: Path) -> None:
     C = EXAMPLES[name]()
     C.save(tmp_path / "c.safetensors")
     D = Conceptor.load(str(tmp_path / "c.safetensors"))
-    assert (D.rank, repr(D), str(D.aperture)) == (C.rank, repr(C), str(C.aperture))
+    assert (D.rank, repr(D)) == (C.rank, repr(C))
     for a, b in zip(C.spectrum, D.spectrum):
         assert torch.equal(torch.as_tensor(a), torch.as_tensor(b))
     torch.testing.assert_close(D.matrix(), C.matrix(), rtol=0, atol=1e-6)
@@ -90,7 +90,7 @@ def test_a_flipped_bit_anywhere_is_noticed(written: Path) -> None:
         else:
             assert torch.equal(D.spectrum[0], C.spectrum[0])
             assert torch.equal(D.spectrum[1], C.spectrum[1])
-            assert (D.spectrum[2], D.aperture) == (C.spectrum[2], C.aperture)
+            assert D.spectrum[2] == C.spectrum[2]
 
 
 def test_foreign_files_are_refused_and_never_executed(tmp_path: Path) -> None:
@@ -138,14 +138,12 @@ FORGERIES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "integers": ({"vectors": torch.eye(7, 3, dtype=torch.int64)}, {}, "int64"),
     "complex odds": ({"odds": HALF.to(torch.complex64)}, {}, "float32 or float64"),
     "mixed": ({"odds": HALF.float()}, {}, "float32"),
-    "negative aperture": ({"aperture": torch.tensor(-1.0).double()}, {}, "aperture .*-1.0"),
-    "infinite aperture": ({"aperture": torch.tensor(math.inf).double()}, {}, "aperture .*inf"),
 }
 
 
 @pytest.mark.parametrize("name", FORGERIES)
 def test_wrong_content_is_refused(name: str, written: Path) -> None:
-    forge(written, {"aperture": None}, {})  # changes nothing else: signing is done right
+    forge(written, {}, {})  # changes nothing: signing is done right
     assert torch.equal(Conceptor.load(written).spectrum[0], GOOD[0])
     tensors, header, message = FORGERIES[name]
     forge(written, tensors, header)
@@ -164,7 +162,7 @@ def test_folders_that_are_missing_or_in_the_way(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["c", "new"]
 
 
-@pytest.mark.parametrize("call", ["os.replace", "os.fsync", "os.chmod", "tempfile.mkstemp"])
+@pytest.mark.parametrize("call", ["os.replace", "os.fsync"])
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
 def test_a_failed_write_leaves_the_old_file_whole(
     call: str, error: BaseException, written: Path, monkeypatch: pytest.MonkeyPatch

@@ -32,7 +32,7 @@ def projector(form: str, *parts: Tensor) -> Conceptor:
     claimed = Conceptor.from_spectrum(vectors, ones)
     if form == "dense":
         return claimed.dense().harden()
-    return ~(~claimed).dense().factored() if form == "negated" else claimed
+    return ~(~claimed).dense().top_k() if form == "negated" else claimed
 
 
 def leak(claimed: Conceptor, vectors: Tensor) -> float:

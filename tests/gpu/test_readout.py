@@ -42,7 +42,7 @@ def test_scores_are_those_of_the_cpu_and_it_calibrates_there(name: str) -> None:
         here.learn(X, y)
         there.learn(X.to(DEVICE), y.to(DEVICE))
     X, y = samples(0)
-    assert there.regularization == pytest.approx(here.regularization, rel=1e-5)
+    assert there.solution.regularization == pytest.approx(here.solution.regularization, rel=1e-5)
     scores = there(X.to(DEVICE))
     assert scores.device.type == torch.device(DEVICE).type
     torch.testing.assert_close(scores.cpu(), here(X), rtol=1e-2, atol=1e-2)

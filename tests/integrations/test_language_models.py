@@ -36,8 +36,6 @@ def test_the_callback_tokenizes_texts(special: dict[str, str], tmp_path: Path) -
     model, options = network(), {"report_to": [], "use_cpu": True, "max_steps": 1}
     shield, texts = Shield(model), ["the cat sees", "a dog hears the bird", "a bird"]
     data = [{"input_ids": torch.tensor([2, 3, 5]), "labels": torch.tensor([2, 3, 5])}] * 8
-    with pytest.raises(TypeError, match=r"needs a Shield, got GPT2LMHeadModel; pass Shield"):
-        ShieldCallback(model, sample=texts)
     callback = ShieldCallback(shield, sample=texts)
     arguments = transformers.TrainingArguments(str(tmp_path), disable_tqdm=True, **options)
     trainer = transformers.Trainer(model, arguments, train_dataset=data, callbacks=[callback])

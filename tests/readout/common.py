@@ -38,13 +38,6 @@ def direct(b: Tensor, Y: Tensor, regularization: float) -> Tensor:
     return weights
 
 
-def around_mean(b: Tensor, Y: Tensor, regularization: float) -> Tensor:
-    """The same for numbers: less their mean, which the weight of the 1 in b restores."""
-    weights = direct(b, Y - Y.mean(0), regularization)
-    weights[:, -1] += Y.mean(0)
-    return weights
-
-
 def accuracy(readout: Readout, X: Tensor, y: Tensor) -> float:
     return float((readout.predict(X) == y).double().mean())
 

@@ -37,7 +37,9 @@ def test_one_pass_is_learning_all_features(lift: int, sizes: list[int]) -> None:
         Readout(8, lift).learn_from(model, [(y, X)], feed=feed, target=lambda batch: batch[0]),
     ]
     for readout in readouts:
-        assert readout.regularization == pytest.approx(direct.regularization, rel=1e-4)
+        assert readout.solution.regularization == pytest.approx(
+            direct.solution.regularization, rel=1e-4
+        )
         assert_close(readout(h), direct(h), 1e-4)
 
 
@@ -52,7 +54,7 @@ def test_a_pass_that_fails_learns_nothing() -> None:
 
     passes: list[tuple[Any, str]] = [
         ([(X, y)] * 40 + [(bad, y)], "infinite"),
-        ([(X, y)] * 40 + [(X, y.float())], "so far"),
+        ([(X, y)] * 40 + [(X, y.float())], "for numbers see"),
         (interrupted(), "stopped|used up"),
         (X, "target="),
         ([], "the loader is empty or used up"),
@@ -208,7 +210,8 @@ def test_reading_everything_is_not_worse_than_reading_the_input(problem: Any, se
     reader = LayerInputs(model, x[:2])
     readout = Readout(reader.out_features, reader.lift(300))
     width = reader.widths["input"]
-    alone = Readout(width, reader.lift(300).parts[0])
+    inputs: Any = reader.lift(300).parts[0]
+    alone = Readout(width, inputs)
     for x, y, *_ in tasks:
         readout.learn_from(reader, zip(x.split(30), y.split(30)))
         alone.learn(reader(x)[:, :width], y)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from conceptors._internal.checks import outside
+from conceptors._internal.checks import needs, outside
 
 Feed = Callable[[nn.Module, Any], object]
 
@@ -137,10 +137,8 @@ def expected(batches: Any, limit: int | None, first: Any) -> int | None:
 def with_progress(batches: Iterable[Any], shown: bool, what: str) -> Iterable[Any]:
     if not shown:
         return batches
-    try:
+    with needs("progress", "progress bars need tqdm"):
         from tqdm.auto import tqdm
-    except ImportError:
-        raise ImportError("progress bars need tqdm: pip install 'conceptors[progress]'") from None
     return tqdm(batches, desc=what, unit="batch")  # type: ignore[no-any-return]
 
 

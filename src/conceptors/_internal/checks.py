@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from numbers import Real
 from typing import Any
@@ -185,6 +186,15 @@ def nearest(name: str, known: Iterable[str]) -> str:
     hint = f"did you mean {' or '.join(repr(n) for n in close)}? " if close else ""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return f"; {hint}there are: {', '.join(names[:most])}{more}"
+
+
+@contextmanager
+def needs(extra: str, what: str) -> Iterator[None]:
+    """Name the extra to install if an import inside fails."""
+    try:
+        yield
+    except ImportError:
+        raise ImportError(f"{what}: pip install 'conceptors[{extra}]'") from None
 
 
 def outside() -> int:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
-import sys
-import tempfile
+import uuid
 from collections.abc import Mapping
-from contextlib import suppress
-from glob import escape
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-_ENDING = ".part"
+from conceptors._internal.checks import needs
 
 
 def write(tensors: Mapping[str, Tensor], header: Mapping[str, str], path: str | Path) -> None:
@@ -60,10 +56,8 @@ def digest(tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> str:
 
 
 def _safetensors() -> Any:
-    try:
+    with needs("files", "saving needs safetensors"):
         import safetensors.torch
-    except ImportError:
-        raise ImportError("saving needs safetensors: pip install 'conceptors[files]'") from None
     return safetensors.torch
 
 
@@ -71,78 +65,16 @@ def write_atomically(path: Path, data: bytes) -> None:
     """Write a file atomically: a crash or a full disk leaves either the old or the new content.
 
     A missing folder is created, a link at `path` replaced. Several processes may write at once:
-    each writes its own temporary file, and the last rename wins. Files of killed processes are
-    removed.
+    each writes its own temporary file, and the last rename wins.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(path)
-    handle, temporary = _create(path)
-    file = os.fdopen(handle, "wb")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
     try:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)
-        if sys.platform == "win32":
-            file.close()  # an open file cannot be renamed there
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
-    finally:
-        file.close()  # after the rename: the lock shows that this process is alive
-    _sync_folder(path.parent)
-
-
-def _sweep(path: Path) -> None:
-    """Remove temporary files of `path` whose writers have ended."""
-    if sys.platform == "win32":
-        return
-    for orphan in path.parent.glob(f".{escape(path.name)}.*{_ENDING}"):
-        # OSError: the file belongs to another user, or has been removed
-        with suppress(OSError), os.fdopen(os.open(orphan, os.O_RDWR | os.O_NOFOLLOW)) as file:
-            if _lock(file.fileno()):
-                os.unlink(orphan)
-
-
-def _create(path: Path) -> tuple[int, str]:
-    """Create a locked file beside `path`; retry if a sweep was faster than the lock."""
-    while True:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_ENDING)
-        if sys.platform == "win32":
-            return handle, name
-        try:
-            if _lock(handle) and os.path.samestat(os.fstat(handle), os.stat(name)):
-                return handle, name
-        except FileNotFoundError:
-            pass
-        except OSError:  # without locks nobody sweeps either
-            return handle, name
-        os.close(handle)
-
-
-def _lock(handle: int) -> bool:
-    """Whether no other process has locked the file; locks end with their processes."""
-    import fcntl
-
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename permanent: after a crash, the name refers to the new file."""
-    if sys.platform == "win32":
-        return
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems cannot
-            raise
-    finally:
-        os.close(handle)

@@ -51,8 +51,7 @@ def check_spectrum(vectors: Any, values: Any, rest: Any) -> tuple[Tensor, Tensor
         )
     if checks.number(rest, "rest", 0.0, 1.0) not in (0.0, 1.0):
         raise ValueError(f"rest must be 0 or 1, got {rest}; pass other directions in vectors")
-    # in float64, as products of float32 may be rounded to TF32
-    wide = vectors if vectors.device.type == "mps" else vectors.double()
+    wide = vectors.double()  # products of float32 may be rounded to TF32
     gram = wide.mT @ wide
     is_unit = gram.diagonal(dim1=-2, dim2=-1) > 0.5
     if vectors.shape[-1] == vectors.shape[-2]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ Device = torch.device | str | None
 _FORMAT, _VERSION = "conceptors.Conceptor", "1"  # of files
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class Conceptor:
     """A soft projection onto the directions that data occupies.
 
@@ -39,36 +41,31 @@ class Conceptor:
     >>> C.singular_values
     tensor([0.6667, 0.3333, 0.0000], dtype=torch.float64)
     >>> C
-    Conceptor(dim=3, rank=2, quota=0.333, aperture=1, dtype=float64, device=cpu)
+    Conceptor(dim=3, rank=2, quota=0.333, dtype=float64, device=cpu)
     >>> (~C).singular_values
     tensor([1.0000, 0.6667, 0.3333], dtype=torch.float64)
     >>> bool(C <= (C | C)), bool((C & ~C) <= C)
     (True, True)
     """
 
-    __slots__ = ("_aperture", "form")
-
     form: Form
-    _aperture: Tensor | None  # [...]
 
-    def __init__(self, *_: object, **__: object) -> None:
-        raise TypeError(
-            "Conceptor(...) is not supported; use Conceptor.from_states(X, aperture=...), "
-            ".from_correlation, .from_matrix, .from_spectrum, .zero or .identity"
-        )
+    def __post_init__(self) -> None:
+        if not isinstance(self.form, Form):
+            raise TypeError(
+                "Conceptor(...) is not supported; use Conceptor.from_states(X, aperture=...), "
+                ".from_correlation, .from_matrix, .from_spectrum, .zero or .identity"
+            )
 
     # --- creation -------------------------------------------------------------------------
 
     @classmethod
-    def from_form(cls, form: Form, aperture: Tensor | None = None) -> Conceptor:
+    def from_form(cls, form: Form) -> Conceptor:
         """Wrap one of the two forms of `conceptors.algebra.forms` without checks."""
-        self = object.__new__(cls)
-        object.__setattr__(self, "form", form)
-        object.__setattr__(self, "_aperture", aperture)
-        return self
+        return cls(form)
 
-    def _with(self, spectrum: Spectrum, aperture: Tensor | None = None) -> Conceptor:
-        return self.from_form(SpectrumForm(spectrum, self.dtype), aperture)
+    def _with(self, spectrum: Spectrum) -> Conceptor:
+        return Conceptor(SpectrumForm(spectrum, self.dtype))
 
     @classmethod
     def from_states(cls, states: Tensor, aperture: float | Tensor) -> Conceptor:
@@ -88,13 +85,12 @@ class Conceptor:
         rows = check_states(states)
         alpha = checks.aperture(aperture, rows.shape[:-2], rows)
         count, dim = rows.shape[-2:]
-        wide = rows.to(spectra.work_dtype(rows))
-        wide = wide * (alpha.to(wide) / math.sqrt(count))[..., None, None]
+        wide = rows.double() * (alpha.double() / math.sqrt(count))[..., None, None]
         _check_overflow(wide.square().sum((-2, -1)), aperture)
         odds = wide.mT @ wide if count >= dim else None
         if odds is None or not spectra.is_accurate(odds):
-            return cls.from_form(SpectrumForm(spectra.from_rows(wide), rows.dtype), alpha)
-        return cls.from_form(OddsForm(odds, rows.dtype), alpha)
+            return cls(SpectrumForm(spectra.from_rows(wide), rows.dtype))
+        return cls(OddsForm(odds, rows.dtype))
 
     @classmethod
     def from_correlation(cls, correlation: Tensor, aperture: float | Tensor) -> Conceptor:
@@ -111,17 +107,16 @@ class Conceptor:
     def from_second_moment(cls, matrix: Tensor, aperture: float | Tensor) -> Conceptor:
         """Compute `from_correlation` without checking that the matrix is E[x xᵀ]."""
         alpha = checks.aperture(aperture, matrix.shape[:-2], matrix)
-        odds = matrix.to(spectra.work_dtype(matrix))
-        scale = alpha.to(odds)[..., None, None]
-        form = OddsForm(odds * scale * scale, matrix.dtype)
+        scale = alpha.double()[..., None, None]
+        form = OddsForm(matrix.double() * scale * scale, matrix.dtype)
         _check_overflow(form.trace(), aperture)
-        return cls.from_form(form, alpha)
+        return cls(form)
 
     @classmethod
     def from_matrix(cls, matrix: Tensor) -> Conceptor:
         """Wrap a symmetric matrix `[..., d, d]` with eigenvalues in [0, 1]."""
         x = checks.symmetric(matrix, "matrix")
-        values, vectors = torch.linalg.eigh(x.to(spectra.work_dtype(x)))
+        values, vectors = torch.linalg.eigh(x.double())
         low, high, rounding = float(values.amin()), float(values.amax()), checks.loose(x.dtype)
         if not -rounding <= low <= high <= 1 + rounding:
             raise ValueError(
@@ -130,29 +125,22 @@ class Conceptor:
                 f"Conceptor.from_correlation"
             )
         values = spectra.snap(values, spectra.tolerance(x.shape[-1], x.dtype))
-        return cls.from_form(SpectrumForm(Spectrum(vectors, values / (1 - values)), x.dtype))
+        return cls(SpectrumForm(Spectrum(vectors, values / (1 - values)), x.dtype))
 
     @classmethod
-    def from_spectrum(
-        cls, vectors: Tensor, values: Tensor, *, rest: float = 0.0, aperture: float | None = None
-    ) -> Conceptor:
+    def from_spectrum(cls, vectors: Tensor, values: Tensor, *, rest: float = 0.0) -> Conceptor:
         """Build the factored form C = U diag(s) Uᵀ + rest (I - U Uᵀ) without a d x d matrix.
 
         Args:
             vectors: U `[..., d, r]` with orthonormal columns.
             values: s `[..., r]` in [0, 1].
             rest: singular value, 0 or 1, of all directions orthogonal to U.
-            aperture: the aperture it was built with, if known; stored as a note.
         """
         vectors, values, rest = check_spectrum(vectors, values, rest)
-        alpha = None
-        if aperture is not None:
-            alpha = checks.aperture(aperture, values.shape[:-1], values)
-        wide = spectra.work_dtype(vectors)
-        odds = values.to(wide) / (1 - values.to(wide))
-        columns = spectra.orthonormalised(vectors.to(wide))
+        odds = values.double() / (1 - values.double())
+        columns = spectra.orthonormalised(vectors.double())
         spectrum = Spectrum(columns, odds, math.inf if rest else 0.0)
-        return cls.from_form(SpectrumForm(spectrum, vectors.dtype), alpha)
+        return cls(SpectrumForm(spectrum, vectors.dtype))
 
     @classmethod
     def zero(
@@ -161,7 +149,7 @@ class Conceptor:
         """Return the conceptor that includes nothing, C = 0."""
         dim, dtype = checks.whole(dim, "dim", 1), checks.real_dtype(dtype)
         vectors = torch.zeros(dim, 0, dtype=dtype, device=device)
-        return cls.from_form(SpectrumForm(Spectrum(vectors, vectors[0].clone()), dtype))
+        return cls(SpectrumForm(Spectrum(vectors, vectors[0].clone()), dtype))
 
     @classmethod
     def identity(
@@ -196,13 +184,6 @@ class Conceptor:
         return self.form.tensor.device
 
     @property
-    def aperture(self) -> float | Tensor | None:
-        """The aperture it was built with; None if unknown, and after NOT and AND."""
-        if self._aperture is None:
-            return None
-        return self._aperture.clone() if self._aperture.ndim else float(self._aperture)
-
-    @property
     def is_factored(self) -> bool:
         """Whether fewer than `dim` directions are stored."""
         return self.rank < self.dim
@@ -222,7 +203,7 @@ class Conceptor:
     @property
     def quota(self) -> Tensor:
         """Mean singular value: the share of the space that C includes, `[...]`."""
-        return self.form.quota()
+        return spectra.singular_values(self.form.exact_spectrum()).mean(-1).to(self.dtype)
 
     def odds_trace(self) -> Tensor:
         """Return tr Q `[...]` of the odds Q = C (I - C)⁻¹ = α² R; infinite where any s is 1."""
@@ -230,7 +211,7 @@ class Conceptor:
 
     def matrix(self) -> Tensor:
         """Return the d x d matrix, `[..., d, d]`."""
-        return self.form.dense(keep=False)
+        return spectra.to_matrix(self.form.exact_spectrum()).to(self.dtype)
 
     # --- logic ----------------------------------------------------------------------------
 
@@ -241,13 +222,12 @@ class Conceptor:
     def __or__(self, other: Conceptor) -> Conceptor:
         """OR: what either includes. At equal aperture, correlation matrices add."""
         self._check_partner(other)
-        aperture = _common_aperture(self._aperture, other._aperture)
         if isinstance(self.form, OddsForm) and isinstance(other.form, OddsForm):
             both = OddsForm(self.form.matrix + other.form.matrix, self.dtype)
             if bool(torch.isfinite(both.trace()).all()) and spectra.is_accurate(both.matrix):
-                return self.from_form(both, aperture)
+                return Conceptor(both)
         parts = self.form.exact_spectrum(), other.form.exact_spectrum()
-        return self._with(logic.disjoin(*parts, self.dtype), aperture)
+        return self._with(logic.disjoin(*parts, self.dtype))
 
     def __and__(self, other: Conceptor) -> Conceptor:
         """AND: what both include, ¬(¬A ∨ ¬B)."""
@@ -272,8 +252,7 @@ class Conceptor:
         [0.0, 0.333, 0.98, 1.0]
         """
         gamma = checks.number(gamma, "gamma", 0.0, math.inf)
-        aperture = None if self._aperture is None else _valid_aperture(self._aperture * gamma)
-        return self._with(spectra.adapt(self.form.spectrum(), gamma), aperture)
+        return self._with(spectra.adapt(self.form.spectrum(), gamma))
 
     def harden(self, threshold: float = 0.5) -> Conceptor:
         """Return a hard projector: singular values >= threshold become 1, the others 0."""
@@ -283,9 +262,7 @@ class Conceptor:
     def allclose(self, other: Conceptor, atol: float | None = None) -> bool:
         """Whether the matrices agree to within `atol` (default: the square root of epsilon)."""
         self._check_partner(other)
-        if atol is None:
-            atol = math.sqrt(torch.finfo(self.dtype).eps)
-        atol = checks.number(atol, "atol", 0.0, math.inf)
+        atol = checks.loose(self.dtype) if atol is None else atol
         return bool(torch.allclose(self.matrix(), other.matrix(), rtol=0.0, atol=atol))
 
     # --- products with vectors ------------------------------------------------------------
@@ -308,11 +285,9 @@ class Conceptor:
             )
         checks.same_kind(x, self, "x", "the conceptor")
         check_broadcast(self.batch_shape, x.shape[:-2], f"x [..., n, d] of shape {list(x.shape)}")
-        if not self.is_factored:
-            return x @ self.form.dense()
-        if x.ndim == 1:
-            return spectra.project(self.form.spectrum(), x[None]).squeeze(-2)
-        return spectra.project(self.form.spectrum(), x)
+        rows = x[None] if x.ndim == 1 else x
+        projected = spectra.project(self.form.spectrum(), rows)
+        return projected.squeeze(-2) if x.ndim == 1 else projected
 
     def evidence(self, x: Tensor) -> Tensor:
         """Return xᵀ C x for vectors x `[..., d]`: how much of x lies in the directions of C."""
@@ -321,33 +296,25 @@ class Conceptor:
 
     # --- forms ----------------------------------------------------------------------------
 
-    def factored(self, rank: int | None = None) -> Conceptor:
-        """Return the factored form with the `rank` directions that differ most from the rest.
+    def top_k(self, rank: int | None = None) -> Conceptor:
+        """Retain the `rank` largest singular values and set all others to 0, in factored form.
 
-        By default, it has as many as needed to be exact.
+        By default, retain all that are above 0.
         """
         parts = self.form.spectrum()
-        if rank is None:
-            differs = spectra.values_of(parts.odds) != spectra.value_of_rest(parts)
-            rank = int(differs.sum(-1).amax())
-        rank = checks.whole(rank, "rank", 0, self.dim)
-        return (
-            self if rank == self.dim else self._with(spectra.truncate(parts, rank), self._aperture)
-        )
-
-    def top_k(self, rank: int) -> Conceptor:
-        """Retain the `rank` largest singular values and set all others to 0, in factored form."""
-        rank = checks.whole(rank, "rank", 0, self.dim)
-        parts = self.form.spectrum()
         parts = spectra.complete(parts) if parts.rest else parts
-        return self._with(spectra.truncate(parts, rank), self._aperture)
+        if rank is None:
+            rank = int((parts.odds > 0).sum(-1).amax())
+        rank = checks.whole(rank, "rank", 0, self.dim)
+        largest = parts.odds.topk(min(rank, parts.rank), dim=-1).indices
+        return self._with(spectra.take(parts, largest)._replace(rest=0.0))
 
     def dense(self) -> Conceptor:
         """Return the same conceptor with all d directions stored."""
         if not self.is_factored:
             return self
-        parts = spectra.cast(self.form.spectrum(), spectra.work_dtype(self.form.tensor))
-        return self._with(spectra.complete(parts), self._aperture)
+        parts = spectra.cast(self.form.spectrum(), torch.float64)
+        return self._with(spectra.complete(parts))
 
     def to(
         self, device: Device | torch.dtype = None, dtype: torch.dtype | None = None
@@ -357,10 +324,7 @@ class Conceptor:
             device, dtype = None, device
         dtype = self.dtype if dtype is None else checks.real_dtype(dtype)
         moved = self.mapped(lambda tensor, _: tensor.to(device))
-        aperture = moved._aperture
-        if dtype != self.dtype and aperture is not None:
-            aperture = _valid_aperture(aperture.to(dtype))
-        return self.from_form(moved.form.cast(dtype), aperture)
+        return Conceptor(moved.form.cast(dtype))
 
     def __getitem__(self, index: Any) -> Conceptor:
         """Return a member, or a part, of a batch."""
@@ -376,13 +340,10 @@ class Conceptor:
 
     def mapped(self, change: Change) -> Conceptor:
         """Apply `change` to every stored tensor and its shape beyond the batch."""
-        depth, aperture = len(self.batch_shape), self._aperture
-        if aperture is not None:
-            aperture = change(aperture, aperture.shape[depth:])
-        return self.from_form(self.form.mapped(change, depth), aperture)
+        return Conceptor(self.form.mapped(change, len(self.batch_shape)))
 
     def save(self, path: str | Path) -> None:
-        """Write a safetensors file with version, aperture and a checksum.
+        """Write a safetensors file with version and checksum.
 
         The write is atomic: the file is written beside `path` and then renamed.
 
@@ -391,8 +352,6 @@ class Conceptor:
         """
         parts = self.form.spectrum()
         tensors = {"vectors": parts.vectors, "odds": parts.odds}
-        if self._aperture is not None:
-            tensors["aperture"] = self._aperture
         header = {"format": _FORMAT, "version": _VERSION, "rest": json.dumps(self.spectrum[2])}
         storage.write(tensors, header, path)
 
@@ -415,36 +374,23 @@ class Conceptor:
                 f"reads version {_VERSION}: upgrade with pip install -U conceptors"
             )
         try:
-            odds, alpha = checks.real_tensor(tensors["odds"], "odds"), tensors.get("aperture")
+            odds = checks.real_tensor(tensors["odds"], "odds")
             if bool((odds.isnan() | (odds < 0)).any()):
                 raise ValueError("odds must be numbers in [0, inf]")
             values, rest = spectra.values_of(odds), json.loads(header["rest"])
-            vectors, values, rest = check_spectrum(tensors["vectors"], values, rest)
-            if alpha is not None:
-                alpha = checks.aperture(alpha, values.shape[:-1], values)
+            vectors, _, rest = check_spectrum(tensors["vectors"], values, rest)
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise ValueError(
                 f"{path} is marked as a conceptor file but its content is not valid: {error!s:.500}"
             ) from error
         spectrum = Spectrum(vectors, odds, math.inf if rest else 0.0)
-        return cls.from_form(SpectrumForm(spectrum, odds.dtype), alpha)
-
-    def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError(f"a Conceptor never changes; cannot set {name!r}")
-
-    def __delattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"a Conceptor never changes; cannot delete {name!r}")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Conceptor.from_form, (self.form, self._aperture)
+        return cls(SpectrumForm(spectrum, odds.dtype))
 
     def __repr__(self) -> str:
         batch = f"batch={list(self.batch_shape)}, " if self.batch_shape else ""
-        alpha = self.aperture
-        shown = f", aperture={alpha:g}" if isinstance(alpha, float) else ""
         return (
             f"Conceptor({batch}dim={self.dim}, rank={self.rank}, "
-            f"quota={float(self.quota.mean()):.3f}{shown}, "
+            f"quota={float(self.quota.mean()):.3f}, "
             f"dtype={str(self.dtype).removeprefix('torch.')}, device={self.device})"
         )
 
@@ -480,17 +426,6 @@ def similarity(a: Conceptor, b: Conceptor) -> Tensor:
         raise TypeError(f"similarity compares two Conceptors, got {type(a).__name__}")
     a._check_partner(b)
     return logic.similarity(a.form.spectrum(), b.form.spectrum())
-
-
-def _common_aperture(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    if a is None or b is None:
-        return None
-    return a if a.shape == b.shape and bool((a == b).all()) else None
-
-
-def _valid_aperture(aperture: Tensor) -> Tensor | None:
-    """The aperture, if it is positive and finite."""
-    return aperture if bool(((aperture > 0) & torch.isfinite(aperture)).all()) else None
 
 
 def _check_overflow(trace: Tensor, aperture: object) -> None:

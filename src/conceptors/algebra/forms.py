@@ -17,7 +17,6 @@ class _Form:
     """What the spectrum determines in both forms."""
 
     dtype: torch.dtype
-    _dense: Tensor | None = None
 
     def exact_spectrum(self) -> Spectrum:
         """Return directions that are not rounded to the dtype: AND may magnify such rounding."""
@@ -25,18 +24,6 @@ class _Form:
 
     def spectrum(self) -> Spectrum:
         return spectra.cast(self.exact_spectrum(), self.dtype)
-
-    def dense(self, keep: bool = True) -> Tensor:
-        """Return C `[..., d, d]`; with `keep` a cached tensor that callers must not change."""
-        if self._dense is not None:
-            return self._dense if keep else self._dense.clone()
-        matrix = spectra.to_matrix(self.exact_spectrum()).to(self.dtype)
-        self._dense = matrix if keep else None
-        return matrix
-
-    def quota(self) -> Tensor:
-        """Return the mean singular value `[...]`."""
-        return spectra.singular_values(self.exact_spectrum()).mean(-1).to(self.dtype)
 
 
 class OddsForm(_Form):

@@ -207,11 +207,10 @@ def _squares(roots: Tensor, stored: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def _widen(spectrum: Spectrum) -> Spectrum:
-    """Convert to the dtype of factorisations, with directions orthonormal in that dtype."""
-    dtype = spectra.work_dtype(spectrum.vectors)
-    if spectrum.vectors.dtype == dtype:
+    """Convert to float64, with directions orthonormal in float64."""
+    if spectrum.vectors.dtype == torch.float64:
         return spectrum
-    wide = spectra.cast(spectrum, dtype)
+    wide = spectra.cast(spectrum, torch.float64)
     return wide._replace(vectors=spectra.orthonormalised(wide.vectors))
 
 

@@ -73,11 +73,6 @@ def snap(values: Tensor, tol: float) -> Tensor:
     return torch.where(values <= tol, 0.0, torch.where(values >= 1 - tol, 1.0, values))
 
 
-def work_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype of small factorisations: float64 if the device supports it."""
-    return x.dtype if x.device.type == "mps" else torch.float64
-
-
 # --- from data to spectra ----------------------------------------------------------------
 
 
@@ -274,13 +269,6 @@ def project(spectrum: Spectrum, x: Tensor) -> Tensor:
     u, rest = spectrum.vectors, value_of_rest(spectrum)
     projected = ((x @ u) * (values_of(spectrum.odds) - rest).unsqueeze(-2)) @ u.mT
     return projected + x if rest else projected
-
-
-def truncate(spectrum: Spectrum, rank: int) -> Spectrum:
-    """Retain the `rank` directions that differ most from the rest."""
-    distance = (values_of(spectrum.odds) - value_of_rest(spectrum)).abs()
-    strongest = distance.topk(min(rank, spectrum.rank), dim=-1).indices
-    return take(spectrum, strongest)._replace(rest=0.0 if spectrum.is_dense else spectrum.rest)
 
 
 def take(spectrum: Spectrum, indices: Tensor) -> Spectrum:

@@ -1,12 +1,8 @@
 """Estimators in the manner of scikit-learn, which they need, and the formulas behind them."""
 
-try:
-    import sklearn  # noqa: F401
-except ImportError:
-    raise ImportError(
-        "the estimators need scikit-learn: pip install 'conceptors[sklearn]'"
-    ) from None
+from conceptors._internal.checks import needs
 
-from conceptors.estimators.tasks import MemoryFullWarning
+with needs("sklearn", "the estimators need scikit-learn"):
+    from conceptors.estimators.base import MemoryFullWarning
 
 __all__ = ["MemoryFullWarning"]

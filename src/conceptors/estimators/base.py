@@ -12,18 +12,20 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
-from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from conceptors._internal import checks
 from conceptors._internal.checks import outside
-from conceptors.estimators import closed_form
-from conceptors.estimators.tasks import JointRidge, Known, MemoryFullWarning
+from conceptors.estimators.closed_form import Joint, Known, free_space
 
 Array = npt.NDArray[Any]
 _LARGEST = float(np.finfo(np.float64).max)
 _FULL = 0.999  # a memory of this quota is reported
+
+
+class MemoryFullWarning(UserWarning):
+    """The tasks learned so far use nearly the whole input space."""
 
 
 @contextmanager
@@ -58,12 +60,16 @@ def without_overflow(rows: Tensor, name: str) -> Tensor:
 
 
 class ConceptorLinear(BaseEstimator):  # type: ignore[misc]
-    """A linear model in `_memory`, which exists once something was learned."""
+    """A linear model of all tasks so far.
+
+    Attributes:
+        n_tasks_: number of tasks learned.
+    """
 
     aperture: Any
     fit_intercept: bool
-    random_state: Any
-    _memory: JointRidge | Known
+    n_tasks_: int
+    _memory: Joint | Known
     _fixed: dict[str, Any]
     _target_shape: tuple[int, ...]  # of one sample: () or (m,)
 
@@ -96,26 +102,24 @@ class ConceptorLinear(BaseEstimator):  # type: ignore[misc]
         """tr C / d in [0, 1]: the share of the input space that all tasks so far use."""
         return self._known().quota
 
-    @property
-    def n_tasks_(self) -> int:
-        """Number of tasks learned."""
-        return self._known().n_tasks
-
     def free_space(self) -> Array:
         """F = ¬A `[d, d]` (or d + 1 with an intercept): the space left for the next task."""
         known = self._known()
-        return np.asarray(closed_form.free_space(known.correlation, known.aperture))
+        return np.asarray(free_space(known.correlation, known.aperture))
 
     def fit(self, X: Any, y: Any) -> Self:
         """Forget all earlier tasks and learn one task: X `[n, d]`, y `[n]` or `[n, m]`."""
         with _all_or_nothing(self):
             self._fit(X, y, first=True)
+            self.n_tasks_ = 1
         return self
 
     def partial_fit(self, X: Any, y: Any, **options: Any) -> Self:
         """Learn one more task without disturbing the earlier ones."""
         with _all_or_nothing(self):
-            self._fit(X, y, first=not self.__sklearn_is_fitted__(), **options)
+            learned = getattr(self, "n_tasks_", 0)
+            self._fit(X, y, first=not learned, **options)
+            self.n_tasks_ = learned + 1
             self._warn_if_full()
         return self
 
@@ -134,19 +138,13 @@ class ConceptorLinear(BaseEstimator):  # type: ignore[misc]
                 )
         self._fixed = now
 
-    def __sklearn_is_fitted__(self) -> bool:
-        return hasattr(self, "_memory")
-
     def _known(self) -> Known:
         check_is_fitted(self)
-        return self._memory.known() if isinstance(self._memory, JointRidge) else self._memory
+        return self._memory.known if isinstance(self._memory, Joint) else self._memory
 
     def _validated(self, X: Any) -> Array:
         check_is_fitted(self)
         return np.asarray(validate_data(self, X, dtype=np.float64, reset=False))
-
-    def _random(self) -> Any:
-        return check_random_state(self.random_state)
 
     def _weights(self) -> Array:
         """W so far `[m, d]`, with an intercept `[m, d + 1]`."""
@@ -155,13 +153,13 @@ class ConceptorLinear(BaseEstimator):  # type: ignore[misc]
     def _warn_if_full(self) -> None:
         """Warn after a task learned in turn; the joint solution goes on learning."""
         memory = self._memory
-        if isinstance(memory, JointRidge) or memory.quota < _FULL:
+        if isinstance(memory, Joint) or (quota := memory.quota) < _FULL:
             return
-        tasks = "1 task" if memory.n_tasks == 1 else f"{memory.n_tasks} tasks"
+        tasks = "1 task" if self.n_tasks_ == 1 else f"{self.n_tasks_} tasks"
         warnings.warn(
-            f"The memory is nearly full after {tasks}: they use {memory.quota:.1%} of the input "
-            f"space (quota_ {memory.quota:.4f}). Further tasks can change little. Lower the "
-            f"aperture ({memory.aperture:g}), or use more features.",
+            f"The memory is nearly full after {tasks}: they use {quota:.1%} of the input space "
+            f"(quota_ {quota:.4f}). Further tasks can change little. Lower the aperture "
+            f"({memory.aperture:g}), or use more features.",
             MemoryFullWarning,
             stacklevel=outside(),
         )

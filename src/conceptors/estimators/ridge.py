@@ -8,12 +8,12 @@ from typing import Any, Self, get_args
 import numpy as np
 import torch
 from sklearn.base import ClassifierMixin
+from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from sklearn.utils.validation import validate_data
 from torch import Tensor
 
 from conceptors._internal import checks
-from conceptors.estimators import closed_form
 from conceptors.estimators.base import (
     Array,
     ConceptorLinear,
@@ -22,11 +22,18 @@ from conceptors.estimators.base import (
     positive,
     without_overflow,
 )
-from conceptors.estimators.tasks import JointRidge, Known, learned_in_turn
+from conceptors.estimators.closed_form import (
+    Joint,
+    Known,
+    earlier,
+    free_space,
+    increment,
+    simplified_increment,
+)
 from conceptors.readout.features import Activation, RandomFeatures, warn_of_scales
 from conceptors.readout.sums import Sums
 
-_INCREMENTS = {"paper": closed_form.increment, "simplified": closed_form.simplified_increment}
+_INCREMENTS = {"paper": increment, "simplified": simplified_increment}
 _FIXED = ("solution", "lift", "activation", "fit_intercept")  # over all tasks
 _APERTURE, _REGULARIZATION = 10.0, 1e-2  # of tasks that are learned in turn
 _ROWS = 4096  # rows whose features are computed at once
@@ -91,41 +98,36 @@ class _Ridge(ConceptorLinear):
         sums = Sums((self.lift or X.shape[1]) + self.fit_intercept, outputs)
         for part, y in zip(rows.split(_ROWS), targets.split(_ROWS)):
             sums.add(self._lifted(part), y)
-        memory = None if first else self._memory
+        before = None if first else self._memory
         if self.solution == "joint":
-            if not isinstance(memory, JointRidge):
-                memory = JointRidge(
-                    constant=self.fit_intercept,
-                    of_classes=targets.ndim == 1,
-                    scaled=self._lift is None,
-                )
-            memory.learn(sums, self._joint_penalty())
-            self._memory = memory
+            if isinstance(before, Joint):
+                sums.include(before.sums)
+            self._memory = Joint(
+                sums,
+                self._joint_penalty(),
+                constant=self.fit_intercept,
+                of_classes=targets.ndim == 1,
+                scaled=self._lift is None,
+            )
         else:
-            assert not isinstance(memory, JointRidge)
-            self._memory = self._learned_in_turn(memory, sums)
+            assert not isinstance(before, Joint)
+            self._memory = self._learned_in_turn(before, sums)
 
     def _learned_in_turn(self, before: Known | None, sums: Sums) -> Known:
         alpha, given = self._penalties()
-        regularization = given or _REGULARIZATION
+        aperture, regularization = alpha or _APERTURE, given or _REGULARIZATION
         R, K = sums.gram / sums.count, sums.cross / sums.count
-
-        def solve_task(previous: Tensor, free: Tensor) -> Tensor:
-            cross = torch.zeros_like(previous)
-            cross[: len(K)] = K
-            increment = _INCREMENTS[self.solution]
-            return previous + increment(R, cross, previous, free, regularization)
-
-        return learned_in_turn(
-            before, R, sums.outputs, alpha or _APERTURE, regularization, solve_task
-        )
+        W, total = earlier(before, sums.outputs, sums.dim)
+        free = free_space(total, aperture)
+        W = W + _INCREMENTS[self.solution](R, K, W, free, regularization)
+        return Known(W, total + R, aperture, regularization)
 
     def _new_lift(self, rows: Tensor) -> RandomFeatures | None:
         """Random features that are calibrated by the first task's data."""
         if not self.lift:
             warn_of_scales(rows)
             return None
-        seed = int(self._random().randint(2**31 - 1))
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         activation: Any = self.activation
         lift = RandomFeatures(rows.shape[1], self.lift, activation, seed=seed)
         lift.calibrate(rows)
@@ -219,7 +221,7 @@ class ConceptorRidgeClassifier(ClassifierMixin, _Ridge):  # type: ignore[misc]
     (10, True)
     """
 
-    _arrived: Array  # classes in the order of the memory's outputs
+    _arrived: Array  # classes in the order of the outputs
     _target_shape = (1,)  # weights have a row for each class
 
     @property

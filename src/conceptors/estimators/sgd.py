@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn.utils import check_random_state
 from torch import Tensor
 
 from conceptors._internal import checks
@@ -16,7 +17,7 @@ from conceptors.estimators.base import (
     positive,
     without_overflow,
 )
-from conceptors.estimators.tasks import Known, learned_in_turn
+from conceptors.estimators.closed_form import Known, earlier, free_space
 
 
 class ConceptorSGDRegressor(ConceptorRegressor):
@@ -80,16 +81,12 @@ class ConceptorSGDRegressor(ConceptorRegressor):
         inputs = without_overflow(torch.tensor(b, dtype=torch.float64), "X")
         self._fix("fit_intercept", first=first)
         correlation = inputs.mT @ inputs / len(inputs)
-
         rate = self._rate(inputs, correlation)
-        self._memory = learned_in_turn(
-            None if first else self._memory,
-            correlation,
-            targets.shape[1],
-            self.aperture,
-            self.regularization,
-            lambda previous, free: self._descend(inputs, targets, previous, free, rate),
-        )
+        before = None if first else self._memory
+        previous, total = earlier(before, targets.shape[1], inputs.shape[1])
+        free = free_space(total, self.aperture)
+        weights = self._descend(inputs, targets, previous, free, rate)
+        self._memory = Known(weights, total + correlation, self.aperture, self.regularization)
 
     def _check_parameters(self) -> None:
         positive(self.aperture, "aperture")
@@ -104,7 +101,7 @@ class ConceptorSGDRegressor(ConceptorRegressor):
         self, inputs: Tensor, targets: Tensor, previous: Tensor, free: Tensor, rate: float
     ) -> Tensor:
         size = min(self.batch_size, len(inputs))
-        random = self._random()
+        random = check_random_state(self.random_state)
         weights, mean, averaged = previous.clone(), torch.zeros_like(previous), 0
         for epoch in range(self.epochs):
             order = torch.from_numpy(random.permutation(len(inputs)))

@@ -10,17 +10,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from conceptors._internal.batches import Feed, moved
+from conceptors._internal.checks import needs
 from conceptors.readout import Readout
 from conceptors.shield import Shield
 
-try:
+with needs("avalanche", "ShieldPlugin needs Avalanche"):
     from avalanche.models.utils import avalanche_forward
     from avalanche.training.plugins import SupervisedPlugin
-except ImportError:
-    raise ImportError(
-        "Avalanche is not installed, and ShieldPlugin needs it; run "
-        "pip install 'conceptors[avalanche]'"
-    ) from None
 
 
 def feed_experience(model: nn.Module, batch: Any) -> Any:

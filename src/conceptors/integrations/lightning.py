@@ -7,16 +7,12 @@ from typing import Any
 import torch
 
 from conceptors._internal.batches import Feed
+from conceptors._internal.checks import needs
 from conceptors.shield import Shield
 from conceptors.shield.health import warn_of_lost_tasks
 
-try:
+with needs("lightning", "ShieldCallback needs lightning"):
     from lightning.pytorch import Callback, LightningModule, Trainer
-except ImportError:
-    raise ImportError(
-        "lightning is not installed, and ShieldCallback needs it; run "
-        "pip install 'conceptors[lightning]'"
-    ) from None
 
 
 class ShieldCallback(Callback):  # type: ignore[misc]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import uuid
 from pathlib import Path
 from typing import Any
@@ -16,16 +15,11 @@ from conceptors.shield import Shield
 from conceptors.shield.health import warn_of_lost_tasks
 from conceptors.shield.state import write_file
 
-try:
+with checks.needs("transformers", "ShieldCallback needs transformers"):
     from transformers import TrainerCallback, TrainerState, TrainingArguments
-except ImportError:
-    raise ImportError(
-        "transformers is not installed, and ShieldCallback needs it; run "
-        "pip install 'conceptors[transformers]'"
-    ) from None
+    from transformers.trainer import TRAINER_STATE_NAME
 
 FILE = "shield.safetensors"
-_TRAINER_STATE = "trainer_state.json"
 _ENTRY = "conceptors"  # the key of our entry in TrainerState.stateful_callbacks
 _LONGEST = 1024  # tokens of a text in a sample
 _BATCH = 8  # texts of a sample in one batch
@@ -61,10 +55,6 @@ class ShieldCallback(TrainerCallback):  # type: ignore[misc]
         limit: int | None = None,
         sample: Any = None,
     ) -> None:
-        if not isinstance(shield, Shield):
-            raise TypeError(
-                f"ShieldCallback needs a Shield, got {type(shield).__name__}; pass Shield(model)"
-            )
         self.shield = shield
         self.sample = sample
         self.feed = feed
@@ -180,7 +170,7 @@ def generate_sample(
         Batches of `input_ids` and `attention_mask`, `[batch, <= length]` each.
 
     Raises:
-        TypeError: the model cannot generate texts from their beginning, or there is no tokenizer.
+        TypeError: the model cannot generate texts from their beginning.
         ValueError: the tokenizer has no token that begins a text.
     """
     n, batch = checks.whole(n, "n", 1), checks.whole(batch, "batch", 1)
@@ -189,11 +179,6 @@ def generate_sample(
         raise TypeError(
             f"generate_sample needs a causal language model with a method generate, got "
             f"{type(model).__name__}. Pass the model without wrappers, or remember real data"
-        )
-    if not hasattr(tokenizer, "bos_token_id"):
-        raise TypeError(
-            f"generate_sample needs the model's tokenizer, which knows the token that begins a "
-            f"text, got {type(tokenizer).__name__}. Pass AutoTokenizer.from_pretrained(name)"
         )
     start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
     start, end = end if start is None else start, start if end is None else end
@@ -230,20 +215,14 @@ def resumed_folder(args: TrainingArguments, state: TrainerState, entry: dict[str
     if isinstance(args.resume_from_checkpoint, str):
         places.insert(0, Path(args.resume_from_checkpoint))
     for folder in places:
-        if (folder / FILE).is_file() and _run_of(folder) == (entry["run"], state.global_step):
-            return folder
+        if (folder / FILE).is_file() and (folder / TRAINER_STATE_NAME).is_file():
+            saved = TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
+            found = saved.stateful_callbacks.get(_ENTRY), saved.global_step
+            if found == (entry, state.global_step):
+                return folder
     raise FileNotFoundError(
         f"the checkpoint at step {state.global_step} was saved with a shield, but its {FILE} is in "
         f"none of {', '.join(dict.fromkeys(map(str, places)))}. Without it, remembered tasks are "
         f"not protected. Set TrainingArguments(resume_from_checkpoint=folder) to the folder of the "
         f"checkpoint"
     )
-
-
-def _run_of(folder: Path) -> tuple[str, int] | None:
-    """Return the training run of a checkpoint, and its step; None if it has none."""
-    try:
-        state = json.loads((folder / _TRAINER_STATE).read_text(encoding="utf-8"))
-        return state["stateful_callbacks"][_ENTRY]["run"], state["global_step"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None

@@ -40,17 +40,12 @@ class Correlation:
     """
 
     def __init__(
-        self,
-        dim: int,
-        *,
-        groups: int | None = None,
-        dtype: torch.dtype = torch.float64,
-        device: torch.device | str | None = None,
+        self, dim: int, *, groups: int | None = None, device: torch.device | str | None = None
     ) -> None:
         """With `groups`, that many matrices side by side, of samples `[groups, n, d]`."""
-        self.dim, dtype = checks.whole(dim, "dim", 1), checks.real_dtype(dtype)
+        self.dim = checks.whole(dim, "dim", 1)
         batch = () if groups is None else (checks.whole(groups, "groups", 1),)
-        self.sum = torch.zeros(*batch, self.dim, self.dim, dtype=dtype, device=device)
+        self.sum = torch.zeros(*batch, self.dim, self.dim, dtype=torch.float64, device=device)
         self.weight = 0.0
         self.count = 0
 
@@ -59,15 +54,12 @@ class Correlation:
 
         With groups, samples `[groups, n, d]` and weights `[n]`. An empty batch changes nothing.
         """
-        groups = None if self.sum.ndim == 2 else len(self.sum)
-        rows, weights = check_batch(samples, weights, self.dim, self.sum, groups)
-        wide = rows.to(self.sum.dtype)
-        weighted = wide if weights is None else wide * weights.to(wide)[:, None]
-        added = float(rows.shape[-2] if weights is None else weights.double().sum())
-        check_total(self._trace() + (wide * weighted).sum(), self.weight + added)
-        add_products_(self.sum, wide, weighted)
+        rows, each = check_batch(samples, weights, self.sum)
+        weighted, added = rows * each[:, None], float(each.sum())
+        check_total(self._trace() + (rows * weighted).sum(), self.weight + added)
+        add_products_(self.sum, rows, weighted)
         self.weight += added
-        self.count += rows.shape[-2]
+        self.count += len(each)
         return self
 
     def add(self, total: Tensor, weight: float, count: int = 0) -> Correlation:
@@ -126,33 +118,30 @@ def add_products_(total: Tensor, left: Tensor, right: Tensor) -> None:
         total[..., stop:, start:stop] = upper[..., stop - start :].mT
 
 
-def check_batch(
-    samples: Any, weights: Any, dim: int, like: Tensor, groups: int | None = None
-) -> tuple[Tensor, Tensor | None]:
-    """Samples as rows `[n, d]` (or `[groups, n, d]`) and weights `[n]`, finite, on one device."""
+def check_batch(samples: Any, weights: Any, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Samples `[n, d]` (`[groups, n, d]` if `like` has groups) and weights `[n]`, in float64."""
+    groups, dim = like.shape[:-2], like.shape[-1]
     samples = checks.real_tensor(samples, "samples").detach()
-    fits = samples.ndim >= 2 if groups is None else samples.shape[:-2] == (groups,)
+    fits = samples.shape[:-2] == groups if groups else samples.ndim >= 2
     if not fits or samples.shape[-1] != dim:
         raise ValueError(
-            f"samples must have shape [{'...' if groups is None else groups}, n, {dim}], got "
+            f"samples must have shape [{groups[0] if groups else '...'}, n, {dim}], got "
             f"{list(samples.shape)}; a single sample needs a row axis: samples[None]"
         )
     if samples.device != like.device:
         raise ValueError(f"samples are on {samples.device}; move them to {like.device} of the sum")
-    samples = checks.finite(samples, "samples")
-    rows = samples.reshape(-1, dim) if groups is None else samples
+    rows = checks.finite(samples, "samples").reshape(*groups, -1, dim).double()
     if weights is None:
-        return rows, None
+        return rows, rows.new_ones(rows.shape[-2])
     weights = checks.finite(checks.real_tensor(weights, "weights").detach(), "weights")
-    wanted = samples.shape[:-1] if groups is None else samples.shape[1:-1]
-    if weights.shape != wanted or weights.device != samples.device:
+    if weights.shape != samples.shape[len(groups) : -1] or weights.device != samples.device:
         raise ValueError(
             f"weights of shape {list(weights.shape)} on {weights.device} do not fit samples of "
             f"shape {list(samples.shape)} on {samples.device}; pass one weight per sample"
         )
-    if weights.numel() and float(weights.amin()) < 0:
+    if bool((weights < 0).any()):
         raise ValueError(f"weights must not be negative, got {float(weights.amin())}")
-    return rows, weights.reshape(-1)
+    return rows, weights.reshape(-1).double()
 
 
 def check_total(trace: Tensor, weight: float) -> None:

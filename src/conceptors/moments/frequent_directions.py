@@ -42,17 +42,10 @@ class FrequentDirections:
     (True, 4)
     """
 
-    def __init__(
-        self,
-        dim: int,
-        rank: int,
-        *,
-        dtype: torch.dtype = torch.float64,
-        device: torch.device | str | None = None,
-    ) -> None:
-        self.dim, dtype = checks.whole(dim, "dim", 1), checks.real_dtype(dtype)
+    def __init__(self, dim: int, rank: int, *, device: torch.device | str | None = None) -> None:
+        self.dim = checks.whole(dim, "dim", 1)
         self.rank = checks.whole(rank, "rank", 1, self.dim)
-        self._rows = torch.zeros(2 * self.rank, self.dim, dtype=dtype, device=device)
+        self._rows = torch.zeros(2 * self.rank, self.dim, dtype=torch.float64, device=device)
         self._filled = 0
         self._subtracted = 0.0
         self.weight = 0.0
@@ -60,11 +53,8 @@ class FrequentDirections:
 
     def update(self, samples: Tensor, weights: Tensor | None = None) -> FrequentDirections:
         """Add samples `[..., d]`, each of weight 1 or of the given weights `[...]` >= 0."""
-        rows, weights = check_batch(samples, weights, self.dim, self._rows)
-        rows = rows.to(self._rows.dtype)
-        if weights is not None:
-            rows = rows * weights.to(rows).sqrt()[:, None]
-        added = float(len(rows) if weights is None else weights.double().sum())
+        rows, each = check_batch(samples, weights, self._rows)
+        rows, added = rows * each.sqrt()[:, None], float(each.sum())
         check_total(self._energy() + rows.square().sum(), self.weight + added)
         return self._add(rows, 0.0, added, len(rows))
 

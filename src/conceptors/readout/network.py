@@ -84,12 +84,6 @@ class LayerInputs(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Compute features `[n, out_features]`; the arguments are those of the network."""
         rows = self._read(args, kwargs)
-        widths = {name: row.shape[1] for name, row in rows.items()}
-        if widths != self.widths:
-            raise ValueError(
-                f"the layers have {widths} features for this input, and {self.widths} for the "
-                f"example; create another LayerInputs for other sizes"
-            )
         return torch.cat([rows[name] for name in self.widths], 1)
 
     def lift(self, count: int = 2000, *, image: tuple[int, ...] | None = None) -> SideBySide:
@@ -106,8 +100,6 @@ class LayerInputs(nn.Module):
         if self._shape is not None:
             image = self._shape if image is None and len(self._shape) == 3 else image
             parts.append(_lift_of_input(math.prod(self._shape), image, count))
-        elif image is not None:
-            raise ValueError("image does not apply: the input is no tensor of floats; leave it out")
         elif words := self.widths.get(self._input, 0):
             is_small = words <= 4 * count
             parts.append(Scaling(words) if is_small else RandomFeatures(words, count, shape=0.0))
@@ -168,10 +160,7 @@ def _embedding_of_tokens(model: nn.Module, example: Any) -> str | None:
                 stack.callback(layer.register_forward_pre_hook(look).remove)
         model(**named) if named else model(example)
     tokens = [x for x in given if isinstance(x, Tensor) and x.ndim == 2]
-    for name, x in calls:
-        if any(x.shape == y.shape and bool((x == y).all()) for y in tokens):
-            return name
-    return None
+    return next((name for name, x in calls if any(torch.equal(x, y) for y in tokens)), None)
 
 
 def _counts(layer: nn.Embedding, tokens: Tensor, mask: Tensor | None) -> Tensor:

@@ -9,27 +9,18 @@ from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
-from torch import distributed as dist
 
 from conceptors._internal import checks
-from conceptors._internal.batches import (
-    Feed,
-    check_batches,
-    iterate,
-    moved,
-    undisturbed,
-    with_progress,
-)
+from conceptors._internal.batches import Feed, check_batches, iterate, moved, undisturbed
 from conceptors._internal.precision import exactly
 from conceptors._internal.storage import digest
-from conceptors.readout.features import Activation, Lift, Scaling, SideBySide, lift_of
+from conceptors.readout.features import Activation, Lift, RandomFeatures, Scaling, SideBySide
 from conceptors.readout.samples import (
-    KINDS,
+    class_labels,
     feature_rows,
     feed_without_labels,
     last_part,
     learnable,
-    target_rows,
 )
 from conceptors.readout.solve import Solution, likelihoods, solve
 from conceptors.readout.sums import Sums
@@ -39,20 +30,18 @@ _CALIBRATION_ROWS = 2048  # rows that `learn_from` collects to calibrate the lif
 
 
 class Readout(nn.Module):
-    """Features `[n, in_features]` to scores of all classes `[n, classes]`, or to numbers.
+    """Features `[n, in_features]` to scores of all classes `[n, classes]`.
 
-    The weights minimise E|y - W b|² + λ |W|² over all samples learned so far, with b = [h; 1] and
-    h the lifted features. Only sums over samples are stored, so the order of samples and their
-    division into batches and tasks do not matter.
+    The weights minimise E|y - W b|² + λ |W|² over all samples learned so far, with b = [h; 1], h
+    the lifted features and y one-hot labels. Only sums over samples are stored, so the order of
+    samples and their division into batches and tasks do not matter.
 
     Args:
         in_features: number of features d of each sample.
         lift: 0 to use the features themselves (shifted and scaled), a number of random features,
-            or a module with an attribute `out_features`, such as `PatchFeatures`. The first
-            samples learned calibrate it.
+            or a lift such as `PatchFeatures`. The first samples learned calibrate it.
         activation: activation of the random features: "relu", "tanh" or "fourier".
-        regularization: λ. "auto" chooses it by generalised cross-validation from the sums. The
-            mean of numeric targets is not penalised.
+        regularization: λ. "auto" chooses it by generalised cross-validation from the sums.
         scores: scores of classes: "regression", about 1 for the right class, or "likelihood", from
             linear discriminant analysis on the same sums.
         seed: seed of the random features.
@@ -72,7 +61,7 @@ class Readout(nn.Module):
     def __init__(
         self,
         in_features: int,
-        lift: int | nn.Module = 0,
+        lift: int | Lift = 0,
         *,
         activation: Activation = "relu",
         regularization: float | Literal["auto"] = "auto",
@@ -81,9 +70,17 @@ class Readout(nn.Module):
     ) -> None:
         super().__init__()
         self.in_features = checks.whole(in_features, "in_features", 1)
-        self.lift = lift_of(self.in_features, lift, activation, seed)
+        if not isinstance(lift, Lift):
+            count = checks.whole(lift, "lift", 0)
+            lift = Scaling(in_features)
+            if count:
+                lift = RandomFeatures(in_features, count, activation, seed=seed)
+        if lift.in_features != in_features:
+            raise ValueError(
+                f"lift takes {lift.in_features} features, not {in_features}; make them equal"
+            )
+        self.lift = lift
         self.register_buffer("_here", torch.empty(0), persistent=False)
-        self._kind = 0  # of targets, an index into KINDS
         self._sums: Sums | None = None
         self._solved: Solution | None = None
         if scores not in ("regression", "likelihood"):
@@ -93,28 +90,22 @@ class Readout(nn.Module):
         if regularization != "auto":
             self._given = checks.number(regularization, "regularization", 0, 1e300, open_low=True)
 
-    @property
-    def _is_calibrated(self) -> bool:
-        return bool(getattr(self.lift, "is_calibrated", True))
-
     @torch.inference_mode(False)
     def calibrate(self, features: Tensor) -> Self:
         """Calibrate the lift with features `[n, d]`. Otherwise the first `learn` does it."""
-        if self._is_calibrated:
+        if self.lift.is_calibrated:
             raise RuntimeError("the lift is calibrated already; create a new Readout for another")
-        rows = learnable(self._rows(features))
-        if isinstance(self.lift, Lift):
-            self.lift.calibrate(rows)
+        self.lift.calibrate(learnable(self._rows(features)))
         return self
 
-    def learn(self, features: Tensor, targets: Tensor) -> Self:
+    def learn(self, features: Tensor, labels: Tensor) -> Self:
         """Learn a batch of samples. If the call fails, nothing is learned.
 
         Args:
             features: `[n, in_features]`.
-            targets: labels `[n]` (integers from 0), or numbers `[n]` or `[n, m]` (floats).
+            labels: `[n]`, integers from 0.
         """
-        return self._learn([(features, targets)])
+        return self._learn([(features, labels)])
 
     def learn_from(
         self,
@@ -123,7 +114,6 @@ class Readout(nn.Module):
         *,
         feed: Feed | None = None,
         target: Callable[[Any], Tensor] | None = None,
-        progress: bool = False,
     ) -> Self:
         """Learn from a network's outputs for batches, in one pass without gradients.
 
@@ -132,17 +122,16 @@ class Readout(nn.Module):
             batches: a DataLoader or other iterable of batches: (inputs, targets), or mappings,
                 whose "labels" are not passed to the backbone.
             feed: function that calls the backbone with a batch; by default with its first element.
-            target: function that returns the targets of a batch; by default its last element or
+            target: function that returns the labels of a batch; by default its last element or
                 "labels".
-            progress: show a progress bar.
         """
         check_batches(batches, "learn_from")
         feed, target = feed or feed_without_labels, target or last_part
         here, before = self._here.device, self.n_samples
         with undisturbed(backbone):
-            shown = with_progress(iterate(batches, None, "learn_from"), progress, "learn")
             self._learn(
-                (moved(feed(backbone, batch), here), moved(target(batch), here)) for batch in shown
+                (moved(feed(backbone, batch), here), moved(target(batch), here))
+                for batch in iterate(batches, None, "learn_from")
             )
         if self.n_samples == before:
             raise ValueError("the loader is empty or used up; pass a DataLoader or a list")
@@ -150,43 +139,37 @@ class Readout(nn.Module):
 
     @torch.inference_mode(False)  # tensors created inside could not be changed outside
     def _learn(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> Self:
-        """Learn all pairs of features and targets, or nothing if anything fails."""
-        lift_state = None if self._is_calibrated else copy.deepcopy(self.lift.state_dict())
-        learned, sums = self._kind, None
+        """Learn all pairs of features and labels, or nothing if anything fails."""
+        lift_state = None if self.lift.is_calibrated else copy.deepcopy(self.lift.state_dict())
+        sums = self._new_sums()
         try:
-            for kind, rows, targets in self._checked_parts(pairs):
-                sums = sums or self._new_sums()
-                sums.add(self._lifted(rows), targets)
-                learned = kind
-            if sums and self._sums:
+            for rows, labels in self._checked_parts(pairs):
+                sums.add(self._lifted(rows), labels)
+            if self._sums:
                 sums.include(self._sums)
         except BaseException:
             if lift_state is not None:
                 self.lift.load_state_dict(lift_state)
             raise
-        if sums:
-            self._kind, self._sums, self._solved = learned, sums, None
+        if sums.count:
+            self._sums, self._solved = sums, None
         return self
 
     def _checked_parts(
         self, pairs: Iterable[tuple[Tensor, Tensor]]
-    ) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """The kind of targets, rows and targets, in parts. The first rows calibrate the lift."""
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Rows and labels, in parts. The first rows calibrate the lift."""
         pairs, first = iter(pairs), list[tuple[Tensor, Tensor]]()
-        if not self._is_calibrated:
-            for features, targets in pairs:
-                first.append((self._rows(features), targets))
+        if not self.lift.is_calibrated:
+            for features, labels in pairs:
+                first.append((self._rows(features), labels))
                 if sum(len(rows) for rows, _ in first) >= _CALIBRATION_ROWS:
                     break
             if first:
                 self.calibrate(torch.cat([rows for rows, _ in first]))
-        kind, outputs = self._kind, self._sums.outputs if self._sums else 0
-        for features, targets in chain(first, pairs):
+        for features, labels in chain(first, pairs):
             rows = learnable(self._rows(features))
-            kind, y = target_rows(targets, rows, kind, outputs)
-            outputs = 0 if y.ndim == 1 else y.shape[1]
-            for part, part_targets in zip(rows.split(_ROWS), y.split(_ROWS)):
-                yield kind, part, part_targets
+            yield from zip(rows.split(_ROWS), class_labels(labels, rows).split(_ROWS))
 
     @property
     def n_samples(self) -> int:
@@ -198,63 +181,42 @@ class Readout(nn.Module):
         """Number of samples of each class `[classes]`."""
         if self._sums is None:
             return torch.zeros(0, dtype=torch.long, device=self._here.device)
-        if KINDS[self._kind] != "labels":
-            raise RuntimeError("numbers were learned, not classes, so there are no counts")
         return self._sums.squares.round().long()
 
     @property
-    def regularization(self) -> float:
-        """λ of the present solution."""
-        return self.solution.regularization
-
-    @property
-    def quota(self) -> float:
-        """tr C / d in [0, 1]: the share of the features' space that the data use at this λ."""
-        return self.solution.quota
-
-    @property
     def solution(self) -> Solution:
-        """Ridge regression on all samples so far, solved when it is first needed."""
+        """Weights, λ and quota of all samples so far, solved when they are first needed."""
         if self._sums is None:
-            raise RuntimeError("nothing was learned yet; call learn(features, targets) first")
+            raise RuntimeError("nothing was learned yet; call learn(features, labels) first")
         if self._solved is None:
-            has_labels = KINDS[self._kind] == "labels"
-            options = {"around_mean": not has_labels, "largest": has_labels}
             first = self.lift.widths[0] if isinstance(self.lift, SideBySide) else 0
             with torch.inference_mode(False):  # otherwise gradients could not pass later
-                solution = solve(self._sums, self._given, first=first, **options)
-                if has_labels and self.scores == "likelihood":
+                solution = solve(self._sums, self._given, largest=True, first=first)
+                if self.scores == "likelihood":
                     solution = solution._replace(weights=likelihoods(self._sums, solution))
             self._solved = solution
         return self._solved
 
     def forward(self, features: Tensor) -> Tensor:
-        """Scores of all classes `[n, classes]`, or numbers."""
+        """Scores of all classes `[n, classes]`."""
         solution = self.solution
         h = self.lift(self._rows(features))
         weights = solution.weights.to(h.dtype)
         scores: Tensor = nn.functional.linear(h, weights[:, :-1], weights[:, -1])
-        return scores[:, 0] if KINDS[self._kind] == "number" else scores
+        return scores
 
     @torch.no_grad()
     def predict(self, features: Tensor) -> Tensor:
-        """Predicted labels `[n]` among the classes seen so far, or numbers, for finite features."""
+        """Predicted labels `[n]` among the classes seen so far, for finite features."""
         scores: Tensor = self(checks.finite(self._rows(features), "features"))
-        if KINDS[self._kind] != "labels":
-            return scores
         return scores.masked_fill(self.counts.to(scores.device) == 0, -torch.inf).argmax(1)
 
-    def export(self) -> nn.Module:
-        """Return a plain `nn.Linear` with the same scores `[n, m]`, behind the lift if any."""
-        weight, bias = self.solution.weights[:, :-1], self.solution.weights[:, -1]
-        if isinstance(self.lift, Scaling):
-            weight = weight * self.lift.scale
-            bias = bias - weight @ self.lift.center.double()
-        linear = nn.Linear(weight.shape[1], len(weight), device=weight.device)
-        linear.load_state_dict({"weight": weight, "bias": bias})
-        layers = [] if isinstance(self.lift, Scaling) else [copy.deepcopy(self.lift)]
-        exported = nn.Sequential(*layers, linear) if layers else linear
-        return exported.requires_grad_(False).eval()
+    def export(self) -> nn.Sequential:
+        """Return the lift and a plain `nn.Linear`, with the same scores but without the sums."""
+        weights = self.solution.weights
+        linear = nn.Linear(self.lift.out_features, len(weights), device=weights.device)
+        linear.load_state_dict({"weight": weights[:, :-1], "bias": weights[:, -1]})
+        return nn.Sequential(copy.deepcopy(self.lift), linear).requires_grad_(False).eval()
 
     def fresh(self) -> Readout:
         """Return an empty readout with the same lift, whose sums can be added to this one's."""
@@ -270,35 +232,21 @@ class Readout(nn.Module):
         if not isinstance(other, Readout):
             return NotImplemented
         learned = [readout for readout in (self, other) if readout._sums]
-        _check_alike([readout._identity() for readout in learned])
-        total = (*learned, self)[0].fresh().to(self._here.device)
-        total._kind = self._kind or other._kind
+        if len({readout._lift_digest() for readout in learned}) > 1:
+            raise ValueError(
+                "these readouts have different lifts, so their sums cannot be added; calibrate "
+                "one, and create the others with readout.fresh() or load its state into them"
+            )
+        total = (*learned, self)[0].fresh()
         for sums in (readout._sums for readout in learned if readout._sums):
             total._sums = total._sums or total._new_sums()
             total._sums.include(sums)
         return total
 
-    def merged(self, group: Any = None) -> Readout:
-        """Return a readout that has learned the samples of all processes of a group.
-
-        Every process of the `torch.distributed` group must call it, with the same calibrated lift.
-        """
-        total = self + self.fresh()
-        mine = (*self._identity(), self._sums.outputs if self._sums else 0)
-        everyone: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(everyone, mine, group=group)
-        _check_alike([identity[:2] for identity in everyone])
-        total._kind = max(kind for _, kind, _ in everyone)
-        if total._kind:
-            total._sums = total._sums or total._new_sums()
-            total._sums.grow(max(outputs for _, _, outputs in everyone))
-            total._sums.all_reduce(group)
-        return total
-
-    def _identity(self) -> tuple[str, int]:
-        """A fingerprint that lifts with the same features share, and the kind of targets."""
+    def _lift_digest(self) -> str:
+        """A fingerprint that lifts with the same features share."""
         state = {name: value.cpu() for name, value in self.lift.state_dict().items()}
-        return digest(state, {"lift": repr(self.lift)}), self._kind
+        return digest(state, {"lift": repr(self.lift)})
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Change the device only: `.half()` on a surrounding model must not round the sums."""
@@ -315,7 +263,6 @@ class Readout(nn.Module):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[prefix + "kind"] = torch.tensor(self._kind)
         destination[prefix + "options"] = torch.tensor(list(repr(self.lift).encode())).byte()
         if self._sums:
             for name, value in self._sums.tensors().items():  # `learn` changes them in place
@@ -323,76 +270,49 @@ class Readout(nn.Module):
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         """Load all or nothing. The last arguments are missing keys, unexpected keys and errors."""
-        state = {k[len(prefix) :]: state_dict[k] for k in state_dict if k.startswith(prefix)}
+        keys = [key for key in state_dict if key.startswith(prefix)]
+        state = {key.removeprefix(prefix): state_dict.pop(key) for key in keys}
         if not state:
-            args[-3].append(prefix + "kind")
+            args[-3].append(prefix + "options")
             return
-        saved = {key: state[key] for key in state if key == "kind" or key.startswith("sums.")}
-        for key in saved:
-            del state_dict[prefix + key]  # the others are the lift's
-        options, lift_name = state_dict.pop(prefix + "options", None), repr(self.lift)
         try:
-            made = bytes(options.tolist()).decode() if isinstance(options, Tensor) else lift_name
-            if made != lift_name:
-                raise ValueError(f"they belong to the lift {made:.200}, not to {lift_name}")
-            kind, sums = self._read(saved)
-            lift: Any = copy.deepcopy(self.lift)
-            lift.load_state_dict({k[5:]: v for k, v in state.items() if k.startswith("lift.")})
-            if sums and not getattr(lift, "is_calibrated", True):
-                raise ValueError("the lift is not calibrated")
-            if not all(bool(value.isfinite().all()) for value in lift.state_dict().values()):
-                raise ValueError("the lift has entries that are not finite")
-        except (TypeError, ValueError, RuntimeError) as error:
+            sums = self._read(state)
+        except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
             args[-1].append(f"{prefix}saved sums do not fit: {error}; load another checkpoint")
-            for key in [key for key in state_dict if key.startswith(prefix)]:
-                del state_dict[key]  # so the lift does not change either
             return
-        self._kind, self._sums, self._solved = kind, sums, None
+        self._sums, self._solved = sums, None
+        state_dict.update({prefix + key: value for key, value in state.items()})
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def _read(self, saved: dict[str, Any]) -> tuple[int, Sums | None]:
-        """The kind of targets and the sums of a saved state."""
-        tensors = {key.removeprefix("sums."): saved[key] for key in saved if key != "kind"}
-        number: Any = saved.get("kind")
-        is_index = isinstance(number, Tensor) and number.dtype == torch.int64
-        kind = int(number) if is_index and number.numel() == 1 else -1
-        if not 0 <= kind < len(KINDS) or (kind == 0) != (not tensors):
-            raise ValueError(f"kind {number} does not fit {len(tensors)} tensors of sums")
+    def _read(self, state: dict[str, Any]) -> Sums | None:
+        """Pop the options and the sums from a saved state, and check the rest."""
+        saved_lift, lift_name = bytes(state.pop("options").tolist()).decode(), repr(self.lift)
+        if saved_lift != lift_name:
+            raise ValueError(f"they belong to the lift {saved_lift:.200}, not to {lift_name}")
+        names = [name for name in state if name.startswith("sums.")]
+        tensors = {name.removeprefix("sums."): state.pop(name) for name in names}
+        lift = copy.deepcopy(self.lift)
+        lift.load_state_dict({name.removeprefix("lift."): state[name] for name in state})
+        if not all(bool(value.isfinite().all()) for value in lift.state_dict().values()):
+            raise ValueError("the lift has entries that are not finite")
         if not tensors:
-            return 0, None
-        width: Any = self.lift.out_features
-        sums = Sums.from_tensors(tensors, width + 1, self._here.device)
-        if KINDS[kind] == "number" and sums.outputs > 1:
-            raise ValueError(f"one number was learned per sample, not {sums.outputs}")
+            return None
+        if not lift.is_calibrated:
+            raise ValueError("the lift is not calibrated")
+        sums = Sums.from_tensors(tensors, lift.out_features + 1, self._here.device)
         ones = float(sums.gram[-1, -1])
         if abs(ones - sums.count) > 1e-6 * sums.count:
             raise ValueError(f"the sums are of {ones:g} samples, but their count is {sums.count:g}")
-        return kind, sums
+        return sums
 
     def _rows(self, features: Tensor) -> Tensor:
         return feature_rows(features, self.in_features, self._here.device)
 
     def _new_sums(self) -> Sums:
-        width: Any = self.lift.out_features
-        return Sums(width + 1, device=self._here.device)
+        return Sums(self.lift.out_features + 1, device=self._here.device)
 
     def _lifted(self, rows: Tensor) -> Tensor:
         """[h; 1] `[n, out_features + 1]`."""
         with exactly():
-            h: Any = self.lift(rows)
-        shape = (len(rows), self.lift.out_features)
-        if getattr(h, "shape", None) != shape:
-            raise ValueError(f"the lift must return {list(shape)} features; see its out_features")
+            h = self.lift(rows)
         return torch.cat([h, torch.ones_like(h[:, :1])], 1)
-
-
-def _check_alike(identities: list[tuple[str, int]]) -> None:
-    if len({lift for lift, _ in identities}) > 1:
-        raise ValueError(
-            "these readouts have different lifts, so their sums cannot be added; calibrate one, "
-            "and create the others with readout.fresh() or load its state into them"
-        )
-    kinds = sorted({kind for _, kind in identities if kind})
-    if len(kinds) > 1:
-        learned = " and ".join(KINDS[kind] for kind in kinds)
-        raise ValueError(f"these readouts cannot be added: they have learned {learned}")

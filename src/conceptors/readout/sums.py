@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch import distributed as dist
 
 from conceptors._internal import checks
 from conceptors._internal.precision import exactly
@@ -73,14 +72,13 @@ class Sums:
             self.cross = torch.cat([self.cross, self.cross.new_zeros(missing, self.dim)])
             self.squares = torch.cat([self.squares, self.squares.new_zeros(missing)])
 
-    def include(self, other: Sums, factor: float = 1.0) -> None:
-        """Add other sums, `factor` times."""
-        device = self.cross.device
+    def include(self, other: Sums) -> None:
+        """Add other sums."""
         self.grow(other.outputs)
-        self.gram.add_(other.gram.to(device), alpha=factor)
-        self.cross[: other.outputs].add_(other.cross.to(device), alpha=factor)
-        self.squares[: other.outputs].add_(other.squares.to(device), alpha=factor)
-        self.count += factor * other.count
+        self.gram += other.gram.to(self.gram)
+        self.cross[: other.outputs] += other.cross.to(self.cross)
+        self.squares[: other.outputs] += other.squares.to(self.squares)
+        self.count += other.count
         self.eps = max(self.eps, other.eps)
 
     def with_targets(self, cross: Tensor, squares: Tensor) -> Sums:
@@ -100,14 +98,6 @@ class Sums:
         sums = (self.gram, self.cross, self.squares)
         self.gram, self.cross, self.squares = (tensor.to(device) for tensor in sums)
 
-    def all_reduce(self, group: object = None) -> None:
-        """Add the sums of all processes, which must have the same shapes."""
-        count, eps = self.gram.new_tensor(self.count), self.gram.new_tensor(self.eps)
-        for tensor in (self.gram, self.cross, self.squares, count):
-            dist.all_reduce(tensor, group=group)
-        dist.all_reduce(eps, dist.ReduceOp.MAX, group=group)
-        self.count, self.eps = float(count), float(eps)
-
     def tensors(self) -> dict[str, Tensor]:
         """Everything, as tensors that change with the sums."""
         scalars = torch.tensor([self.count, self.eps], dtype=torch.float64)
@@ -117,26 +107,23 @@ class Sums:
     def from_tensors(tensors: dict[str, Any], dim: int, device: torch.device) -> Sums:
         """The sums that `tensors` saved, of rows with `dim` columns. Refuses impossible ones."""
         squares = tensors.get("squares")
-        outputs = squares.numel() if isinstance(squares, Tensor) else 0
-        shapes = {"gram": (dim, dim), "cross": (outputs, dim), "squares": (outputs,), "count": (2,)}
-        for name, shape in shapes.items():
-            if not _is_finite(tensors.get(name), shape):
+        sums = Sums(dim, squares.numel() if isinstance(squares, Tensor) else 0, device)
+        read = sums.tensors()
+        for name, tensor in read.items():
+            if not _is_finite(tensors.get(name), tensor.shape):
                 raise ValueError(
-                    f"{name} must be a dense tensor of finite floats, of shape {list(shape)}"
+                    f"{name} must be a dense tensor of finite floats, of shape {[*tensor.shape]}"
                 )
-        gram = tensors["gram"].double()
+            tensor.copy_(tensors[name])
+        gram, (sums.count, sums.eps) = sums.gram, read["count"].tolist()
         if float((gram - gram.mT).abs().amax()) > 1e-6 * float(gram.abs().amax()):
             raise ValueError("gram is not symmetric")
-        if bool((gram.diagonal() < 0).any()) or bool((tensors["squares"] < 0).any()):
+        if bool((gram.diagonal() < 0).any()) or bool((sums.squares < 0).any()):
             raise ValueError("gram or squares have sums of squares below zero")
-        count, eps = tensors["count"].tolist()
-        if count <= 0 or not 0 < eps < 0.01:
-            raise ValueError(f"{count:g} samples with rounding error {eps:g} are impossible")
-        sums = Sums(dim, outputs, device)
-        sums.gram.copy_(gram)
-        sums.cross.copy_(tensors["cross"])
-        sums.squares.copy_(tensors["squares"])
-        sums.count, sums.eps = count, eps
+        if sums.count <= 0 or not 0 < sums.eps < 0.01:
+            raise ValueError(
+                f"{sums.count:g} samples with rounding error {sums.eps:g} are impossible"
+            )
         return sums
 
 
