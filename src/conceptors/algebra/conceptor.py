@@ -59,11 +59,6 @@ class Conceptor:
 
     # --- creation -------------------------------------------------------------------------
 
-    @classmethod
-    def from_form(cls, form: Form) -> Conceptor:
-        """Wrap one of the two forms of `conceptors.algebra.forms` without checks."""
-        return cls(form)
-
     def _with(self, spectrum: Spectrum) -> Conceptor:
         return Conceptor(SpectrumForm(spectrum, self.dtype))
 

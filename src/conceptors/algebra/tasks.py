@@ -38,7 +38,7 @@ def join_novel(claimed: Conceptor, new: Conceptor, known: float) -> Conceptor:
     share, turn = torch.linalg.eigh(inner.mT @ more @ inner)
     share = share.clamp(0, 1)  # t
     total = 1 - share + (share - known * (1 - share)).clamp_min(0)
-    return Conceptor.from_form(OddsForm(_product(outer @ turn, total), new.dtype))
+    return Conceptor(OddsForm(_product(outer @ turn, total), new.dtype))
 
 
 def stride(claimed: Conceptor, new: Conceptor, known: float) -> Tensor:
@@ -100,7 +100,7 @@ def restrict(claimed: Conceptor, columns: Tensor) -> Conceptor:
         hard_part = spectra.Spectrum(vectors, odds)
         items.append(logic.disjoin(soft_part, hard_part) if vectors.shape[1] else soft_part)
     joined = spectra.stack(items, batch) if batch else items[0]
-    return Conceptor.from_form(SpectrumForm(joined, claimed.dtype))
+    return Conceptor(SpectrumForm(joined, claimed.dtype))
 
 
 def _odds(conceptor: Conceptor) -> Tensor:

@@ -55,6 +55,10 @@ class ShieldCallback(TrainerCallback):  # type: ignore[misc]
         limit: int | None = None,
         sample: Any = None,
     ) -> None:
+        if not isinstance(shield, Shield):
+            raise TypeError(
+                f"ShieldCallback needs a Shield, got {type(shield).__name__}; pass Shield(model)"
+            )
         self.shield = shield
         self.sample = sample
         self.feed = feed

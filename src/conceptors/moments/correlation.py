@@ -49,17 +49,17 @@ class Correlation:
         self.weight = 0.0
         self.count = 0
 
-    def update(self, samples: Tensor, weights: Tensor | None = None) -> Correlation:
-        """Add samples `[..., d]`, each of weight 1 or of the given weights `[...]` >= 0.
+    def update(self, samples: Tensor, weight: float = 1.0) -> Correlation:
+        """Add samples `[..., d]` (with groups `[groups, n, d]`), each counted `weight` times.
 
-        With groups, samples `[groups, n, d]` and weights `[n]`. An empty batch changes nothing.
+        An empty batch changes nothing.
         """
-        rows, each = check_batch(samples, weights, self.sum)
-        weighted, added = rows * each[:, None], float(each.sum())
-        check_total(self._trace() + (rows * weighted).sum(), self.weight + added)
-        add_products_(self.sum, rows, weighted)
-        self.weight += added
-        self.count += len(each)
+        rows, weight = check_batch(samples, weight, self.sum)
+        count = rows.shape[-2]
+        check_total(self._trace() + weight * rows.square().sum(), self.weight + weight * count)
+        add_products_(self.sum, rows, rows * weight)
+        self.weight += weight * count
+        self.count += count
         return self
 
     def add(self, total: Tensor, weight: float, count: int = 0) -> Correlation:
@@ -118,8 +118,8 @@ def add_products_(total: Tensor, left: Tensor, right: Tensor) -> None:
         total[..., stop:, start:stop] = upper[..., stop - start :].mT
 
 
-def check_batch(samples: Any, weights: Any, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Samples `[n, d]` (`[groups, n, d]` if `like` has groups) and weights `[n]`, in float64."""
+def check_batch(samples: Any, weight: Any, like: Tensor) -> tuple[Tensor, float]:
+    """Return samples `[n, d]` (`[groups, n, d]` if `like` has groups) in float64, and a weight."""
     groups, dim = like.shape[:-2], like.shape[-1]
     samples = checks.real_tensor(samples, "samples").detach()
     fits = samples.shape[:-2] == groups if groups else samples.ndim >= 2
@@ -131,17 +131,7 @@ def check_batch(samples: Any, weights: Any, like: Tensor) -> tuple[Tensor, Tenso
     if samples.device != like.device:
         raise ValueError(f"samples are on {samples.device}; move them to {like.device} of the sum")
     rows = checks.finite(samples, "samples").reshape(*groups, -1, dim).double()
-    if weights is None:
-        return rows, rows.new_ones(rows.shape[-2])
-    weights = checks.finite(checks.real_tensor(weights, "weights").detach(), "weights")
-    if weights.shape != samples.shape[len(groups) : -1] or weights.device != samples.device:
-        raise ValueError(
-            f"weights of shape {list(weights.shape)} on {weights.device} do not fit samples of "
-            f"shape {list(samples.shape)} on {samples.device}; pass one weight per sample"
-        )
-    if bool((weights < 0).any()):
-        raise ValueError(f"weights must not be negative, got {float(weights.amin())}")
-    return rows, weights.reshape(-1).double()
+    return rows, checks.number(weight, "weight", 0.0, math.inf)
 
 
 def check_total(trace: Tensor, weight: float) -> None:

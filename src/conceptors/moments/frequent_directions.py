@@ -51,10 +51,10 @@ class FrequentDirections:
         self.weight = 0.0
         self.count = 0
 
-    def update(self, samples: Tensor, weights: Tensor | None = None) -> FrequentDirections:
-        """Add samples `[..., d]`, each of weight 1 or of the given weights `[...]` >= 0."""
-        rows, each = check_batch(samples, weights, self._rows)
-        rows, added = rows * each.sqrt()[:, None], float(each.sum())
+    def update(self, samples: Tensor, weight: float = 1.0) -> FrequentDirections:
+        """Add samples `[..., d]`, each counted `weight` times."""
+        rows, weight = check_batch(samples, weight, self._rows)
+        rows, added = rows * math.sqrt(weight), weight * len(rows)
         check_total(self._energy() + rows.square().sum(), self.weight + added)
         return self._add(rows, 0.0, added, len(rows))
 

@@ -97,8 +97,7 @@ class InputMoments:
             rows = torch.cat(chunks, 1)
             count, is_half = rows.shape[1], rows.dtype in (torch.float16, torch.bfloat16)
             if isinstance(self.sums, FrequentDirections):
-                samples = full(rows[0])
-                self.sums.update(samples, samples.new_full((count,), weight))
+                self.sums.update(full(rows[0]), weight)
                 continue
             wide = rows.float() if is_half else rows.double()
             if is_half and rows.is_cuda:

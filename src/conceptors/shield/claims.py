@@ -290,7 +290,7 @@ def _conceptor(
 def _occupied(sums: InputMoments) -> Conceptor:
     """Return the hard conceptor of all directions above rounding."""
     spectrum = spectra.occupied(sums.correlation(), _rounding(sums))
-    return Conceptor.from_form(SpectrumForm(spectrum, torch.float64))
+    return Conceptor(SpectrumForm(spectrum, torch.float64))
 
 
 def _weight_of_drift(block: WeightBlock, moments: InputMoments) -> Tensor:

@@ -128,7 +128,7 @@ def free_space(claim: Claim, columns: Tensor | None, like: Tensor) -> FreeSpace:
     least = torch.finfo(dtype).eps  # smaller values vanish in rounding
     if claimed.spectrum[2]:  # all other directions are claimed: list them
         complete = spectra.complete(claimed.form.spectrum())
-        claimed = Conceptor.from_form(SpectrumForm(complete, claimed.dtype))
+        claimed = Conceptor(SpectrumForm(complete, claimed.dtype))
     vectors, values, _ = claimed.spectrum
     needed = claim.count_protected(values, least)
     if needed < values.shape[-1]:

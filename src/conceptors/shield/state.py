@@ -151,7 +151,7 @@ def _claims(layers: Mapping[str, Mapping[str, Tensor]]) -> Claims:
     claims = Claims()
     for name, parts in layers.items():
         with explaining(f"layer {name!r}: "):
-            conceptor = claims.conceptors[name] = Conceptor.from_form(_form(parts))
+            conceptor = claims.conceptors[name] = Conceptor(_form(parts))
             if len(conceptor.batch_shape) != 1:
                 raise ValueError(f"its conceptor is {list(conceptor.batch_shape)}, not [groups]")
             if "stiffness" in parts:
