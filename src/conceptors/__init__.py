@@ -11,8 +11,6 @@ classes in closed form. `Conceptor` is the algebra beneath: soft projections wit
 (True, True)
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

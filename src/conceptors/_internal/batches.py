@@ -1,7 +1,5 @@
 """Iterate over batches in their usual forms, and run a model on them without side effects."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping

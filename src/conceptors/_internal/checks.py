@@ -3,8 +3,6 @@
 Every error names the argument, its value or shape, and the remedy.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Record work on a GPU once as a CUDA graph and replay it without launching kernels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial

@@ -1,7 +1,5 @@
 """Several processes: tensors that are sharded over them, and errors that reach all of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

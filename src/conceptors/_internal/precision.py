@@ -1,7 +1,5 @@
 """Set the precision of products of float32 matrices temporarily."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from threading import RLock

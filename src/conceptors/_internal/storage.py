@@ -1,7 +1,5 @@
 """Atomic writes, and files of tensors: checked by checksum, loaded without executing code."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

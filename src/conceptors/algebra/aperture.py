@@ -1,7 +1,5 @@
 """Ways to choose an aperture: rules for tasks and layers, a given quota, cross-validation."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Checks of samples and spectra before anything is computed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

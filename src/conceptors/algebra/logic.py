@@ -5,8 +5,6 @@ angle below which two directions count as one. All decisions use sines instead o
 angle of 1e-6, 1 - cos is 5e-13, and rounding leaves only three digits of it.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

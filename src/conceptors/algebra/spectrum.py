@@ -16,8 +16,6 @@ have the same odds, `rest`: 0 (the usual case) or infinity (after NOT). All oper
 form, and none creates a d x d matrix.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

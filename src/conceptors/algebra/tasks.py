@@ -1,7 +1,5 @@
 """Conceptors of successive tasks: what a new task shares with A, the OR of earlier ones."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """What the scikit-learn estimators share: a memory of all tasks, and properties read from it."""
 
-from __future__ import annotations
-
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterator

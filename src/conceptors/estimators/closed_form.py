@@ -6,8 +6,6 @@ S Sᵀ/n = F R F and T Sᵀ/n = (K - W R) F. So one pass over the data is enough
 and no sample is stored.
 """
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Ridge regression of one task after another, as scikit-learn estimators."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, Self, get_args
 

@@ -1,7 +1,5 @@
 """Conceptor-aided stochastic gradient descent as a scikit-learn estimator."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The shield and the readout as plugins of Avalanche strategies."""
 
-from __future__ import annotations
-
 from operator import itemgetter
 from typing import Any
 

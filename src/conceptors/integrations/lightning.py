@@ -1,7 +1,5 @@
 """The shield as a callback of Lightning's Trainer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

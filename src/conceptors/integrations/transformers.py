@@ -1,7 +1,5 @@
 """The shield as a callback of transformers' Trainer, and samples that a model writes itself."""
 
-from __future__ import annotations
-
 import uuid
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ The output projection is used without being called, so no hook observes its inpu
 computed again with the identity in its place.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any

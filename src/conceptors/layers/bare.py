@@ -3,8 +3,6 @@
 A task that uses a bare parameter protects all of it, whatever it is used for.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor, nn

@@ -6,8 +6,6 @@ Every supported layer is one or more grouped linear maps. A **block** is a weigh
 layer. `docs/extending.md` shows how to write a rule in ten lines.
 """
 
-from __future__ import annotations
-
 import math
 import weakref
 from collections.abc import Callable, Iterator

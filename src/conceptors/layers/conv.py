@@ -1,7 +1,5 @@
 """Convolutions: rows are patches, extracted in chunks of bounded size."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -4,8 +4,6 @@ A and B are `Linear` layers with their own rules, and g follows the length (`mag
 that length, DoRA calls A and B with the identity. Such calls read weights and pass no data.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial

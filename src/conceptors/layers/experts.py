@@ -6,8 +6,6 @@ experts. Layers with sorted experts (Llama 4) receive only rows `[experts · n, 
 expert, zero where a row is not sent to it. Each expert is two blocks with the rows sent to it.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator
 from typing import Any

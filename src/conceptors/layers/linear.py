@@ -1,7 +1,5 @@
 """Linear layers, whose rows are the inputs, and embeddings, whose rows are one-hot vectors."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ V is protected like any weight as long as g / |V| is constant. Once a task is re
 |V|. V learns in its free space, and the outputs on remembered data keep their scale.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial

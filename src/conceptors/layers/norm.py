@@ -1,7 +1,5 @@
 """Normalisation layers: every channel is a group with one weight and one bias."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor, nn

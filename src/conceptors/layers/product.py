@@ -4,8 +4,6 @@ They are recognised by what they compute, on meta tensors: the weight may only b
 the unchanged input, and the bias may only be added to that product.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

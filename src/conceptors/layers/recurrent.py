@@ -3,8 +3,6 @@
 A call returns only the last layer's states, so the layers are run again one at a time.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

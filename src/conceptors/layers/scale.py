@@ -4,8 +4,6 @@ They are recognised by what they compute: c(x) + w ⊙ n(x) for each row x, with
 `[d]`. The outputs for w = 0 and w = 1 determine c and n.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Statistics that layers update in training: those of BatchNorm and of spectral norm."""
 
-from __future__ import annotations
-
 from typing import Any
 from weakref import WeakKeyDictionary
 

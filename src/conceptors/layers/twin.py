@@ -1,7 +1,5 @@
 """A copy of a layer with other parameters, to probe what it computes without changing it."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -6,8 +6,6 @@ weight (positions of a mask, permuted channels). For layers that are a single to
 arguments of that function are the inputs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 

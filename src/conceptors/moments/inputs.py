@@ -1,7 +1,5 @@
 """The second moments of one layer's inputs, with a column for each bias, exact or as a sketch."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional

@@ -5,8 +5,6 @@ over those data: no unit is always off or saturated. Weights are drawn with the 
 first data to the power `shape`, so most units look along directions in which the data vary.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from abc import abstractmethod

@@ -1,7 +1,5 @@
 """The inputs of a network's layers, side by side: features for a readout of the whole network."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack

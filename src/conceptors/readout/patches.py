@@ -5,8 +5,6 @@ like its filter, a cluster centre of the first data's patches (k-means on the sp
 averaged over a grid of cells.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional

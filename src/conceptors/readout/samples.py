@@ -1,7 +1,5 @@
 """Checks of features and labels, before anything is learned from them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

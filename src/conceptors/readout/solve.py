@@ -15,8 +15,6 @@ changes no comparison. So λ is multiplied by the share M = E[y · ŷ] / E|y|² 
 predictions ŷ = W b - h / (1 - h) (y - W b) of new samples retain, with h = tr C / n.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 Nothing here changes what a step computes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 

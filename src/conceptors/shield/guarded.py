@@ -1,7 +1,5 @@
 """A block of weights as one optimizer steps it: gradients, weights, and their projection."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial

@@ -1,7 +1,5 @@
 """Warn about everything that leaves remembered tasks unprotected, or later tasks unlearned."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections import defaultdict

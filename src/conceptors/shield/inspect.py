@@ -1,7 +1,5 @@
 """How a shield protects each layer, as a table."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping
 from statistics import fmean

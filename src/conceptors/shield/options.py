@@ -1,7 +1,5 @@
 """Check the model, the optimizers and the options of a shield; look up options by layer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar

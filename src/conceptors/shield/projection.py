@@ -13,8 +13,6 @@ With A = U diag(s) Uᵀ, X F^½ = X - X U diag(1 - √(1 - s)) Uᵀ. A matrix X 
 parts, one view `[g, out, ...]` per parameter, and changed in place.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The state of a shield as plain data: pack it, write it, read it, and check it."""
 
-from __future__ import annotations
-
 import json
 import math
 import zipfile

@@ -1,7 +1,5 @@
 """Remember training data without task boundaries, from the passes that training makes anyway."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
