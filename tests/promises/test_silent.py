@@ -65,6 +65,22 @@ def test_a_column_of_another_scale_hides_nothing(decades: int) -> None:
     assert drift(model(x), before) < 1e-4
 
 
+@pytest.mark.parametrize(
+    "sizes", [{2: 1e-18}, {0: 1e-30, 5: 1e-15}, {i: 10.0**-i for i in range(8)}]
+)
+def test_nearly_dead_features_hide_nothing(sizes: dict[int, float]) -> None:
+    """As those of a trained normalisation, whose weights for some features are nearly zero."""
+    x = rows(1, rank=3)
+    for i, size in sizes.items():
+        x[:, i] *= size
+    model = nn.Linear(8, 3).double()
+    shield = Shield(model, hard=True)
+    optimizer = shield.guard(Adam(model.parameters(), lr=1e-2))
+    before = shield.remember(x).model(x).detach()
+    train(model, optimizer, rows(2, rank=8), 20)
+    assert drift(model(x), before) < 1e-9
+
+
 def test_a_hard_shield_sees_rare_samples_among_many() -> None:
     common = torch.zeros(60_000, 6, dtype=torch.float64)
     common[:, 0] = 1

@@ -135,7 +135,8 @@ def occupied(moment: Tensor, rounding: float) -> Spectrum:
 
     Columns are scaled to unit size first, R = D K D, because rounding is relative to each column.
     Eigenvectors V of K that explain a share of at most `rounding` of its trace are rounding; the
-    directions orthogonal to all others of R are D⁻¹ V.
+    directions orthogonal to all others of R are D⁻¹ V. A nearly dead column makes a row of D⁻¹ V so
+    large that others vanish beside it, so V is triangular first, with the smallest column on top.
     """
     if moment.shape[-1] == 1:
         odds = torch.where(moment > 0, torch.inf, 0.0).squeeze(-1)
@@ -145,7 +146,14 @@ def occupied(moment: Tensor, rounding: float) -> Spectrum:
     values, vectors = torch.linalg.eigh(moment / sizes.unsqueeze(-1) / sizes.unsqueeze(-2))
     values = values.clamp_min(0)
     is_rounding = values.cumsum(-1) <= rounding * values.sum(-1, keepdim=True)
-    basis = torch.linalg.qr(vectors / sizes.unsqueeze(-1)).Q
+    order = sizes.argsort(-1).unsqueeze(-1)
+    sorted_vectors = vectors.take_along_dim(order, -2)
+    free = torch.where(is_rounding.unsqueeze(-2), sorted_vectors, 0.0)
+    triangle = torch.linalg.qr(free.mT).R.mT
+    triangle = torch.where(triangle.abs() > tolerance(free.shape[-1], free.dtype), triangle, 0.0)
+    scaled = torch.where(is_rounding.unsqueeze(-2), triangle, sorted_vectors)
+    basis = torch.linalg.qr(scaled / sizes.unsqueeze(-1).take_along_dim(order, -2)).Q
+    basis = basis.take_along_dim(order.argsort(-2), -2)
     return Spectrum(basis, torch.where(is_rounding, 0.0, torch.inf).to(basis))
 
 
