@@ -1,13 +1,16 @@
 """Draw figures of the docs into docs/assets.
 
 logic.svg and seen.svg belong to "The algebra in ten minutes", projected-disjoint.png and
-projected-permuted.png (the paper's figures 3 and 4, from MNIST) to "Command line".
+projected-permuted.png (the paper's figures 3 and 4, from MNIST) to "Command line", and
+finetuning.svg (from results/finetuning.csv) to "Fine-tuning a pretrained model".
 Run with: python docs/figures.py
 """
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import altair as alt
@@ -20,6 +23,9 @@ from conceptors.scenarios import build
 
 ASSETS = Path(__file__).parent / "assets"
 BLUE, ORANGE, INK, GREY = "#2563a8", "#c2571a", "#1d2430", "#c5cad1"
+LEAST = 50  # exact answers in percent; below, no skill is learned
+TICKS = [0.02, 0.05, 0.1, 0.2, 0.5, 1, 2]
+SHADES = [INK, "#8a6d1d", "#9a4a86", ORANGE, BLUE, "#0d8a8a", "#5b7f2b"]
 
 
 def cloud(points: Tensor) -> alt.Chart:
@@ -110,6 +116,28 @@ def draw_projected() -> None:
         save(alt.concat(*panels, columns=3, spacing=8), f"projected-{name}.png")
 
 
+def draw_finetuning(size: str = "small") -> None:
+    """Skill learned against knowledge lost: a line per method through its learning rates."""
+    names = {"full": "full fine-tuning", "lora": "LoRA", "replay": "replay", "kl": "KL divergence"}
+    names |= {"shield": "Shield(model)", "shield, energy": "Shield(model, Energy(0.95))"}
+    names |= {"free_lora": "LoRA in the free space"}
+    runs: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    with (ASSETS.parents[1] / "results" / "finetuning.csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            if (row["size"], row["skills"]) == (size, "banking77") and row["method"] in names:
+                point = float(row["test_rise"]), float(row["test_exact"])
+                runs.setdefault((names[row["method"]], row["settings"]), []).append(point)
+    means = [(name, *map(mean, zip(*points))) for (name, _), points in runs.items()]
+    rows = [dict(zip("nxy", point)) for point in means if point[2] >= LEAST]
+    color = alt.Color("n:N", title=None, scale=alt.Scale(domain=[*names.values()], range=SHADES))
+    x = alt.X("x:Q", title="knowledge lost: rise of cross-entropy on other texts (log scale)")
+    x = x.scale(type="log", nice=False, padding=12).axis(values=TICKS, grid=False)
+    y = alt.Y("y:Q", title="skill learned: exact answers, %", scale=alt.Scale(domain=[LEAST, 95]))
+    chart = alt.Chart(alt.InlineData(values=rows), width=420, height=260).encode(x, y, color)
+    points = chart.mark_point(filled=True, size=45)
+    save(chart.mark_line(strokeWidth=1.5) + points, "finetuning.svg")
+
+
 def save(chart: alt.Chart, name: str) -> None:
     chart.configure_view(stroke=None).save(ASSETS / name)
 
@@ -118,3 +146,4 @@ if __name__ == "__main__":
     draw_logic()
     draw_seen()
     draw_projected()
+    draw_finetuning()

@@ -15,6 +15,8 @@ from helpers import drift
 
 Batch = dict[str, Tensor]  # keyword arguments of the model, labels among them
 
+SIZE: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48}
+SIZE |= {"num_hidden_layers": 2, "num_attention_heads": 2}
 VOCABULARY = {"vocab_size": 60, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 TRANSLATOR: dict[str, Any] = {"d_model": 32}  # an encoder and a decoder
 for side in ("encoder", "decoder"):

@@ -4,45 +4,19 @@ from collections.abc import Callable
 
 import torch
 
-from models.measure import TRANSLATOR, VOCABULARY, Batch, Family, model
+from models.measure import SIZE, TRANSLATOR, VOCABULARY, Batch, Family, model
 from models.text import text_families
 
-SIZE = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 48,
-    "initializer_range": 0.2,  # as large as trained weights are
-}
+SIZE = {**SIZE, "initializer_range": 0.2}  # as large as trained weights are
 IMAGES = {"image_size": 8, "patch_size": 4, "num_labels": 6}
-CONVNEXT = {
-    "num_stages": 2,
-    "hidden_sizes": [16, 32],
-    "depths": [1, 1],
-    "layer_scale_init_value": 0.5,
-    "initializer_range": 0.2,
-}
-WHISPER = {
-    **VOCABULARY,
-    "num_mel_bins": 8,
-    **TRANSLATOR,
-    "max_source_positions": 5,
-    "max_target_positions": 12,
-    "decoder_start_token_id": 1,
-    "init_std": 0.2,
-}
-WAV2VEC2 = {
-    **SIZE,
-    "vocab_size": 12,
-    "conv_dim": (32, 32),
-    "conv_kernel": (8, 3),
-    "conv_stride": (4, 2),
-    "num_feat_extract_layers": 2,
-    "num_conv_pos_embeddings": 4,
-    "num_conv_pos_embedding_groups": 2,
-    "classifier_proj_size": 32,
-    "num_labels": 6,
-}
+CONVNEXT = {"num_stages": 2, "hidden_sizes": [16, 32], "depths": [1, 1]}
+CONVNEXT |= {"layer_scale_init_value": 0.5, "initializer_range": 0.2}
+WHISPER = {**VOCABULARY, **TRANSLATOR, "num_mel_bins": 8, "decoder_start_token_id": 1}
+WHISPER |= {"max_source_positions": 5, "max_target_positions": 12, "init_std": 0.2}
+WAV2VEC2 = {**SIZE, "vocab_size": 12, "num_labels": 6, "classifier_proj_size": 32}
+WAV2VEC2 |= {"conv_dim": (32, 32), "conv_kernel": (8, 3), "conv_stride": (4, 2)}
+WAV2VEC2 |= {"num_feat_extract_layers": 2, "num_conv_pos_embeddings": 4}
+WAV2VEC2 |= {"num_conv_pos_embedding_groups": 2}
 
 
 def images(seed: int, count: int, classes: range) -> Callable[[], Batch]:

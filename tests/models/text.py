@@ -5,15 +5,9 @@ from typing import Any
 
 import torch
 
-from models.measure import TRANSLATOR, VOCABULARY, Batch, Family, model
+from models.measure import SIZE, TRANSLATOR, VOCABULARY, Batch, Family, model
 
-SIZE = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "max_position_embeddings": 32,
-}
+SIZE = {**SIZE, "max_position_embeddings": 32}
 DECODER = {**SIZE, "num_key_value_heads": 1, "head_dim": 16}
 GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 32}
 T5 = {"d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 2, "num_heads": 2}

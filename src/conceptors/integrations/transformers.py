@@ -31,10 +31,10 @@ class ShieldCallback(TrainerCallback):  # type: ignore[misc]
     shield from that checkpoint. Use a separate output directory for each task, or a task overwrites
     the checkpoints of the previous one.
 
-    From the second task on, `max_grad_norm` limits the projected gradients. Otherwise the protected
-    components, which are not applied, would use up the limit. Meanwhile the training arguments
-    contain 0, and Trainer logs no `grad_norm`. With fp16 or sharded weights, Trainer clips the
-    gradients before they are projected.
+    Once something is remembered, `max_grad_norm` limits the projected gradients. Otherwise the
+    protected components, which are not applied, would use up the limit. Meanwhile the training
+    arguments contain 0, and `grad_norm`, if Trainer logs it, is the norm before the projection.
+    With fp16 or sharded weights, Trainer clips the gradients before they are projected.
 
     Args:
         shield: the shield of the trained model.
