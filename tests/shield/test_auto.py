@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from conceptors import Auto, Shield
+from conceptors.shield import guard
 from helpers import eye, normal
 from shield.common import blocks, gradients, mlp, samples, train, with_unit
 
@@ -193,3 +194,18 @@ def test_decompositions_that_fail_in_float32(fails: str, monkeypatch: pytest.Mon
     shield.guard(optimizer)
     assert shield.remember(x).quota() == pytest.approx(expected, rel=1e-4)
     train(model, optimizer, x.flip(1), 1)
+
+
+@pytest.mark.parametrize(("optimizer_type", "factor"), [(torch.optim.AdamW, 2), (SGD, 1)])
+def test_steps_of_adaptive_optimizers_are_doubled(
+    optimizer_type: Any, factor: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = []
+    for stretch in (guard._STRETCH, 1.0):
+        monkeypatch.setattr(guard, "_STRETCH", stretch)
+        layer = linear()
+        before = block(layer).clone()
+        optimizer = optimizer_type(layer.parameters(), lr=0.01, weight_decay=0.01)
+        train(layer, Shield(layer).remember(rows()).guard(optimizer), rows(), steps=1)
+        steps.append(block(layer) - before)
+    torch.testing.assert_close(steps[0], factor * steps[1])

@@ -25,6 +25,7 @@ class Stack(GuardedBlock):
         first = members[0]
         self.once, self.corrects, self.crossed = first.once, first.corrects, False
         self.precision, self.scale, self.drift = first.precision, first.scale, None
+        self.stretch = first.stretch
         self.projection = _joined([member.projection for member in members])
         origins = [m.origin for m in members if m.origin is not None]
         self.origin = _padded(origins) if origins else None
@@ -171,7 +172,8 @@ def _kind(block: GuardedBlock) -> object:
     if block.crossed or is_large or not isinstance(projection, Factored):
         return None
     shapes = tuple((w.shape[1:], w.dtype) for w in weights)
-    return type(projection), shapes, block.once, block.corrects, block.rough, block.origin is None
+    flags = block.once, block.corrects, block.rough, block.origin is None, block.stretch
+    return type(projection), shapes, flags
 
 
 def _joined(projections: Sequence[Projection]) -> Projection:

@@ -13,6 +13,9 @@ the mathematics.
 Where an optimizer steps only some parameters of a block, the free space is that of changes of these
 alone. Momentum is unchanged when a task ends, because steps are projected anyway. Only the history
 of LBFGS is cleared, because it belongs to another free space.
+
+The projection shortens steps. Where a pull corrects the drift, steps of adaptive optimizers are
+therefore doubled, in layers with more than two inputs. Longer steps of SGD can diverge.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ from conceptors.shield.gpu import Recorded, units_of
 from conceptors.shield.guarded import GuardedBlock
 from conceptors.shield.projection import Claim, FreeSpace, free_space
 
+_STRETCH = 2.0  # the factor of projected steps of Adam and other adaptive optimizers
 _STEADY = 0.5  # the share of the distance that a plain step may pull weights back
 _INTERVAL = 1024  # the most steps between measurements, which double until then
 _DECAY = 0.5  # weight of earlier measurements
@@ -157,7 +161,8 @@ def _guarded(
     protected: Protected,
 ) -> GuardedBlock:
     """Choose how the steps of a block are projected; see the table above."""
-    if isinstance(optimizer, SGD) and free.stiffness is not None:
+    is_sgd, searches = isinstance(optimizer, SGD), type(optimizer) is LBFGS
+    if is_sgd and free.stiffness is not None:
         stiffest = _STEADY / max(1e-12, *map(_rate, groups))
         free = free._replace(stiffness=free.stiffness.clamp(max=stiffest))
     # G F of parameters with separate rates is no step in the free space
@@ -166,8 +171,8 @@ def _guarded(
         whole &= len(parameters) == sum(id(p) not in block.passive for p in block.parameters)
     plain = type(optimizer) is SGD and not groups[0]["weight_decay"] and not groups[0]["momentum"]
     exact = all(p.dtype in (torch.float32, torch.float64) for p in parameters)
-    searches = type(optimizer) is LBFGS
     once = searches or (plain and whole and exact)
+    is_stretched = free.stiffness is not None and free.dim > 2 and not (is_sgd or searches)
     anchors: list[Tensor] = []
     if free.stiffness is not None and all(id(p) in protected.anchors for p in parameters):
         anchors = [protected.anchors[id(p)].to(p.device, p.dtype) for p in parameters]
@@ -177,6 +182,7 @@ def _guarded(
         free,
         scale,
         once=once,
+        stretch=_STRETCH if is_stretched else 1.0,
         corrects=free.hard or not whole if searches else not once,
         crossed=crossed,
         anchors=anchors,

@@ -23,6 +23,7 @@ class GuardedBlock:
 
     Attributes:
         once: whether gradients or steps are multiplied by F, instead of both by F^½.
+        stretch: the factor of steps, see `guard`.
         corrects: whether steps are projected.
         rough: whether the factors of products may be rounded, because a soft conceptor lets more
             through, or a pull corrects the drift.
@@ -43,13 +44,14 @@ class GuardedBlock:
         scale: Tensor,
         *,
         once: bool = False,
+        stretch: float = 1.0,
         corrects: bool = True,
         crossed: bool = False,
         anchors: Sequence[Tensor] = (),
     ) -> None:
         self.name, self.block, self.parameters = block.name, block, parameters
         self.once, self.corrects, self.crossed, self.scale = once, corrects, crossed, scale
-        self.hard = free.hard
+        self.stretch, self.hard = stretch, free.hard
         self.device, dtype = parameters[0].device, parameters[0].dtype
         self.is_sharded = any(is_sharded(p.data) for p in parameters)
         self.is_gathered = self.is_sharded and not block.spec.rows_first
@@ -112,7 +114,7 @@ class GuardedBlock:
             )
 
     def project_step(self) -> None:
-        """W ← W_before + ΔW F^½."""
+        """W ← W_before + k ΔW F^½, with k = `stretch`."""
         if not self.corrects or self.previous is None:
             return
         weights, exact = self.weights, self.previous
@@ -120,9 +122,13 @@ class GuardedBlock:
         is_half = exact[0].dtype != weights[0].dtype
         if is_half:
             torch._foreach_copy_(exact, weights)
+        target, copy = (exact, weights) if is_half else (weights, exact)
+        if self.stretch != 1:
+            torch._foreach_add_(target, steps, alpha=self.stretch - 1)
+            torch._foreach_mul_(steps, self.stretch)
         with self.precision():
-            self.projection.apply_(exact if is_half else weights, of=steps, follow=self.drift)
-        torch._foreach_copy_(*((weights, exact) if is_half else (exact, weights)))
+            self.projection.apply_(target, of=steps, follow=self.drift)
+        torch._foreach_copy_(copy, target)
         self.write_weights()
 
     def measure_drift(self) -> None:
