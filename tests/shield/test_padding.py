@@ -101,6 +101,12 @@ def test_other_masks_do_not_change_what_counts(kind: str) -> None:
     given = {**batch, "attention_mask": masks.get(kind, mask)}
     if kind == "no mask":
         del given["attention_mask"]
-    found = moments(model, [given], feed=lambda model, _: model(**batch))
+    found = moments(model, [given], feed=lambda model, _: model(*batch.values()))
     assert found["words"].sums.weight == batch["input_ids"].numel()
     assert found["mix.self_attn.out"].sums.weight == batch["input_ids"].numel()
+
+
+def test_the_mask_of_a_call_counts_where_the_batch_has_none() -> None:
+    batch = padded()
+    found = moments(encoder(), [batch["input_ids"]], feed=lambda model, _: model(**batch))
+    assert found["words"].sums.weight == batch["attention_mask"].sum()

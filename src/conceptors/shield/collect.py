@@ -3,9 +3,9 @@
 Every batch runs through the model. With `all_rows`, each layer uses all of its rows. Otherwise it
 uses a random sample of each batch, about `enough(d)` rows in all, or all rows if there are fewer.
 Each row is weighted by the inverse of its probability, so sums are unbiased for any order of the
-data. Embeddings count all tokens. Padding does not count: where a batch has an `attention_mask`
-`[n, t]` with zeros, inputs `[n, t, ...]` and `[n · t, ...]` are read at its ones. A bare parameter
-has no rows; it is used by a task, or it is not.
+data. Embeddings count all tokens. Padding does not count: where a batch or a call of the model has
+an `attention_mask` `[n, t]` with zeros, inputs `[n, t, ...]` and `[n · t, ...]` are read at its
+ones. A bare parameter has no rows; it is used by a task, or it is not.
 """
 
 from __future__ import annotations
@@ -168,15 +168,14 @@ class Pass:
                 for source in sources:
                     handle = source.layer.register_forward_hook(self._hook("_note_use", name))
                     hooks.callback(handle.remove)
-            if self._trains:
-                hooks.callback(self._within.close)
-                for handle in (
-                    self.model.register_forward_pre_hook(
-                        self._hook("_begin_call"), with_kwargs=True, prepend=True
-                    ),
-                    self.model.register_forward_hook(self._hook("_end_call"), always_call=True),
-                ):
-                    hooks.callback(handle.remove)
+            hooks.callback(self._within.close)
+            for handle in (
+                self.model.register_forward_pre_hook(
+                    self._hook("_begin_call"), with_kwargs=True, prepend=True
+                ),
+                self.model.register_forward_hook(self._hook("_end_call"), always_call=True),
+            ):
+                hooks.callback(handle.remove)
             yield
 
     def _hook(self, method: str, *args: Any) -> Callable[..., None]:
@@ -203,8 +202,11 @@ class Pass:
         return is_meant and layer in self._layers
 
     def _begin_call(self, _model: Any, _args: Any, kwargs: Any) -> None:
-        self._within.close()  # a call that failed before its end
-        self._within.enter_context(self.watching(kwargs))
+        if self._trains:
+            self._within.close()  # a call that failed before its end
+            self._within.enter_context(self.watching(kwargs))
+        elif mask_of(self.model, kwargs) is not None:  # that a `feed` passes
+            self._draws.renew(mask_of(self.model, kwargs))
 
     def _end_call(self, *_: Any) -> None:
         self._within.close()
