@@ -175,6 +175,7 @@ class Shield:
                     consolidate=self._consolidate,
                     skip=self._health.skip,
                 )
+                self._guards.renew()  # whose steps are not doubled any more
         return optimizer
 
     def project_(self, optimizer: Optimizer) -> None:
@@ -584,6 +585,7 @@ class Shield:
             anchors=anchors,
             sizes=self._remembered.sizes,
             increment_decay=self.increment_decay,
+            stretches=not self._streams,
         )
 
     def _adopt(self, remembered: Remembered, anchors: dict[str, Tensor]) -> None:
