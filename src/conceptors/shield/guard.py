@@ -15,15 +15,15 @@ alone. Momentum is unchanged when a task ends, because steps are projected anywa
 of LBFGS is cleared, because it belongs to another free space.
 
 The projection shortens steps. Where a pull corrects the drift, steps of adaptive optimizers are
-therefore doubled, in layers with more than two inputs. Longer steps of SGD can diverge. Without
-task boundaries there is no beginning of a task to hasten, and nothing is doubled.
+therefore doubled. Longer steps of SGD can diverge, and norms and LoRA's factors need none. Without
+task boundaries there is no beginning of a task to hasten.
 """
 
 from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
@@ -62,7 +62,7 @@ class Protected:
     anchors: Mapping[int, Tensor] = field(default_factory=dict)  # W_previous, by a parameter's id
     sizes: list[float] = field(default_factory=list)  # of gradients, see `Guard._scale_pull`
     increment_decay: float = 0.0
-    stretches: bool = True  # whether steps of adaptive optimizers are doubled
+    stretched: Collection[str] = ()  # blocks in which steps of adaptive optimizers are doubled
 
     def free(self, name: str, parameters: list[nn.Parameter]) -> FreeSpace | None:
         """Return the free space of some parameters of a block, or None if it is everything."""
@@ -174,7 +174,6 @@ def _guarded(
     plain = type(optimizer) is SGD and not groups[0]["weight_decay"] and not groups[0]["momentum"]
     exact = all(p.dtype in (torch.float32, torch.float64) for p in parameters)
     once = searches or (plain and whole and exact)
-    is_stretched = protected.stretches and free.stiffness is not None and free.dim > 2
     anchors: list[Tensor] = []
     if free.stiffness is not None and all(id(p) in protected.anchors for p in parameters):
         anchors = [protected.anchors[id(p)].to(p.device, p.dtype) for p in parameters]
@@ -184,7 +183,7 @@ def _guarded(
         free,
         scale,
         once=once,
-        stretch=_STRETCH if is_stretched and not (is_sgd or searches) else 1.0,
+        stretch=_STRETCH if block.name in protected.stretched and not (is_sgd or searches) else 1.0,
         corrects=free.hard or not whole if searches else not once,
         crossed=crossed,
         anchors=anchors,

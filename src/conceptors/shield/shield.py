@@ -577,15 +577,17 @@ class Shield:
         anchors = {id(p): self._anchors[name] for name, p in named.items()}
         if self.increment_decay:  # every step needs them
             anchors = {id(p): anchors[id(p)].to(p.device, p.dtype) for p in named.values()}
+        claims = self._remembered.claims(self._scan.blocks, self._protection)
+        pulled = [n for n, c in claims.items() if c.stiffness is not None and c.conceptor.dim > 2]
         return Protected(
             blocks=self._scan.blocks,
-            claims=self._remembered.claims(self._scan.blocks, self._protection),
+            claims=claims,
             frozen=self._scan.frozen if self.n_tasks else {},
             magnitudes=self._scan.magnitudes if self.n_tasks else {},
             anchors=anchors,
             sizes=self._remembered.sizes,
             increment_decay=self.increment_decay,
-            stretches=not self._streams,
+            stretched=[n for n in pulled if ".lora_" not in n and not self._streams],
         )
 
     def _adopt(self, remembered: Remembered, anchors: dict[str, Tensor]) -> None:
