@@ -44,8 +44,8 @@ def narrow(
         def network(self) -> AlexNet:
             return AlexNet(self.scenario.classes, self.scenario.seed, width=2)
 
-    arrays = blobs("cifar100", train=train)
-    scenario = build("split-cifar100", seed, tasks=2, heads=heads, arrays=arrays)
+    data = blobs("cifar100", train=train)
+    scenario = build("split-cifar100", seed, tasks=2, heads=heads, data=data)
     parsed = parse_settings(kind.settings_type, {**COLOUR, **settings})
     return Narrow(scenario, parsed, CPU, quiet)
 

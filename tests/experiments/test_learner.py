@@ -71,7 +71,7 @@ def test_initial_weights() -> None:
 
 
 def test_first_layers_of_images() -> None:
-    scenario = build("rotated-mnist", 0, arrays=blobs(), tasks=1)
+    scenario = build("rotated-mnist", 0, data=blobs(), tasks=1)
 
     def first(**settings: Any) -> torch.Tensor:
         network: Any = build_network(scenario, parse_settings(Settings, settings))

@@ -14,6 +14,7 @@ from typing import Any
 from conceptors._internal.checks import nearest
 from conceptors.experiments.methods import METHODS, Settings, parse_settings
 from conceptors.experiments.scenarios import SCENARIOS
+from conceptors.experiments.scenarios.data.read import Data
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Experiment:
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)  # by method, "*" for all
     device: str = "cpu"
     command: str = ""
-    arrays: Any = field(default=None, compare=False, repr=False)  # instead of the scenario's data
+    data: Data | None = field(default=None, compare=False, repr=False)  # not the scenario's own
 
     def chosen(self, method: str) -> Preset:
         """The preset for this scenario and for the network that a method trains."""

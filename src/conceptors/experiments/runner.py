@@ -96,7 +96,7 @@ class Piece:
         """A new learner on the experiment's device."""
         request, kind = self.experiment, METHODS[self.method]
         device = find_device(request.device)
-        scenario = build(request.scenario, self.seed, arrays=request.arrays, **request.options)
+        scenario = build(request.scenario, self.seed, data=request.data, **request.options)
         torch.manual_seed(self.seed)
         settings = parse_settings(kind.settings_type, request.config(self.method))
         return kind(scenario.to(device), settings, device, progress)
