@@ -5,7 +5,8 @@ from typing import Any
 import torch
 
 from conceptors.experiments.events import quiet
-from conceptors.experiments.methods import METHODS, parse_settings
+from conceptors.experiments.methods import METHODS
+from conceptors.experiments.methods.settings import parse_settings
 from conceptors.experiments.networks import AlexNet
 from conceptors.experiments.scenarios import Scenario, build
 from experiments.tasks import blobs, small

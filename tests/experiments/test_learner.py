@@ -9,7 +9,8 @@ from torch import nn
 
 from conceptors.experiments.events import Event
 from conceptors.experiments.experiment import preset, presets
-from conceptors.experiments.methods import METHODS, Settings, parse_settings
+from conceptors.experiments.methods import METHODS
+from conceptors.experiments.methods.settings import Settings, parse_settings
 from conceptors.experiments.methods.training import RunningMean, varied
 from conceptors.experiments.networks import MLP, build_network
 from conceptors.experiments.scenarios import build
@@ -25,9 +26,9 @@ from helpers import normal
         ("sgd", {"rate": "fast"}, "rate='fast' is not of type float"),
         ("sgd", {"rate": "nan"}, "rate must be a finite number"),
         ("sgd", {"steps": 1.5}, "steps=1.5 is not of type int"),
-        ("sgd", {"batch": 0}, "batch must be at least 1"),
+        ("sgd", {"batch": 0}, "batch must be a finite number >= 1"),
         ("sgd", {"hidden": "8,x"}, "hidden='8,x' is not like"),
-        ("sgd", {"average": 1.0}, "average must be below 1, got 1"),
+        ("sgd", {"average": 1.0}, "average must be .* below 1, got 1"),
         ("sgd", {"mirror": True}, "mirror does not apply to the inputs of small"),
         ("sgd", {"activation": "swish"}, "activation must be one of"),
         ("cab", {"hard": "maybe"}, "hard='maybe' is not of type bool"),

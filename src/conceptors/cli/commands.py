@@ -11,7 +11,8 @@ from conceptors._internal.checks import nearest
 from conceptors.cli.progress import ProgressLine
 from conceptors.experiments.engines import Engine, Local, Ray
 from conceptors.experiments.experiment import Experiment, presets
-from conceptors.experiments.methods import METHODS, explain_settings, import_methods
+from conceptors.experiments.methods import METHODS, import_methods
+from conceptors.experiments.methods.settings import explain_settings
 from conceptors.experiments.results import Results
 from conceptors.experiments.runner import UnfinishedError, run
 from conceptors.experiments.scenarios import SCENARIOS

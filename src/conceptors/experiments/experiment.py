@@ -12,7 +12,8 @@ from importlib.resources import files
 from typing import Any
 
 from conceptors._internal.checks import nearest
-from conceptors.experiments.methods import METHODS, Settings, parse_settings
+from conceptors.experiments.methods import METHODS
+from conceptors.experiments.methods.settings import Settings, parse_settings
 from conceptors.experiments.scenarios import SCENARIOS
 from conceptors.experiments.scenarios.data.read import Data
 

@@ -21,7 +21,9 @@ from conceptors import __version__
 from conceptors.experiments.engines import Engine, Local, find_device
 from conceptors.experiments.events import Event, Progress, quiet
 from conceptors.experiments.experiment import Experiment
-from conceptors.experiments.methods import METHODS, Learner, parse_settings
+from conceptors.experiments.methods import METHODS
+from conceptors.experiments.methods.base import Learner
+from conceptors.experiments.methods.settings import parse_settings
 from conceptors.experiments.results import Results, measures, overall
 from conceptors.experiments.scenarios import build
 

@@ -15,13 +15,6 @@ from conceptors.experiments.methods.imm import Imm
 from conceptors.experiments.methods.owm import Owm
 from conceptors.experiments.methods.readout import ReadoutMethod
 from conceptors.experiments.methods.ridge import Acil, Ranpac
-from conceptors.experiments.methods.settings import (
-    OwnSettings,
-    Settings,
-    explain_settings,
-    parse_settings,
-    setting,
-)
 from conceptors.experiments.methods.trgp import Trgp
 from conceptors.experiments.methods.with_readout import CabReadout, ShieldReadout
 
@@ -29,8 +22,6 @@ _SHIELDED = (Cab, CabReadout, Shielded, ShieldReadout)
 _TRAINED = (Learner, Joint, Separate, *_SHIELDED, Ewc, Imm, Owm, Gpm, Sgp, Trgp, CodeCl)
 _CLOSED = (ReadoutMethod, Ncm, Slda, Klda, Ranpac, Acil)
 METHODS: dict[str, type[Learner]] = {method.name: method for method in (*_TRAINED, *_CLOSED)}
-__all__ = ["METHODS", "Learner", "OwnSettings", "Settings", "add", "explain_settings"]
-__all__ += ["import_methods", "parse_settings", "setting"]
 
 
 def add(method: type[Learner]) -> type[Learner]:
