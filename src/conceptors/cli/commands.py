@@ -70,7 +70,6 @@ def _tune(options: argparse.Namespace) -> int:
         spaces=options.vary,
         trials=options.trials,
         progress=line.show,
-        engine=_engine(options),
     )
     line.end()
     print(f"\nbest on validation data:\n  accuracy {best['value']:.2f} %")

@@ -190,7 +190,7 @@ def _perform(job: Job, threads: int, imports: Sequence[str]) -> tuple[Any, list[
         import_methods(file)
     torch.set_num_threads(threads)
     events: list[Event] = []
-    value = job(lambda event: events.append(event) if event.kind == "task" else None)
+    value = job(lambda event: None if event.is_step else events.append(event))
     return value, events
 
 

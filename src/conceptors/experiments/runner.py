@@ -58,7 +58,8 @@ def run(
             else is written.
     """
     engine = engine or Local()
-    experiment = placed(experiment, engine)
+    experiment.check()
+    experiment = replace(experiment, device=engine.device(experiment.device))
     with _locked(folder):
         results = _resume(experiment, folder / "results.json")
         done = {(entry["method"], entry["seed"]) for entry in [*results.runs, *results.failed]}
@@ -78,12 +79,6 @@ def run(
     if reasons:
         raise UnfinishedError(reasons, results)
     return results
-
-
-def placed(experiment: Experiment, engine: Engine) -> Experiment:
-    """Check an experiment and set the device that the engine chooses for it."""
-    experiment.check()
-    return replace(experiment, device=engine.device(experiment.device))
 
 
 @dataclass(frozen=True)
@@ -119,11 +114,12 @@ class Piece:
                 return entry | config, names, machine
             row = learner.test(number + 1 if len(tasks) > _TESTED_AHEAD else None)
             accuracy.append([round(value, 4) for value in row])
-            text = f"{row[number]:.1f} % on this task"
+            text = f"{self.method}, seed {self.seed}, task {number + 1} of {len(tasks)}: "
+            text += f"{row[number]:.1f} % on this task"
             if number:
                 learned = overall(row[: number + 1], sizes[: number + 1])
                 text += f", {learned:.1f} % on all tasks so far"
-            progress(Event("task", text, self.method, self.seed, number + 1, len(tasks)))
+            progress(Event(text))
         entry |= {"accuracy": accuracy, **measures(accuracy, sizes)}
         entry |= {"seconds": round(time.perf_counter() - started, 3), **config}
         return entry | {"machine": machine["device_name"], **learner.extras}, names, machine

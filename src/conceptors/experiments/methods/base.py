@@ -170,9 +170,9 @@ class Learner:
                 mean.add()
             if done % s.check_every == 0 or done == total:
                 accuracy = self.accuracy(task.validation, number, s.validation)
-                text = f"step {done} of {total}, {accuracy:.1f} % on validation data"
-                count = len(self.scenario.tasks)
-                self.progress(Event("step", text, self.name, seed, number + 1, count))
+                at = f"{self.name}, seed {seed}, task {number + 1} of {len(self.scenario.tasks)}"
+                text = f"{at}: step {done} of {total}, {accuracy:.1f} % on validation data"
+                self.progress(Event(text, is_step=True))
                 if accuracy > threshold or not is_finite():
                     break
         if mean is not None:
