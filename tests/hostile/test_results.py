@@ -72,7 +72,8 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "deep environment": (lambda r: r.update(environment={"a": deep(500)}), "nested more than"),
     "schema true": (lambda r: r.update(schema=True), "schema must be"),
     "newer schema": (lambda r: r.update(schema=2), "schema must be"),
-    "identity": (lambda r: r.update(identity=[]), "identity must be an object"),
+    "options": (lambda r: r.update(options=[]), "options must be an object"),
+    "no config": (lambda r: r["runs"][0].pop("config"), "runs[0].config must be an object"),
 }
 
 

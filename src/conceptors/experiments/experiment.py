@@ -103,12 +103,6 @@ class Experiment:
     def _asked(self, method: str) -> dict[str, Any]:
         return self.settings.get("*", {}) | self.settings.get(method, {})
 
-    def identity(self) -> dict[str, Any]:
-        """What must be the same for results to belong together."""
-        configs = {method: self.config(method) for method in self.methods}
-        request = {"scenario": self.scenario, "preset": self.preset, "options": self.options}
-        return {**request, "configs": configs}
-
     def check(self) -> None:
         """Raise a ValueError for an impossible request."""
         if self.scenario not in SCENARIOS:
@@ -125,4 +119,5 @@ class Experiment:
         for name in sorted({*self.settings.get("*", {})} - names):
             close = nearest(name, names)
             raise ValueError(f"none of these methods has a setting {name!r}{close}")
-        self.identity()
+        for method in self.methods:
+            self.config(method)

@@ -30,7 +30,7 @@ class Results:
     scenario: str
     preset: str | None = None
     command: str | None = None
-    identity: dict[str, Any] = field(default_factory=dict)  # what must be the same to resume
+    options: dict[str, Any] = field(default_factory=dict)  # of the scenario
     task_names: list[str] = field(default_factory=list)
     deviations: list[str] = field(default_factory=list)
     reference: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -110,7 +110,7 @@ _FORM = {
     "1": "schema",
     "a text": "scenario preset? command? task_names?[] deviations?[] reference?.*.source? "
     "runs[].method runs[].machine? failed?[].method failed?[].reason",
-    "an object": "environment identity?.configs.* runs[].config? failed?[].config",
+    "an object": "environment options? runs[].config failed?[].config",
     "a whole number": "runs[].seed failed?[].seed",
     "a finite number": "summary.*.mean summary.*.std? summary.*.n? summary.*.forgetting? "
     "summary.*.seconds? reference?.*.mean reference?.*.std? runs[].forgetting?",

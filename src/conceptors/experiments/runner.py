@@ -4,7 +4,6 @@ A run can be killed at any moment. The same command resumes it: finished seeds a
 Other processes and machines only compute; this process alone writes.
 """
 
-import json
 import os
 import platform
 import sys
@@ -62,6 +61,8 @@ def run(
     experiment = replace(experiment, device=engine.device(experiment.device))
     with _locked(folder):
         results = _resume(experiment, folder / "results.json")
+        results.command = experiment.command
+        methods = list(dict.fromkeys([*results.summary, *experiment.methods]))
         done = {(entry["method"], entry["seed"]) for entry in [*results.runs, *results.failed]}
         pairs = [(method, seed) for method in experiment.methods for seed in experiment.seeds]
         pieces = [Piece(experiment, *pair) for pair in pairs if pair not in done]
@@ -72,7 +73,7 @@ def run(
                 reasons.append(f"{piece.method} seed {piece.seed} failed:\n{outcome.failure}")
                 continue
             entry, results.task_names, results.environment = outcome.value
-            results.add(entry, list(results.identity["configs"]))
+            results.add(entry, methods)
             results.write(folder / "results.json")
     failed = [entry for entry in results.failed if (entry["method"], entry["seed"]) in pairs]
     reasons += ["{method} seed {seed} {reason}".format(**entry) for entry in failed]
@@ -158,39 +159,24 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _resume(experiment: Experiment, path: Path) -> Results:
     """Earlier results of the same settings, or new ones."""
-    wanted = json.loads(json.dumps(experiment.identity()))
+    asked = {name: getattr(experiment, name) for name in ("scenario", "preset", "options")}
     if not path.exists():
         chosen = experiment.chosen(experiment.methods[0])
-        return Results(
-            scenario=experiment.scenario,
-            preset=experiment.preset,
-            command=experiment.command,
-            identity=wanted,
-            deviations=chosen.deviations,
-            reference=chosen.reference,
-        )
+        return Results(**asked, deviations=chosen.deviations, reference=chosen.reference)
     try:
         earlier = Results.read(path)
-        methods = {entry["method"] for entry in [*earlier.runs, *earlier.failed]}
-        if methods - set(earlier.identity.get("configs", ())):
-            raise ValueError(f"{path} does not say with which settings it was made")
     except (ValueError, OSError) as error:
         raise ValueError(f"{error}; move it away, or choose another --out") from error
-    if changes := _changes(earlier, wanted, methods):
-        lines = "\n".join(f"  {line}" for line in changes)
+    compared = [(name, getattr(earlier, name), value) for name, value in asked.items()]
+    configs = {entry["method"]: entry["config"] for entry in [*earlier.runs, *earlier.failed]}
+    for method in sorted(configs.keys() & {*experiment.methods}):
+        old, new = configs[method], experiment.config(method)
+        compared += [(f"{method}.{k}", old.get(k), new.get(k)) for k in sorted({*old, *new})]
+    changes = [f"  {name}: {old!r} there, {new!r} now" for name, old, new in compared if old != new]
+    if changes:
+        lines = "\n".join(changes)
         raise ValueError(
             f"{path.parent} has results of other settings:\n{lines}\nResults of different settings "
             f"cannot be compared. Choose another --out, or use the settings of the folder."
         )
-    configs = {**earlier.identity["configs"], **wanted["configs"]}
-    return replace(earlier, command=experiment.command, identity={**wanted, "configs": configs})
-
-
-def _changes(results: Results, wanted: dict[str, Any], methods: set[str]) -> list[str]:
-    """One line per changed setting, of methods that ran and are wanted again."""
-    keys = ("scenario", "preset", "options")
-    pairs = [(key, results.identity.get(key), wanted[key]) for key in keys]
-    for method in sorted(methods & set(wanted["configs"])):
-        old, new = results.identity["configs"][method], wanted["configs"][method]
-        pairs += [(f"{method}.{k}", old.get(k), new.get(k)) for k in sorted({*old, *new})]
-    return [f"{name}: {old!r} there, {new!r} now" for name, old, new in pairs if old != new]
+    return earlier

@@ -89,7 +89,8 @@ def _open(experiment: Experiment, folder: Path) -> Any:
         raise ValueError(
             f"{folder / FILE} is damaged ({reason}); move it away, or choose another --out"
         ) from error
-    request = json.dumps({**experiment.identity(), "seeds": experiment.seeds}, sort_keys=True)
+    configs = [experiment.config(method) for method in experiment.methods]
+    request = json.dumps([experiment.preset, experiment.options, configs, experiment.seeds])
     if earlier not in (None, request):
         raise ValueError(f"{folder} has a search with other settings; choose another --out")
     study.set_user_attr("request", request)
