@@ -23,7 +23,14 @@ from conceptors.experiments.experiment import Experiment
 from conceptors.experiments.methods import METHODS
 from conceptors.experiments.methods.base import Learner
 from conceptors.experiments.methods.settings import parse_settings
-from conceptors.experiments.results import Results, measures, overall
+from conceptors.experiments.results import (
+    SCHEMA,
+    add_entry,
+    measures,
+    overall,
+    read_results,
+    write_results,
+)
 from conceptors.experiments.scenarios import build
 
 __all__ = ["Experiment", "UnfinishedError", "run"]
@@ -34,7 +41,7 @@ _TESTED_AHEAD = 20  # tasks up to which future tasks are tested too: it is half 
 class UnfinishedError(RuntimeError):
     """Some seeds diverged, or failed on another machine; `results` has everything that finished."""
 
-    def __init__(self, reasons: list[str], results: Results) -> None:
+    def __init__(self, reasons: list[str], results: dict[str, Any]) -> None:
         super().__init__("\n".join(reasons))
         self.results = results
 
@@ -45,7 +52,7 @@ def run(
     *,
     progress: Progress = quiet,
     engine: Engine | None = None,
-) -> Results:
+) -> dict[str, Any]:
     """Run the seeds that are not done yet, by default in this process, and return all results.
 
     Seeds that diverged count as done: they would diverge again.
@@ -60,22 +67,21 @@ def run(
     experiment.check()
     experiment = replace(experiment, device=engine.device(experiment.device))
     with _locked(folder):
-        results = _resume(experiment, folder / "results.json")
-        results.command = experiment.command
-        methods = list(dict.fromkeys([*results.summary, *experiment.methods]))
-        done = {(entry["method"], entry["seed"]) for entry in [*results.runs, *results.failed]}
+        results = _resume(experiment, folder / "results.json") | {"command": experiment.command}
+        methods = list(dict.fromkeys([*results["summary"], *experiment.methods]))
+        ended = {(entry["method"], entry["seed"]) for entry in results["runs"] + results["failed"]}
         pairs = [(method, seed) for method in experiment.methods for seed in experiment.seeds]
-        pieces = [Piece(experiment, *pair) for pair in pairs if pair not in done]
+        pieces = [Piece(experiment, *pair) for pair in pairs if pair not in ended]
         reasons = []
         for outcome in engine.work(pieces, progress):
             if outcome.failure:
                 piece = pieces[outcome.number]
                 reasons.append(f"{piece.method} seed {piece.seed} failed:\n{outcome.failure}")
                 continue
-            entry, results.task_names, results.environment = outcome.value
-            results.add(entry, methods)
-            results.write(folder / "results.json")
-    failed = [entry for entry in results.failed if (entry["method"], entry["seed"]) in pairs]
+            entry, results["task_names"], results["environment"] = outcome.value
+            add_entry(results, entry, methods)
+            write_results(results, folder / "results.json")
+    failed = [entry for entry in results["failed"] if (entry["method"], entry["seed"]) in pairs]
     reasons += ["{method} seed {seed} {reason}".format(**entry) for entry in failed]
     if reasons:
         raise UnfinishedError(reasons, results)
@@ -157,18 +163,20 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _resume(experiment: Experiment, path: Path) -> Results:
+def _resume(experiment: Experiment, path: Path) -> dict[str, Any]:
     """Earlier results of the same settings, or new ones."""
     asked = {name: getattr(experiment, name) for name in ("scenario", "preset", "options")}
     if not path.exists():
         chosen = experiment.chosen(experiment.methods[0])
-        return Results(**asked, deviations=chosen.deviations, reference=chosen.reference)
+        published = {"deviations": chosen.deviations, "reference": chosen.reference}
+        return {"schema": SCHEMA, **asked, **published, "runs": [], "failed": [], "summary": {}}
     try:
-        earlier = Results.read(path)
+        earlier = read_results(path, finished=False)
     except (ValueError, OSError) as error:
         raise ValueError(f"{error}; move it away, or choose another --out") from error
-    compared = [(name, getattr(earlier, name), value) for name, value in asked.items()]
-    configs = {entry["method"]: entry["config"] for entry in [*earlier.runs, *earlier.failed]}
+    earlier["failed"] = earlier.get("failed") or []
+    compared = [(name, earlier.get(name), value) for name, value in asked.items()]
+    configs = {entry["method"]: entry["config"] for entry in earlier["runs"] + earlier["failed"]}
     for method in sorted(configs.keys() & {*experiment.methods}):
         old, new = configs[method], experiment.config(method)
         compared += [(f"{method}.{k}", old.get(k), new.get(k)) for k in sorted({*old, *new})]
