@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conceptors.experiments.methods.ridge import GAMMA, RIDGES
+from conceptors.experiments.methods.linear import GAMMA, RIDGES
 from conceptors.experiments.scenarios import build
 from experiments.learners import make, taught
 from experiments.tasks import blobs, one_by_one

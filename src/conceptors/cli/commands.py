@@ -145,13 +145,14 @@ def _data(options: argparse.Namespace) -> int:
 
 def _table(results: dict[str, Any]) -> str:
     """The summary as text, and what its columns mean; `published` are values from papers."""
+    reference = results.get("reference") or {}
     head = f"{'method':<18}{'accuracy':>16}{'seeds':>7}{'forgetting':>12}{'seconds':>9}"
-    lines = [head + ("  published" if results["reference"] else ""), "-" * len(head)]
+    lines = [head + ("  published" if reference else ""), "-" * len(head)]
     for name, row in results["summary"].items():
         accuracy = f"{row['mean']:.2f}" + (f" ± {row['std']:.2f}" if row["n"] > 1 else "")
         forgetting = "-" if row["forgetting"] is None else f"{row['forgetting']:.2f}"
         line = f"{name:<18}{accuracy:>16}{row['n']:>7}{forgetting:>12}{row['seconds']:>9.1f}"
-        if known := results["reference"].get(name):
+        if known := reference.get(name):
             spread = f" ± {known['std']:.2f}" if known.get("std") is not None else ""
             line += f"  {known['mean']:.2f}{spread} ({known['source']})"
         lines.append(line)
