@@ -13,7 +13,7 @@ from torch import nn
 from conceptors import Shield, __version__
 from conceptors.cli import main
 from conceptors.experiments.methods import METHODS
-from conceptors.experiments.scenarios import SCENARIOS
+from conceptors.experiments.scenarios.images import SCENARIOS
 from experiments.runs import QUICK, RUN, read
 
 Capture = pytest.CaptureFixture[str]

@@ -8,7 +8,8 @@ from conceptors.experiments.events import quiet
 from conceptors.experiments.methods import METHODS
 from conceptors.experiments.methods.settings import parse_settings
 from conceptors.experiments.networks import AlexNet
-from conceptors.experiments.scenarios import Scenario, build
+from conceptors.experiments.scenarios.base import Scenario
+from conceptors.experiments.scenarios.images import build
 from experiments.tasks import blobs, small
 
 CPU = torch.device("cpu")

@@ -2,7 +2,7 @@
 
 import torch
 
-from conceptors.experiments.scenarios import Scenario, Split, Task
+from conceptors.experiments.scenarios.base import Scenario, Split, Task
 from conceptors.experiments.scenarios.data.read import Data
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from conceptors.experiments.methods.linear import GAMMA, RIDGES
-from conceptors.experiments.scenarios import build
+from conceptors.experiments.scenarios.images import build
 from experiments.learners import make, taught
 from experiments.tasks import blobs, one_by_one
 

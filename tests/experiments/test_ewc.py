@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from conceptors.experiments.methods.ewc import fisher, weights_of
-from conceptors.experiments.scenarios import build
+from conceptors.experiments.scenarios.images import build
 from experiments.learners import learner, make, narrow
 from experiments.tasks import blobs
 

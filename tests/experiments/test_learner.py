@@ -13,7 +13,7 @@ from conceptors.experiments.methods import METHODS
 from conceptors.experiments.methods.settings import Settings, parse_settings
 from conceptors.experiments.methods.training import RunningMean, varied
 from conceptors.experiments.networks import MLP, build_network
-from conceptors.experiments.scenarios import build
+from conceptors.experiments.scenarios.images import build
 from experiments.learners import learner, taught
 from experiments.tasks import blobs
 from helpers import normal

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from conceptors.experiments.scenarios import SCENARIOS, Split, build, union
+from conceptors.experiments.scenarios.base import Split, union
 from conceptors.experiments.scenarios.data.read import Data
+from conceptors.experiments.scenarios.images import SCENARIOS, build
 from experiments.tasks import blobs
 
 IMAGES = "conceptors.experiments.scenarios.images"

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from conceptors.experiments.scenarios import build
 from conceptors.experiments.scenarios.data.files import CATALOGUE, DataUnavailableError
 from conceptors.experiments.scenarios.data.sentences import encoder_folder, load_encoded, sentences
+from conceptors.experiments.scenarios.images import build
 from experiments.test_data import facts
 
 DOMAINS = {f"domain {d}": [f"intent {d}{i}" for i in range(2)] for d in range(10)}

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conceptors.experiments.scenarios import build
+from conceptors.experiments.scenarios.images import build
 from experiments.learners import make, narrow, taught
 from experiments.tasks import blobs
 

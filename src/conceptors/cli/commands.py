@@ -14,7 +14,6 @@ from conceptors.experiments.experiment import Experiment, presets
 from conceptors.experiments.methods import METHODS, import_methods
 from conceptors.experiments.methods.settings import explain_settings
 from conceptors.experiments.runner import UnfinishedError, run
-from conceptors.experiments.scenarios import SCENARIOS
 from conceptors.experiments.scenarios.data.files import (
     CATALOGUE,
     DataUnavailableError,
@@ -22,6 +21,7 @@ from conceptors.experiments.scenarios.data.files import (
     fetch,
     where,
 )
+from conceptors.experiments.scenarios.images import SCENARIOS
 
 
 def act(options: argparse.Namespace) -> int:

@@ -14,8 +14,8 @@ from typing import Any
 from conceptors._internal.checks import nearest
 from conceptors.experiments.methods import METHODS
 from conceptors.experiments.methods.settings import Settings, parse_settings
-from conceptors.experiments.scenarios import SCENARIOS
 from conceptors.experiments.scenarios.data.read import Data
+from conceptors.experiments.scenarios.images import SCENARIOS
 
 
 @dataclass(frozen=True)
@@ -53,17 +53,14 @@ def preset(
     if name not in groups:
         raise ValueError(f"unknown preset {name!r}{nearest(name, groups)}")
     entries = [entry for entry in groups[name].values() if entry.scenario == scenario]
-    if not entries:
-        close = nearest(scenario, {entry.scenario for entry in groups[name].values()})
-        raise ValueError(f"preset {name!r} has no settings for scenario {scenario!r}{close}")
-    asked = options or {}
     if name == "best":
-        tasks, heads = asked.get("tasks"), asked.get("heads")
+        tasks, heads = ((options or {}).get(option) for option in ("tasks", "heads"))
         entries = [e for e in entries if tasks in (None, e.tasks) and heads in (None, e.heads)]
     if not entries:
         raise ValueError(
-            f"preset 'best' has no settings for {scenario} with {asked}. Settings of another "
-            f"benchmark are not tuned for it. To use them, give its name{nearest('', groups)}"
+            f"preset {name!r} has no settings for scenario {scenario!r} with options {options}. "
+            f"Settings of another benchmark are not tuned for it. To use those of a benchmark of "
+            f"this scenario, give its name{nearest(scenario, groups)}"
         )
     wanted = str(hidden).replace(" ", "")
     return next((e for e in entries if e.common.get("hidden") == wanted), entries[0])

@@ -84,7 +84,7 @@ def readable(content: Any) -> str:
 _FORM = {
     "1": "schema",
     "a text": "scenario preset? command? task_names?[] deviations?[] reference?.*.source? "
-    "runs[].method runs[].machine? failed?[].method failed?[].reason",
+    "runs[].method failed?[].method failed?[].reason",
     "an object": "environment options? runs[].config failed?[].config",
     "a whole number": "runs[].seed failed?[].seed",
     "a finite number": "summary.*.mean summary.*.std? summary.*.n? summary.*.forgetting? "

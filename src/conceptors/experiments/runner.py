@@ -31,7 +31,7 @@ from conceptors.experiments.results import (
     read_results,
     write_results,
 )
-from conceptors.experiments.scenarios import build
+from conceptors.experiments.scenarios.images import build
 
 __all__ = ["Experiment", "UnfinishedError", "run"]
 
@@ -129,7 +129,7 @@ class Piece:
             progress(Event(text))
         entry |= {"accuracy": accuracy, **measures(accuracy, sizes)}
         entry |= {"seconds": round(time.perf_counter() - started, 3), **config}
-        return entry | {"machine": machine["device_name"], **learner.extras}, names, machine
+        return entry | learner.extras, names, machine
 
 
 def environment(device: torch.device) -> dict[str, Any]:

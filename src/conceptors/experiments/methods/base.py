@@ -23,7 +23,7 @@ from conceptors.experiments.methods.training import (
     varied,
 )
 from conceptors.experiments.networks import MLP, AlexNet, build_network
-from conceptors.experiments.scenarios import Scenario, Split
+from conceptors.experiments.scenarios.base import Scenario, Split
 
 _AT_ONCE = 5000  # samples that are tested together
 _WITH_NORMS = 1000  # the same where norms use statistics of the batch

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from conceptors.experiments.methods.base import Learner, only
-from conceptors.experiments.scenarios import Split, union
+from conceptors.experiments.scenarios.base import Split, union
 
 
 class Joint(Learner):

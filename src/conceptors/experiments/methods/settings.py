@@ -67,16 +67,14 @@ class Settings(OwnSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if any(size < 1 for size in self.sizes):
-            raise ValueError(f"hidden={self.hidden!r} has a layer without neurons")
+        self.sizes()
 
-    @property
     def sizes(self) -> list[int]:
         """Neurons of the hidden layers."""
-        try:
-            return [int(part) for part in self.hidden.split(",") if part]
-        except ValueError:
-            raise ValueError(f"hidden={self.hidden!r} is not like 800 or 100,100") from None
+        parts = [part.strip() for part in self.hidden.split(",") if part]
+        if not all(part.isdecimal() and int(part) > 0 for part in parts):
+            raise ValueError(f"hidden={self.hidden!r} is not like 800 or 100,100")
+        return [int(part) for part in parts]
 
 
 def parse_settings(kind: type[OwnSettings], values: dict[str, Any]) -> OwnSettings:
