@@ -111,7 +111,7 @@ def test_a_task_ends_above_its_threshold() -> None:
     hot, events = learner("sgd", rate=1e30, steps=1000, check_every=2), []
     hot.progress = events.append
     hot.learn(0)
-    assert (hot.diverged, len(events) < 10) == ("task 1 of 2", True)
+    assert (hot.diverged, len(events) < 10) == (True, True)
 
 
 @pytest.mark.parametrize("keep", [0.5, 0.9])

@@ -189,7 +189,7 @@ def _values(value: Any, path: list[str], where: str) -> Iterator[tuple[str, Any]
 def _check_run(run: dict[str, Any], where: str, tasks: int) -> None:
     """Raise a ValueError for rows that do not fit the number of tasks."""
     rows, similarity = run["accuracy"], run.get("similarity") or []
-    if not rows or max(map(len, rows)) != tasks or len(rows) not in (1, tasks):
+    if len(rows) != tasks or max(map(len, rows), default=0) != tasks:
         raise ValueError(f"{where}.accuracy must have a row and a column for each of {tasks} tasks")
     for i, row in enumerate(rows):
         if len(row) < i + 1:

@@ -117,7 +117,7 @@ class Piece:
         for number in range(len(tasks)):
             learner.learn(number)
             if learner.diverged:
-                entry["reason"] = f"diverged in {learner.diverged}"
+                entry["reason"] = f"diverged in task {number + 1} of {len(tasks)}"
                 return entry | config, names, machine
             row = learner.test(number + 1 if len(tasks) > _TESTED_AHEAD else None)
             accuracy.append([round(value, 4) for value in row])

@@ -36,7 +36,7 @@ class Learner:
     Attributes:
         model: the network that learns.
         extras: values that a method adds to its run in the results.
-        diverged: the task in which training diverged, in words; None if it did not.
+        diverged: whether training of the last task diverged.
     """
 
     name: ClassVar[str] = "sgd"
@@ -50,7 +50,7 @@ class Learner:
         self.scenario, self.device, self.progress = scenario, device, progress
         self.settings: Any = settings
         self.extras: dict[str, Any] = {}
-        self.diverged: str | None = None
+        self.diverged = False
         self.model = self.network().to(device)
 
     # --- what methods change --------------------------------------------------------------
@@ -125,10 +125,9 @@ class Learner:
         """Learn a task; `diverged` is set if that failed."""
         with self.passes():
             self.start_task(number)
-            if self._train(number):
+            self.diverged = not self._train(number)
+            if not self.diverged:
                 self.end_task(number)
-            else:
-                self.diverged = f"task {number + 1} of {len(self.scenario.tasks)}"
 
     def _train(self, number: int) -> bool:
         """Do the steps of a task; return whether loss and weights remain usable numbers."""

@@ -116,18 +116,14 @@ def _task(
 # --- tasks with all classes --------------------------------------------------------------
 
 
-def permutation(seed: int, task: int) -> Tensor:
-    """Where the pixels of a task come from `[784]`; task 0 is unpermuted, as in the paper."""
-    if not task:
-        return torch.arange(784)
-    generator = torch.Generator().manual_seed(1_000_003 * (101 + task) + seed)
-    return torch.randperm(784, generator=generator)
-
-
 def _permuted(data: Data, seed: int, count: int) -> list[Task]:
-    """Tasks share the tensors, and differ in the order of pixels alone."""
-    names = ["original", *(f"permutation {k}" for k in range(1, count))]
-    return [_task(name, data.parts, order=permutation(seed, k)) for k, name in enumerate(names)]
+    """Tasks share the tensors, and differ in the order of pixels alone, but for the first task."""
+    tasks = [_task("original", data.parts)]
+    for k in range(1, count):
+        generator = torch.Generator().manual_seed(1_000_003 * (101 + k) + seed)
+        order = torch.randperm(784, generator=generator)
+        tasks.append(_task(f"permutation {k}", data.parts, order=order))
+    return tasks
 
 
 def _rotated(data: Data, seed: int, count: int) -> list[Task]:
