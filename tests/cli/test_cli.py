@@ -13,7 +13,7 @@ from torch import nn
 from conceptors import Shield, __version__
 from conceptors.cli import main
 from conceptors.experiments.methods import METHODS
-from conceptors.experiments.scenarios import SCENARIOS
+from conceptors.experiments.scenarios.images import SCENARIOS
 from experiments.runs import QUICK, RUN, read
 
 Capture = pytest.CaptureFixture[str]
@@ -74,7 +74,7 @@ def test_run_and_report(tmp_path: Path, capsys: Capture, monkeypatch: pytest.Mon
     assert results["command"].startswith("conceptors run disjoint-mnist --device cpu")
     assert {run["seed"] for run in results["runs"]} == {5, 6}
     assert results["runs"][-1]["config"]["strength"] == 2.0
-    assert results["identity"]["options"] == {"tasks": 5, "limit": 300}
+    assert results["options"] == {"tasks": 5, "limit": 300}
     assert main(["report", str(folder)]) == 0
     assert (folder / "index.html").stat().st_size > 1000
     assert capsys.readouterr().err == ""

@@ -5,9 +5,11 @@ from typing import Any
 import torch
 
 from conceptors.experiments.events import quiet
-from conceptors.experiments.methods import METHODS, parse_settings
+from conceptors.experiments.methods import METHODS
+from conceptors.experiments.methods.settings import parse_settings
 from conceptors.experiments.networks import AlexNet
-from conceptors.experiments.scenarios import Scenario, build
+from conceptors.experiments.scenarios.base import Scenario
+from conceptors.experiments.scenarios.images import build
 from experiments.tasks import blobs, small
 
 CPU = torch.device("cpu")
@@ -44,8 +46,8 @@ def narrow(
         def network(self) -> AlexNet:
             return AlexNet(self.scenario.classes, self.scenario.seed, width=2)
 
-    arrays = blobs("cifar100", train=train)
-    scenario = build("split-cifar100", seed, tasks=2, heads=heads, arrays=arrays)
+    data = blobs("cifar100", train=train)
+    scenario = build("split-cifar100", seed, tasks=2, heads=heads, data=data)
     parsed = parse_settings(kind.settings_type, {**COLOUR, **settings})
     return Narrow(scenario, parsed, CPU, quiet)
 

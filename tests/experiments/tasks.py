@@ -2,13 +2,13 @@
 
 import torch
 
-from conceptors.experiments.scenarios import Scenario, Split, Task
-from conceptors.experiments.scenarios.data.read import Arrays
+from conceptors.experiments.scenarios.base import Scenario, Split, Task
+from conceptors.experiments.scenarios.data.read import Data
 
 
-def blobs(name: str = "mnist", *, train: int = 440, test: int = 100) -> Arrays:
-    """Images of bytes around a picture of their class, in place of a data set."""
-    classes, shape = (100, (3, 32, 32)) if name == "cifar100" else (10, (28, 28))
+def blobs(name: str = "mnist", *, train: int = 440, test: int = 100) -> Data:
+    """Images of bytes around a picture of their class; a tenth of `train` is for validation."""
+    classes, shape = (100, (3, 32, 32)) if name == "cifar100" else (10, (784,))
     draw = torch.Generator().manual_seed(len(name))
     pictures = torch.rand(classes, *shape, generator=draw)
 
@@ -16,9 +16,10 @@ def blobs(name: str = "mnist", *, train: int = 440, test: int = 100) -> Arrays:
         y = torch.arange(count) % classes
         y = y[torch.randperm(count, generator=draw)]
         noise = 0.3 * torch.rand(count, *shape, generator=draw)
-        return ((0.7 * pictures[y] + noise) * 255).to(torch.uint8), y.to(torch.uint8)
+        return ((0.7 * pictures[y] + noise) * 255).to(torch.uint8), y
 
-    return Arrays(*images(train), *images(test))
+    (x, y), held_out = images(train), train // 10
+    return Data([(x[held_out:], y[held_out:]), (x[:held_out], y[:held_out]), images(test)])
 
 
 def small(seed: int = 0, *, tasks: int = 2, inputs: int = 6, n: int = 60) -> Scenario:

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from conceptors.experiments.methods.ridge import GAMMA, RIDGES
-from conceptors.experiments.scenarios import build
+from conceptors.experiments.methods.linear import GAMMA, RIDGES
+from conceptors.experiments.scenarios.images import build
 from experiments.learners import make, taught
 from experiments.tasks import blobs, one_by_one
 
@@ -59,7 +59,7 @@ def test_classes_are_learned_in_turn(method: str, settings: dict[str, Any]) -> N
 def test_all_methods_see_the_same_patches(method: str) -> None:
     given = {"features": "patches", "filters": 8, "patch": 5, "grid": 2}
     lift = {} if method in ("ncm", "slda") else {"lift": 30}
-    scenario = build("disjoint-mnist", 3, tasks=2, arrays=blobs())
+    scenario = build("disjoint-mnist", 3, tasks=2, data=blobs())
     learner, ncm = make(method, scenario, **given, **lift), make("ncm", scenario, **given)
     learner.learn(0)
     filters = learner.model.filters.clone()

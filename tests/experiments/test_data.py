@@ -136,7 +136,8 @@ def test_files_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             (folder.parent / name / file).write_bytes(content)
         monkeypatch.setitem(CATALOGUE, name, {f: facts(c, f, c) for f, c in contents.items()})
 
-    values, contents = [], {}
+    monkeypatch.setattr("conceptors.experiments.scenarios.data.read.VALIDATION", 2)
+    values, contents = list[torch.Tensor](), {}
     for part, n in (("train", 5), ("t10k", 3)):
         for kind, shape, most in (("images-idx3", (n, 28, 28), 256), ("labels-idx1", (n,), 10)):
             values.append(torch.randint(most, shape).byte())
@@ -144,14 +145,18 @@ def test_files_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             numbers = bytes(values[-1].flatten().tolist())
             contents[f"{part}-{kind}-ubyte"] = bytes([0, 0, 8, len(shape)]) + sizes + numbers
     provide("mnist", contents)
-    assert all(map(torch.equal, load("mnist"), values))
+    train, validation, test = load("mnist").parts
+    for k in (0, 1):  # images, labels
+        assert torch.equal(torch.cat([validation[k], train[k]]), values[k].flatten(1 - k))
+        assert torch.equal(test[k], values[2 + k].flatten(1 - k))
+    assert len(validation[1]) == 2  # the first images
     provide("fashion-mnist", dict.fromkeys(contents, b"no idx file"))
     with pytest.raises(ValueError, match="not an idx file"):
         load("fashion-mnist")
     records = torch.randint(100, (4, 3074)).byte()
     content = bytes(records.flatten().tolist())
     provide("cifar100", {"train.bin": content, "test.bin": content[:3074]})
-    arrays = load("cifar100")
-    assert (arrays.train_x.shape, arrays.test_x.shape) == ((4, 3, 32, 32), (1, 3, 32, 32))
-    assert torch.equal(arrays.train_y, records[:, 1])  # the fine labels
-    assert torch.equal(arrays.train_x[2, 1, 0, 5], records[2, 2 + 1024 + 5])
+    (x, y), *_, test = load("cifar100").parts
+    assert (x.shape, test[0].shape) == ((2, 3, 32, 32), (1, 3, 32, 32))
+    assert torch.equal(y, records[2:, 1])  # the fine labels
+    assert torch.equal(x[0, 1, 0, 5], records[2, 2 + 1024 + 5])

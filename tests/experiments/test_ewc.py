@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from conceptors.experiments.methods.ewc import fisher, weights_of
-from conceptors.experiments.scenarios import build
+from conceptors.experiments.scenarios.images import build
 from experiments.learners import learner, make, narrow
 from experiments.tasks import blobs
 
@@ -46,7 +46,7 @@ def test_the_fisher_is_that_of_single_samples(labels: str, loss: str) -> None:
 
 def test_outputs_of_other_heads_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("conceptors.experiments.methods.ewc._SAMPLES", 3)
-    scenario = build("disjoint-mnist", 0, heads=True, arrays=blobs())
+    scenario = build("disjoint-mnist", 0, heads=True, data=blobs())
     ewc = make("ewc", scenario, hidden="20")
     ewc.learn(0)
     nn.utils.vector_to_parameters(fisher(ewc, 0, "expected"), ewc.model.parameters())

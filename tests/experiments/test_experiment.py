@@ -1,6 +1,5 @@
 """Experiments: what is written, that it is the same every time, and that nothing gets lost."""
 
-import json
 import random
 import signal
 import subprocess
@@ -33,14 +32,13 @@ def test_the_results_have_all_parts(tmp_path: Path) -> None:
     assert pairs == [("sgd", 0), ("sgd", 1), ("cab", 0), ("cab", 1)]
     for row in results["runs"]:
         assert [len(part) for part in row["accuracy"]] == [2, 2]
-        assert row["machine"] == results["environment"]["device_name"]
         assert row["config"]["steps"] == 20
         assert measures(row["accuracy"], [50, 50]).items() <= row.items()
     assert set(results["runs"][2]) >= {"quota", "spectra"}
     assert set(results["summary"]["sgd"]) >= {"mean", "std", "n", "forgetting"}
     assert results["summary"]["sgd"]["forgetting"] > 10
-    tasks = [event for event in events if event.kind == "task"]
-    assert [(e.method, e.seed, e.task) for e in tasks[-2:]] == [("cab", 1, 1), ("cab", 1, 2)]
+    tasks = [event.text[:24] for event in events if not event.is_step]
+    assert tasks[-2:] == ["cab, seed 1, task 1 of 2", "cab, seed 1, task 2 of 2"]
 
 
 def test_a_preset_brings_reference_and_deviations(tmp_path: Path) -> None:
@@ -66,7 +64,7 @@ def test_the_same_seed_gives_the_same_numbers_in_any_order(tmp_path: Path) -> No
     run(replace(TWO, methods=["ewc"], seeds=[0]), tmp_path / "c")
     events: list[Event] = []
     assert timeless(quietly(TWO, tmp_path / "c", progress=events.append)) == first
-    assert {(event.method, event.seed) for event in events} == {("sgd", 0), ("ewc", 1)}
+    assert {event.text[:11] for event in events} == {"sgd, seed 0", "ewc, seed 1"}
 
 
 def test_of_many_tasks_future_ones_are_not_tested(tmp_path: Path) -> None:
@@ -128,10 +126,6 @@ def test_other_settings_in_the_folder_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=message):
             run(replace(ONE, **change), tmp_path)
     assert read(tmp_path) == before
-    del before["identity"]
-    (tmp_path / "results.json").write_text(json.dumps(before))
-    with pytest.raises(ValueError, match="does not say with which settings it was made"):
-        run(ONE, tmp_path)
 
 
 PROGRAM = """

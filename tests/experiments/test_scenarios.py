@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from conceptors.experiments.scenarios import SCENARIOS, Split, build, union
+from conceptors.experiments.scenarios.base import Split, union
+from conceptors.experiments.scenarios.data.read import Data
+from conceptors.experiments.scenarios.images import SCENARIOS, build
 from experiments.tasks import blobs
 
 IMAGES = "conceptors.experiments.scenarios.images"
@@ -41,18 +43,17 @@ def test_tasks_share_the_classes(name: str, tasks: int) -> None:
     assert build(name, 3, tasks=tasks, heads=not scenario.heads).heads != scenario.heads
 
 
-def test_validation_is_the_first_images() -> None:
-    data = blobs("mnist", train=1100, test=200)
-    task = build("rotated-mnist", 0, tasks=2).tasks[0]
-    x = data.train_x.flatten(1).float() / 255
-    assert torch.equal(everything(task.validation)[0], x[:110])
-    assert torch.equal(everything(task.train)[0], x[110:])
-    labels = [everything(task.validation)[1] for task in build("disjoint-mnist", 0).tasks]
-    assert torch.cat(labels).bincount().tolist() == data.train_y[:110].bincount().tolist()
+def test_each_part_of_the_data_is_a_part_of_the_tasks() -> None:
+    parts = blobs("mnist", train=1100, test=200).parts
+    task, twins = build("rotated-mnist", 0, tasks=2).tasks[0], build("disjoint-mnist", 0).tasks
+    for name, (x, y) in zip(("train", "validation", "test"), parts):
+        assert torch.equal(everything(getattr(task, name))[0], x.float() / 255)
+        labels = [everything(getattr(twin, name))[1] for twin in twins]
+        assert torch.equal(torch.cat(labels).bincount(), y.bincount())
 
 
 def test_permuted_starts_with_the_original() -> None:
-    plain = blobs("mnist", train=1100, test=200).test_x.flatten(1).float() / 255
+    plain = blobs("mnist", train=1100, test=200).parts[2][0].float() / 255
     views = [
         [everything(task.test)[0] for task in build("permuted-mnist", seed, tasks=tasks).tasks]
         for seed, tasks in ((4, 3), (5, 3), (4, 5))
@@ -69,7 +70,7 @@ def test_rotated_turns_the_images() -> None:
     scenario = build("rotated-mnist", 0, tasks=3)
     assert [task.name for task in scenario.tasks] == ["turned 0°", "turned 90°", "turned 180°"]
     views = [everything(task.test)[0].reshape(-1, 28, 28) * 255 for task in scenario.tasks]
-    plain = blobs("mnist", train=1100, test=200).test_x.float()
+    plain = blobs("mnist", train=1100, test=200).parts[2][0].view(-1, 28, 28).float()
     assert torch.equal(views[0].round(), plain)
     torch.testing.assert_close(views[2], plain.flip(1, 2), atol=1.01, rtol=0)
     quarters = [(views[1] - torch.rot90(plain, k, (1, 2))).abs().max() for k in (1, 3)]
@@ -84,15 +85,10 @@ def test_the_union_has_all_samples_as_the_tasks_show_them(name: str) -> None:
         assert torch.equal(whole, torch.cat(pieces))
 
 
-@pytest.mark.parametrize(("tasks", "limit"), [(10, 100), (100, 200)])
-def test_few_images_are_enough_for_many_tasks(tasks: int, limit: int) -> None:
-    """Every task has validation images, also of classes that come late in the data."""
-    late = blobs("cifar100", train=4000, test=1000)
-    order = (late.train_y >= 50).int().argsort(stable=True)
-    late = late._replace(train_x=late.train_x[order], train_y=late.train_y[order])
-    scenario = build("split-cifar100", 1, arrays=late, tasks=tasks, limit=limit)
+@pytest.mark.parametrize("tasks", [10, 100])
+def test_few_images_are_enough_for_many_tasks(tasks: int) -> None:
+    """Every task has samples of all kinds, also of classes that come late in the data."""
+    sorted_by_class = torch.zeros(1000, 3, 1, 1), torch.arange(1000) // 10
+    scenario = build("split-cifar100", 1, data=Data([sorted_by_class] * 3), tasks=tasks, limit=200)
     for split in ("train", "validation", "test"):
-        counts = [len(getattr(task, split)) for task in scenario.tasks]
-        assert min(counts) >= (1 if tasks == 100 else 2)  # norms need more than one
-    total = sum(len(task.train) + len(task.validation) for task in scenario.tasks)
-    assert total == limit + limit // 10  # each image once, a tenth more for validation
+        assert [len(getattr(task, split)) for task in scenario.tasks] == [200 // tasks] * tasks

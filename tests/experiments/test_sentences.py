@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from conceptors.experiments.scenarios import build
 from conceptors.experiments.scenarios.data.files import CATALOGUE, DataUnavailableError
 from conceptors.experiments.scenarios.data.sentences import encoder_folder, load_encoded, sentences
+from conceptors.experiments.scenarios.images import build
 from experiments.test_data import facts
 
 DOMAINS = {f"domain {d}": [f"intent {d}{i}" for i in range(2)] for d in range(10)}
@@ -47,16 +47,16 @@ def test_features_are_computed_once(
 ) -> None:
     assert [label for domain in sentences().domains.values() for label in domain] == [*range(20)]
     monkeypatch.setattr(f"{MODULE}.encode", made_up)
-    first = load_encoded("clinc150").train[0]
-    assert torch.equal(load_encoded("clinc150").train[0], first)
+    first = load_encoded("clinc150").parts[0][0]
+    assert torch.equal(load_encoded("clinc150").parts[0][0], first)
     (file,) = (cache / "clinc150").iterdir()
     content = bytearray(file.read_bytes())
     content[-3] ^= 1
     file.write_bytes(content)
-    second = load_encoded("clinc150").train[0]
+    second = load_encoded("clinc150").parts[0][0]
     assert not torch.equal(second, first)  # damaged
     (tmp_path / "encoder" / "config.json").write_text("{}")
-    assert not torch.equal(load_encoded("clinc150").train[0], second)  # another encoder
+    assert not torch.equal(load_encoded("clinc150").parts[0][0], second)  # another encoder
 
 
 def test_a_missing_encoder_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +69,7 @@ def test_a_missing_encoder_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_domains_come_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{MODULE}.encode", made_up)
     data = load_encoded("clinc150")
-    scenario = build("clinc150", 0, arrays=data)
+    scenario = build("clinc150", 0, data=data)
     assert [task.name for task in scenario.tasks] == list(DOMAINS)
     assert (scenario.classes, scenario.inputs, scenario.heads) == (20, (35,), False)
     for number, task in enumerate(scenario.tasks):
@@ -77,10 +77,8 @@ def test_domains_come_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> No
             x, y = split.take(torch.arange(len(split)))
             assert x.shape == (2 * count, 35)
             assert set(y.tolist()) == {2 * number, 2 * number + 1}
-    pairs = build("clinc150", 0, arrays=data, tasks=5, heads=True)
-    assert (pairs.heads, [task.name for task in pairs.tasks][:2]) == (
-        True,
-        ["intents 1", "intents 2"],
-    )
+    pairs = build("clinc150", 0, data=data, tasks=5, heads=True)
+    names = [task.name for task in pairs.tasks][:2]
+    assert (pairs.heads, names) == (True, ["intents 0, 1, 2, 3", "intents 4, 5, 6, 7"])
     with pytest.raises(ValueError, match="20 classes cannot be shared evenly by 3 tasks"):
-        build("clinc150", 0, arrays=data, tasks=3)
+        build("clinc150", 0, data=data, tasks=3)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conceptors.experiments.scenarios import build
+from conceptors.experiments.scenarios.images import build
 from experiments.learners import make, narrow, taught
 from experiments.tasks import blobs
 
@@ -16,7 +16,7 @@ SMALL: dict[str, Any] = {"hidden": "20,15", "steps": 60, "batch": 16, "check_eve
 
 def disjoint(method: str, *, heads: bool = False) -> Any:
     """A learner of five tasks of two classes each."""
-    scenario = replace(build("disjoint-mnist", 4, tasks=5, arrays=blobs()), heads=heads)
+    scenario = replace(build("disjoint-mnist", 4, tasks=5, data=blobs()), heads=heads)
     return make(method, scenario, **SMALL, **({"lift": 60} if "readout" in method else {}))
 
 

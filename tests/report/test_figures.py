@@ -31,7 +31,4 @@ def test_only_learned_tasks_are_averaged() -> None:
     means = data.over_seeds(data.accuracy_so_far(results), "after")
     np.testing.assert_allclose(means.value, [92.0, 75.0])
     np.testing.assert_allclose(means.sd, [np.sqrt(8), np.sqrt(50)])
-    for run in results["runs"]:  # both tasks learned at once: a single point
-        run["accuracy"] = run["accuracy"][-1:]
-    assert data.over_seeds(data.accuracy_so_far(results), "after").value.tolist() == [75.0]
-    assert not sections.forgetting(results).panels
+    assert not sections.forgetting(sample.make(1)).panels

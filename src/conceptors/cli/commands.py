@@ -11,10 +11,9 @@ from conceptors._internal.checks import nearest
 from conceptors.cli.progress import ProgressLine
 from conceptors.experiments.engines import Engine, Local, Ray
 from conceptors.experiments.experiment import Experiment, presets
-from conceptors.experiments.methods import METHODS, explain_settings, import_methods
-from conceptors.experiments.results import Results
+from conceptors.experiments.methods import METHODS, import_methods
+from conceptors.experiments.methods.settings import explain_settings
 from conceptors.experiments.runner import UnfinishedError, run
-from conceptors.experiments.scenarios import SCENARIOS
 from conceptors.experiments.scenarios.data.files import (
     CATALOGUE,
     DataUnavailableError,
@@ -22,6 +21,7 @@ from conceptors.experiments.scenarios.data.files import (
     fetch,
     where,
 )
+from conceptors.experiments.scenarios.images import SCENARIOS
 
 
 def act(options: argparse.Namespace) -> int:
@@ -46,7 +46,7 @@ def _run(options: argparse.Namespace) -> int:
     except UnfinishedError as error:
         results, failure = error.results, error
     line.end()
-    if results.runs:
+    if results["runs"]:
         print(_table(results))
         print(f"\nresults: {folder / 'results.json'}")
         print(f"page:    conceptors report {shlex.quote(str(folder))}")
@@ -69,7 +69,6 @@ def _tune(options: argparse.Namespace) -> int:
         spaces=options.vary,
         trials=options.trials,
         progress=line.show,
-        engine=_engine(options),
     )
     line.end()
     print(f"\nbest on validation data:\n  accuracy {best['value']:.2f} %")
@@ -144,15 +143,16 @@ def _data(options: argparse.Namespace) -> int:
     return 0
 
 
-def _table(results: Results) -> str:
+def _table(results: dict[str, Any]) -> str:
     """The summary as text, and what its columns mean; `published` are values from papers."""
+    reference = results.get("reference") or {}
     head = f"{'method':<18}{'accuracy':>16}{'seeds':>7}{'forgetting':>12}{'seconds':>9}"
-    lines = [head + ("  published" if results.reference else ""), "-" * len(head)]
-    for name, row in results.summary.items():
+    lines = [head + ("  published" if reference else ""), "-" * len(head)]
+    for name, row in results["summary"].items():
         accuracy = f"{row['mean']:.2f}" + (f" ± {row['std']:.2f}" if row["n"] > 1 else "")
         forgetting = "-" if row["forgetting"] is None else f"{row['forgetting']:.2f}"
         line = f"{name:<18}{accuracy:>16}{row['n']:>7}{forgetting:>12}{row['seconds']:>9.1f}"
-        if known := results.reference.get(name):
+        if known := reference.get(name):
             spread = f" ± {known['std']:.2f}" if known.get("std") is not None else ""
             line += f"  {known['mean']:.2f}{spread} ({known['source']})"
         lines.append(line)

@@ -17,13 +17,13 @@ class ProgressLine:
         self._shown = time.monotonic()
 
     def show(self, event: Event) -> None:
-        now, is_check = time.monotonic(), event.kind == "step"
-        if self._quiet or (is_check and not self._live and now - self._shown < _SILENCE):
+        now = time.monotonic()
+        if self._quiet or (event.is_step and not self._live and now - self._shown < _SILENCE):
             return
         self._shown = now
-        text, end = str(event), "\n"
+        text, end = event.text, "\n"
         self.end()
-        if is_check and self._live:
+        if event.is_step and self._live:
             text, end = text[: shutil.get_terminal_size().columns - 1], ""
         print(text, end=end, file=sys.stderr, flush=True)
 

@@ -31,9 +31,9 @@ def parser() -> argparse.ArgumentParser:
     add = partial(commands.add_parser, formatter_class=plain)
 
     about = "Run methods on a scenario. The same command resumes a stopped run."
-    _experiment_words(
-        add("run", help="run methods on a scenario", description=about, epilog=_EXAMPLES)
-    )
+    command = add("run", help="run methods on a scenario", description=about, epilog=_EXAMPLES)
+    _experiment_words(command)
+    _engine_words(command)
     command = add("tune", help="choose settings of a method on validation data")
     _experiment_words(command)
     command.add_argument(
@@ -85,8 +85,12 @@ def _experiment_words(command: argparse.ArgumentParser) -> None:
     heads.add_argument("--single-head", dest="heads", action="store_false", help="one head for all")
     add("--limit", type=_positive, metavar="N", help="use only N samples, for a quick trial")
     add("--device", default="auto", help="cpu, cuda, cuda:1 or auto (default: a GPU if available)")
-    add("--jobs", type=_positive, metavar="N", help="run N seeds at once, each in a process")
     add("--quiet", action="store_true", help="show no progress")
+
+
+def _engine_words(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("--jobs", type=_positive, metavar="N", help="run N seeds at once, each in a process")
     add = command.add_argument_group("many machines").add_argument
     add("--engine", choices=("local", "ray"), default="local", help="where to run (default local)")
     add(

@@ -50,15 +50,9 @@ class Local:
     def work(self, jobs: Sequence[Job], progress: Progress) -> Iterator[Outcome]:
         """Do the jobs, and return each as soon as it is finished."""
         count = min(self._processes, len(jobs))
-        if count > 1:
-            yield from self._in_processes(count, jobs, progress)
+        if count < 2:
+            yield from (Outcome(number, job(progress)) for number, job in enumerate(jobs))
             return
-        for number, job in enumerate(jobs):
-            yield Outcome(number, job(progress))
-
-    def _in_processes(
-        self, count: int, jobs: Sequence[Job], progress: Progress
-    ) -> Iterator[Outcome]:
         threads = max(1, (os.cpu_count() or 1) // count)
         others = set(multiprocessing.active_children())
         pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), _end_with_command)
@@ -190,7 +184,7 @@ def _perform(job: Job, threads: int, imports: Sequence[str]) -> tuple[Any, list[
         import_methods(file)
     torch.set_num_threads(threads)
     events: list[Event] = []
-    value = job(lambda event: events.append(event) if event.kind == "task" else None)
+    value = job(lambda event: None if event.is_step else events.append(event))
     return value, events
 
 

@@ -12,8 +12,10 @@ from importlib.resources import files
 from typing import Any
 
 from conceptors._internal.checks import nearest
-from conceptors.experiments.methods import METHODS, Settings, parse_settings
-from conceptors.experiments.scenarios import SCENARIOS
+from conceptors.experiments.methods import METHODS
+from conceptors.experiments.methods.settings import Settings, parse_settings
+from conceptors.experiments.scenarios.data.read import Data
+from conceptors.experiments.scenarios.images import SCENARIOS
 
 
 @dataclass(frozen=True)
@@ -51,17 +53,14 @@ def preset(
     if name not in groups:
         raise ValueError(f"unknown preset {name!r}{nearest(name, groups)}")
     entries = [entry for entry in groups[name].values() if entry.scenario == scenario]
-    if not entries:
-        close = nearest(scenario, {entry.scenario for entry in groups[name].values()})
-        raise ValueError(f"preset {name!r} has no settings for scenario {scenario!r}{close}")
-    asked = options or {}
     if name == "best":
-        tasks, heads = asked.get("tasks"), asked.get("heads")
+        tasks, heads = ((options or {}).get(option) for option in ("tasks", "heads"))
         entries = [e for e in entries if tasks in (None, e.tasks) and heads in (None, e.heads)]
     if not entries:
         raise ValueError(
-            f"preset 'best' has no settings for {scenario} with {asked}. Settings of another "
-            f"benchmark are not tuned for it. To use them, give its name{nearest('', groups)}"
+            f"preset {name!r} has no settings for scenario {scenario!r} with options {options}. "
+            f"Settings of another benchmark are not tuned for it. To use those of a benchmark of "
+            f"this scenario, give its name{nearest(scenario, groups)}"
         )
     wanted = str(hidden).replace(" ", "")
     return next((e for e in entries if e.common.get("hidden") == wanted), entries[0])
@@ -79,7 +78,7 @@ class Experiment:
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)  # by method, "*" for all
     device: str = "cpu"
     command: str = ""
-    arrays: Any = field(default=None, compare=False, repr=False)  # instead of the scenario's data
+    data: Data | None = field(default=None, compare=False, repr=False)  # not the scenario's own
 
     def chosen(self, method: str) -> Preset:
         """The preset for this scenario and for the network that a method trains."""
@@ -101,12 +100,6 @@ class Experiment:
     def _asked(self, method: str) -> dict[str, Any]:
         return self.settings.get("*", {}) | self.settings.get(method, {})
 
-    def identity(self) -> dict[str, Any]:
-        """What must be the same for results to belong together."""
-        configs = {method: self.config(method) for method in self.methods}
-        request = {"scenario": self.scenario, "preset": self.preset, "options": self.options}
-        return {**request, "configs": configs}
-
     def check(self) -> None:
         """Raise a ValueError for an impossible request."""
         if self.scenario not in SCENARIOS:
@@ -123,4 +116,5 @@ class Experiment:
         for name in sorted({*self.settings.get("*", {})} - names):
             close = nearest(name, names)
             raise ValueError(f"none of these methods has a setting {name!r}{close}")
-        self.identity()
+        for method in self.methods:
+            self.config(method)

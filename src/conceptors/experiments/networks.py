@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from conceptors.experiments.scenarios import Scenario
+from conceptors.experiments.scenarios.base import Scenario
 from conceptors.readout.features import blurred
 
 ACTIVATIONS = {"sigmoid": torch.sigmoid, "relu": torch.relu, "tanh": torch.tanh}
@@ -86,7 +86,7 @@ def build_network(scenario: Scenario, settings: Any) -> nn.Module:
             raise ValueError(
                 f"{name} does not apply to the inputs of {scenario.name}; leave it out"
             )
-    sizes = [math.prod(scenario.inputs), *s.sizes, scenario.classes]
+    sizes = [math.prod(scenario.inputs), *s.sizes(), scenario.classes]
     network = MLP(sizes, s.activation, s.init, s.scale, scenario.seed)
     weight = next(network.parameters())
     if image is not None:

@@ -1,5 +1,9 @@
 """`results.json`: what a run writes, and what resuming and the report read.
 
+A run has a method, a seed, its accuracy in percent (one row after each task, one column per task),
+final_accuracy, forgetting, seconds, config (the method's settings) and what its method adds: quota,
+spectra, similarity. A failure has a method, a seed, a reason and a config.
+
 A file that is damaged, or that another program wrote, raises a ValueError that names the file and
 the first wrong place in it (`runs[2].accuracy[0][1]`).
 """
@@ -8,9 +12,8 @@ import json
 import re
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from conceptors._internal.storage import write_atomically
 
@@ -18,46 +21,18 @@ SCHEMA = 1
 _MOST_NESTED = 50
 
 
-@dataclass
-class Results:
-    """All runs of an experiment, with what is needed to resume and to show them.
+def add_entry(results: dict[str, Any], entry: dict[str, Any], methods: Sequence[str]) -> None:
+    """Add a run, or a failure (it has a reason), in the order of methods and seeds."""
+    results["failed" if "reason" in entry else "runs"].append(entry)
+    results["failed"].sort(key=lambda failure: (failure["method"], failure["seed"]))
+    results["runs"].sort(key=lambda run: (methods.index(run["method"]), run["seed"]))
+    results["summary"] = summarise(results["runs"])
 
-    A run has a method, a seed, its accuracy in percent (one row after each task, one column per
-    task), final_accuracy, forgetting, seconds, config (the method's settings) and what its method
-    adds: quota, spectra, similarity. A failure has a method, a seed, a reason and a config.
-    """
 
-    scenario: str
-    preset: str | None = None
-    command: str | None = None
-    identity: dict[str, Any] = field(default_factory=dict)  # what must be the same to resume
-    task_names: list[str] = field(default_factory=list)
-    deviations: list[str] = field(default_factory=list)
-    reference: dict[str, dict[str, Any]] = field(default_factory=dict)
-    runs: list[dict[str, Any]] = field(default_factory=list)
-    failed: list[dict[str, Any]] = field(default_factory=list)
-    summary: dict[str, dict[str, Any]] = field(default_factory=dict)
-    environment: dict[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """Read a file as `read_results` does, but also if every seed has failed."""
-        content = read_results(path, finished=False)
-        names = {entry.name for entry in fields(cls)}
-        return cls(**{name: content[name] for name in names if content.get(name) is not None})
-
-    def write(self, path: Path) -> None:
-        """Write the whole file, or leave the old one."""
-        content = {"schema": SCHEMA, **asdict(self)}
-        # half of a surrogate pair cannot be encoded, but JSON has an escape for it: the same one
-        write_atomically(path, readable(content).encode("utf-8", "backslashreplace"))
-
-    def add(self, entry: dict[str, Any], methods: Sequence[str]) -> None:
-        """Add a run, or a failure (it has a reason), in the order of methods and seeds."""
-        (self.failed if "reason" in entry else self.runs).append(entry)
-        self.failed.sort(key=lambda failure: (failure["method"], failure["seed"]))
-        self.runs.sort(key=lambda run: (methods.index(run["method"]), run["seed"]))
-        self.summary = summarise(self.runs)
+def write_results(results: dict[str, Any], path: Path) -> None:
+    """Write the whole file, or leave the old one."""
+    # half of a surrogate pair cannot be encoded, but JSON has an escape for it: the same one
+    write_atomically(path, readable(results).encode("utf-8", "backslashreplace"))
 
 
 def summarise(runs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -109,8 +84,8 @@ def readable(content: Any) -> str:
 _FORM = {
     "1": "schema",
     "a text": "scenario preset? command? task_names?[] deviations?[] reference?.*.source? "
-    "runs[].method runs[].machine? failed?[].method failed?[].reason",
-    "an object": "environment identity?.configs.* runs[].config? failed?[].config",
+    "runs[].method failed?[].method failed?[].reason",
+    "an object": "environment options? runs[].config failed?[].config",
     "a whole number": "runs[].seed failed?[].seed",
     "a finite number": "summary.*.mean summary.*.std? summary.*.n? summary.*.forgetting? "
     "summary.*.seconds? reference?.*.mean reference?.*.std? runs[].forgetting?",
@@ -214,7 +189,7 @@ def _values(value: Any, path: list[str], where: str) -> Iterator[tuple[str, Any]
 def _check_run(run: dict[str, Any], where: str, tasks: int) -> None:
     """Raise a ValueError for rows that do not fit the number of tasks."""
     rows, similarity = run["accuracy"], run.get("similarity") or []
-    if not rows or max(map(len, rows)) != tasks or len(rows) not in (1, tasks):
+    if len(rows) != tasks or max(map(len, rows), default=0) != tasks:
         raise ValueError(f"{where}.accuracy must have a row and a column for each of {tasks} tasks")
     for i, row in enumerate(rows):
         if len(row) < i + 1:

@@ -4,7 +4,6 @@ A run can be killed at any moment. The same command resumes it: finished seeds a
 Other processes and machines only compute; this process alone writes.
 """
 
-import json
 import os
 import platform
 import sys
@@ -21,9 +20,18 @@ from conceptors import __version__
 from conceptors.experiments.engines import Engine, Local, find_device
 from conceptors.experiments.events import Event, Progress, quiet
 from conceptors.experiments.experiment import Experiment
-from conceptors.experiments.methods import METHODS, Learner, parse_settings
-from conceptors.experiments.results import Results, measures, overall
-from conceptors.experiments.scenarios import build
+from conceptors.experiments.methods import METHODS
+from conceptors.experiments.methods.base import Learner
+from conceptors.experiments.methods.settings import parse_settings
+from conceptors.experiments.results import (
+    SCHEMA,
+    add_entry,
+    measures,
+    overall,
+    read_results,
+    write_results,
+)
+from conceptors.experiments.scenarios.images import build
 
 __all__ = ["Experiment", "UnfinishedError", "run"]
 
@@ -33,7 +41,7 @@ _TESTED_AHEAD = 20  # tasks up to which future tasks are tested too: it is half 
 class UnfinishedError(RuntimeError):
     """Some seeds diverged, or failed on another machine; `results` has everything that finished."""
 
-    def __init__(self, reasons: list[str], results: Results) -> None:
+    def __init__(self, reasons: list[str], results: dict[str, Any]) -> None:
         super().__init__("\n".join(reasons))
         self.results = results
 
@@ -44,7 +52,7 @@ def run(
     *,
     progress: Progress = quiet,
     engine: Engine | None = None,
-) -> Results:
+) -> dict[str, Any]:
     """Run the seeds that are not done yet, by default in this process, and return all results.
 
     Seeds that diverged count as done: they would diverge again.
@@ -56,32 +64,28 @@ def run(
             else is written.
     """
     engine = engine or Local()
-    experiment = placed(experiment, engine)
+    experiment.check()
+    experiment = replace(experiment, device=engine.device(experiment.device))
     with _locked(folder):
-        results = _resume(experiment, folder / "results.json")
-        done = {(entry["method"], entry["seed"]) for entry in [*results.runs, *results.failed]}
+        results = _resume(experiment, folder / "results.json") | {"command": experiment.command}
+        methods = list(dict.fromkeys([*results["summary"], *experiment.methods]))
+        ended = {(entry["method"], entry["seed"]) for entry in results["runs"] + results["failed"]}
         pairs = [(method, seed) for method in experiment.methods for seed in experiment.seeds]
-        pieces = [Piece(experiment, *pair) for pair in pairs if pair not in done]
+        pieces = [Piece(experiment, *pair) for pair in pairs if pair not in ended]
         reasons = []
         for outcome in engine.work(pieces, progress):
             if outcome.failure:
                 piece = pieces[outcome.number]
                 reasons.append(f"{piece.method} seed {piece.seed} failed:\n{outcome.failure}")
                 continue
-            entry, results.task_names, results.environment = outcome.value
-            results.add(entry, list(results.identity["configs"]))
-            results.write(folder / "results.json")
-    failed = [entry for entry in results.failed if (entry["method"], entry["seed"]) in pairs]
+            entry, results["task_names"], results["environment"] = outcome.value
+            add_entry(results, entry, methods)
+            write_results(results, folder / "results.json")
+    failed = [entry for entry in results["failed"] if (entry["method"], entry["seed"]) in pairs]
     reasons += ["{method} seed {seed} {reason}".format(**entry) for entry in failed]
     if reasons:
         raise UnfinishedError(reasons, results)
     return results
-
-
-def placed(experiment: Experiment, engine: Engine) -> Experiment:
-    """Check an experiment and set the device that the engine chooses for it."""
-    experiment.check()
-    return replace(experiment, device=engine.device(experiment.device))
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,7 @@ class Piece:
         """A new learner on the experiment's device."""
         request, kind = self.experiment, METHODS[self.method]
         device = find_device(request.device)
-        scenario = build(request.scenario, self.seed, arrays=request.arrays, **request.options)
+        scenario = build(request.scenario, self.seed, data=request.data, **request.options)
         torch.manual_seed(self.seed)
         settings = parse_settings(kind.settings_type, request.config(self.method))
         return kind(scenario.to(device), settings, device, progress)
@@ -113,18 +117,19 @@ class Piece:
         for number in range(len(tasks)):
             learner.learn(number)
             if learner.diverged:
-                entry["reason"] = f"diverged in {learner.diverged}"
+                entry["reason"] = f"diverged in task {number + 1} of {len(tasks)}"
                 return entry | config, names, machine
             row = learner.test(number + 1 if len(tasks) > _TESTED_AHEAD else None)
             accuracy.append([round(value, 4) for value in row])
-            text = f"{row[number]:.1f} % on this task"
+            text = f"{self.method}, seed {self.seed}, task {number + 1} of {len(tasks)}: "
+            text += f"{row[number]:.1f} % on this task"
             if number:
                 learned = overall(row[: number + 1], sizes[: number + 1])
                 text += f", {learned:.1f} % on all tasks so far"
-            progress(Event("task", text, self.method, self.seed, number + 1, len(tasks)))
+            progress(Event(text))
         entry |= {"accuracy": accuracy, **measures(accuracy, sizes)}
         entry |= {"seconds": round(time.perf_counter() - started, 3), **config}
-        return entry | {"machine": machine["device_name"], **learner.extras}, names, machine
+        return entry | learner.extras, names, machine
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -158,41 +163,28 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _resume(experiment: Experiment, path: Path) -> Results:
+def _resume(experiment: Experiment, path: Path) -> dict[str, Any]:
     """Earlier results of the same settings, or new ones."""
-    wanted = json.loads(json.dumps(experiment.identity()))
+    asked = {name: getattr(experiment, name) for name in ("scenario", "preset", "options")}
     if not path.exists():
         chosen = experiment.chosen(experiment.methods[0])
-        return Results(
-            scenario=experiment.scenario,
-            preset=experiment.preset,
-            command=experiment.command,
-            identity=wanted,
-            deviations=chosen.deviations,
-            reference=chosen.reference,
-        )
+        published = {"deviations": chosen.deviations, "reference": chosen.reference}
+        return {"schema": SCHEMA, **asked, **published, "runs": [], "failed": [], "summary": {}}
     try:
-        earlier = Results.read(path)
-        methods = {entry["method"] for entry in [*earlier.runs, *earlier.failed]}
-        if methods - set(earlier.identity.get("configs", ())):
-            raise ValueError(f"{path} does not say with which settings it was made")
+        earlier = read_results(path, finished=False)
     except (ValueError, OSError) as error:
         raise ValueError(f"{error}; move it away, or choose another --out") from error
-    if changes := _changes(earlier, wanted, methods):
-        lines = "\n".join(f"  {line}" for line in changes)
+    earlier["failed"] = earlier.get("failed") or []
+    compared = [(name, earlier.get(name), value) for name, value in asked.items()]
+    configs = {entry["method"]: entry["config"] for entry in earlier["runs"] + earlier["failed"]}
+    for method in sorted(configs.keys() & {*experiment.methods}):
+        old, new = configs[method], experiment.config(method)
+        compared += [(f"{method}.{k}", old.get(k), new.get(k)) for k in sorted({*old, *new})]
+    changes = [f"  {name}: {old!r} there, {new!r} now" for name, old, new in compared if old != new]
+    if changes:
+        lines = "\n".join(changes)
         raise ValueError(
             f"{path.parent} has results of other settings:\n{lines}\nResults of different settings "
             f"cannot be compared. Choose another --out, or use the settings of the folder."
         )
-    configs = {**earlier.identity["configs"], **wanted["configs"]}
-    return replace(earlier, command=experiment.command, identity={**wanted, "configs": configs})
-
-
-def _changes(results: Results, wanted: dict[str, Any], methods: set[str]) -> list[str]:
-    """One line per changed setting, of methods that ran and are wanted again."""
-    keys = ("scenario", "preset", "options")
-    pairs = [(key, results.identity.get(key), wanted[key]) for key in keys]
-    for method in sorted(methods & set(wanted["configs"])):
-        old, new = results.identity["configs"][method], wanted["configs"][method]
-        pairs += [(f"{method}.{k}", old.get(k), new.get(k)) for k in sorted({*old, *new})]
-    return [f"{name}: {old!r} there, {new!r} now" for name, old, new in pairs if old != new]
+    return earlier

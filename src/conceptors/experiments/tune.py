@@ -7,18 +7,17 @@ import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from conceptors._internal.checks import nearest
-from conceptors.experiments.engines import Engine, Local
+from conceptors.experiments.engines import find_device
 from conceptors.experiments.events import Event, Progress, quiet
 from conceptors.experiments.experiment import Experiment
 from conceptors.experiments.methods import METHODS
 from conceptors.experiments.results import overall
-from conceptors.experiments.runner import Piece, placed
+from conceptors.experiments.runner import Piece
 
 FILE = "study.db"
 
@@ -30,44 +29,38 @@ def tune(
     spaces: Sequence[str],
     trials: int,
     progress: Progress = quiet,
-    engine: Engine | None = None,
 ) -> dict[str, Any]:
     """Search the settings of one method; return the best as `{"value": accuracy, "params": {...}}`.
 
     The score is the accuracy on the validation samples of all tasks after the last one, averaged
-    over seeds; diverged seeds count as 0. The engine does the seeds of one trial. ValueError: the
-    request is impossible, or the folder has a search with other settings.
+    over seeds; diverged seeds count as 0. Several processes may search in one folder. ValueError:
+    the request is impossible, or the folder has a search with other settings.
     """
     if find_spec("optuna") is None:
         raise ImportError("tuning needs optuna: pip install 'conceptors[tune]'")
     if len(experiment.methods) != 1:
         raise ValueError(f"tune takes one method at a time, got {experiment.methods}")
-    (method,), engine = experiment.methods, engine or Local()
-    experiment = placed(experiment, engine)
+    experiment.check()
+    find_device(experiment.device)
+    (method,) = experiment.methods
     types = get_type_hints(METHODS[method].settings_type)
     ranges = dict(parse_range(text, types) for text in spaces)
     study = _open(experiment, folder)
-    ended = sum(trial.state.is_finished() for trial in study.trials)
-    for number in range(ended + 1, trials + 1):
+    while (ended := sum(trial.state.is_finished() for trial in study.trials)) < trials:
         trial = study.ask(ranges)
         settings = experiment.settings.get(method, {}) | trial.params
         tried = replace(experiment, settings={**experiment.settings, method: settings})
-        jobs = [partial(_score_seed, Piece(tried, method, seed)) for seed in tried.seeds]
-        outcomes = list(engine.work(jobs, quiet))
-        for outcome in outcomes:
-            if outcome.failure:
-                raise RuntimeError(f"a trial failed with {trial.params}:\n{outcome.failure}")
-        score = statistics.mean(float(outcome.value) for outcome in outcomes)
+        score = statistics.mean(_score(Piece(tried, method, seed)) for seed in tried.seeds)
         study.tell(trial, score)
         chosen = ", ".join(f"{name}={value}" for name, value in trial.params.items())
-        text = f"trial {number} of {trials}: {score:.2f} % on validation data, {chosen}"
-        progress(Event("trial", text))
+        text = f"trial {ended + 1} of {trials}: {score:.2f} % on validation data, {chosen}"
+        progress(Event(text))
     return {"value": study.best_value, "params": study.best_params}
 
 
-def _score_seed(piece: Piece, progress: Progress) -> float:
+def _score(piece: Piece) -> float:
     """Train one seed of a trial; return its accuracy on all tasks' validation samples."""
-    learner = piece.learner(progress)
+    learner = piece.learner(quiet)
     tasks = learner.scenario.tasks
     for number in range(len(tasks)):
         learner.learn(number)
@@ -96,7 +89,8 @@ def _open(experiment: Experiment, folder: Path) -> Any:
         raise ValueError(
             f"{folder / FILE} is damaged ({reason}); move it away, or choose another --out"
         ) from error
-    request = json.dumps({**experiment.identity(), "seeds": experiment.seeds}, sort_keys=True)
+    configs = [experiment.config(method) for method in experiment.methods]
+    request = json.dumps([experiment.preset, experiment.options, configs, experiment.seeds])
     if earlier not in (None, request):
         raise ValueError(f"{folder} has a search with other settings; choose another --out")
     study.set_user_attr("request", request)

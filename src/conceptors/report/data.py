@@ -37,14 +37,13 @@ def over_seeds(frame: pd.DataFrame, *keys: str) -> pd.DataFrame:
 def pairs(results: dict[str, Any], part: str = "accuracy") -> pd.DataFrame:
     """`method, seed, after, task, value`: accuracy on every task after every task, in percent.
 
-    A method that learned all tasks at once has values only after the last task. `part` may also
-    be "similarity", which has the same form.
+    `part` may also be "similarity", which has the same form.
     """
     rows = [
         (run["method"], run["seed"], after, task, value)
         for run in results["runs"]
         if run.get(part)
-        for after, row in enumerate(run[part], max(map(len, run[part])) - len(run[part]) + 1)
+        for after, row in enumerate(run[part], 1)
         for task, value in enumerate(row, 1)
     ]
     return pd.DataFrame(rows, columns=[*_RUN, "after", "task", "value"])

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from conceptors import Conceptor
+from conceptors._internal.checks import needs
 from conceptors.report.page import fill
 from conceptors.report.text import labels
 from conceptors.report.theme import DASHES, look
@@ -25,13 +26,8 @@ def digits() -> str:
     Raises:
         ImportError: scikit-learn is not installed.
     """
-    try:
+    with needs("sklearn", "the digits need scikit-learn, which is not installed"):
         from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise ImportError(
-            "the digits need scikit-learn, which is not installed: "
-            "pip install 'conceptors[sklearn]'"
-        ) from error
     pixels, classes = load_digits(return_X_y=True)
     return digits_page(torch.from_numpy(pixels), torch.from_numpy(classes))
 

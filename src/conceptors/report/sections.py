@@ -47,7 +47,7 @@ def forgetting(results: dict[str, Any]) -> Section:
         tasks = frame.task.unique()
         shown = frame[frame.task.isin(tasks[data.evenly(len(tasks), 10)])]
         curves = shown.assign(series=[f"task {task}" for task in shown.task])
-        if frame.x.nunique() > 1:  # else it learned everything at once
+        if frame.x.nunique() > 1:  # more than one task
             looks = task_looks(curves.series.nunique())
             panels.append(curve_panel(method, curves, looks, *titles, digits=1, domain=(0, 100)))
     return Section("forgetting", panels)

@@ -20,7 +20,7 @@ def test_the_results_are_those_of_one_process(tmp_path: Path) -> None:
     asked, events = wanted(["sgd", "ewc"], [0, 1]), list[Event]()
     results = quietly(asked, tmp_path / "many", engine=Local(2), progress=events.append)
     assert timeless(results) == timeless(quietly(asked, tmp_path / "one"))
-    assert len(events) == 8
+    assert len(events) == 8  # tasks
 
 
 def test_a_job_that_fails_raises_and_a_killed_process_is_reported(tmp_path: Path) -> None:

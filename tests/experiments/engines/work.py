@@ -72,7 +72,7 @@ def noting(folder: Path) -> Iterator[Notes]:
 def wanted(methods: list[str], seeds: list[int]) -> Experiment:
     """An experiment whose data goes along to other processes."""
     settings = {"*": {**FAST, "steps": 4, "check_every": 4}}
-    return Experiment("disjoint-mnist", methods, seeds, settings=settings, arrays=blobs())
+    return Experiment("disjoint-mnist", methods, seeds, settings=settings, data=blobs())
 
 
 def until(what: Callable[[], object], seconds: float = 60.0) -> None:

@@ -8,20 +8,12 @@ from conceptors.experiments.methods.base import Learner
 from conceptors.experiments.methods.bounds import Joint, Separate
 from conceptors.experiments.methods.cab import Cab, Shielded
 from conceptors.experiments.methods.codecl import CodeCl
-from conceptors.experiments.methods.discriminant import Klda, Ncm, Slda
 from conceptors.experiments.methods.ewc import Ewc
 from conceptors.experiments.methods.gpm import Gpm, Sgp
 from conceptors.experiments.methods.imm import Imm
+from conceptors.experiments.methods.linear import Acil, Klda, Ncm, Ranpac, Slda
 from conceptors.experiments.methods.owm import Owm
 from conceptors.experiments.methods.readout import ReadoutMethod
-from conceptors.experiments.methods.ridge import Acil, Ranpac
-from conceptors.experiments.methods.settings import (
-    OwnSettings,
-    Settings,
-    explain_settings,
-    parse_settings,
-    setting,
-)
 from conceptors.experiments.methods.trgp import Trgp
 from conceptors.experiments.methods.with_readout import CabReadout, ShieldReadout
 
@@ -29,8 +21,6 @@ _SHIELDED = (Cab, CabReadout, Shielded, ShieldReadout)
 _TRAINED = (Learner, Joint, Separate, *_SHIELDED, Ewc, Imm, Owm, Gpm, Sgp, Trgp, CodeCl)
 _CLOSED = (ReadoutMethod, Ncm, Slda, Klda, Ranpac, Acil)
 METHODS: dict[str, type[Learner]] = {method.name: method for method in (*_TRAINED, *_CLOSED)}
-__all__ = ["METHODS", "Learner", "OwnSettings", "Settings", "add", "explain_settings"]
-__all__ += ["import_methods", "parse_settings", "setting"]
 
 
 def add(method: type[Learner]) -> type[Learner]:

@@ -23,7 +23,7 @@ from conceptors.experiments.methods.training import (
     varied,
 )
 from conceptors.experiments.networks import MLP, AlexNet, build_network
-from conceptors.experiments.scenarios import Scenario, Split
+from conceptors.experiments.scenarios.base import Scenario, Split
 
 _AT_ONCE = 5000  # samples that are tested together
 _WITH_NORMS = 1000  # the same where norms use statistics of the batch
@@ -36,7 +36,7 @@ class Learner:
     Attributes:
         model: the network that learns.
         extras: values that a method adds to its run in the results.
-        diverged: the task in which training diverged, in words; None if it did not.
+        diverged: whether training of the last task diverged.
     """
 
     name: ClassVar[str] = "sgd"
@@ -50,7 +50,7 @@ class Learner:
         self.scenario, self.device, self.progress = scenario, device, progress
         self.settings: Any = settings
         self.extras: dict[str, Any] = {}
-        self.diverged: str | None = None
+        self.diverged = False
         self.model = self.network().to(device)
 
     # --- what methods change --------------------------------------------------------------
@@ -125,10 +125,9 @@ class Learner:
         """Learn a task; `diverged` is set if that failed."""
         with self.passes():
             self.start_task(number)
-            if self._train(number):
+            self.diverged = not self._train(number)
+            if not self.diverged:
                 self.end_task(number)
-            else:
-                self.diverged = f"task {number + 1} of {len(self.scenario.tasks)}"
 
     def _train(self, number: int) -> bool:
         """Do the steps of a task; return whether loss and weights remain usable numbers."""
@@ -170,9 +169,9 @@ class Learner:
                 mean.add()
             if done % s.check_every == 0 or done == total:
                 accuracy = self.accuracy(task.validation, number, s.validation)
-                text = f"step {done} of {total}, {accuracy:.1f} % on validation data"
-                count = len(self.scenario.tasks)
-                self.progress(Event("step", text, self.name, seed, number + 1, count))
+                at = f"{self.name}, seed {seed}, task {number + 1} of {len(self.scenario.tasks)}"
+                text = f"{at}: step {done} of {total}, {accuracy:.1f} % on validation data"
+                self.progress(Event(text, is_step=True))
                 if accuracy > threshold or not is_finite():
                     break
         if mean is not None:

@@ -1,5 +1,6 @@
 """What a method is compared with: joint training, and a network for each task."""
 
+import copy
 from typing import Any
 
 import torch
@@ -7,7 +8,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from conceptors.experiments.methods.base import Learner, only
-from conceptors.experiments.scenarios import Split, union
+from conceptors.experiments.scenarios.base import Split, union
 
 
 class Joint(Learner):
@@ -46,19 +47,15 @@ class Separate(Learner):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._initial = self._weights()
+        self._initial = copy.deepcopy(self.model.state_dict())
         self._learned: dict[int, dict[str, Tensor]] = {}  # by task
 
     def start_task(self, number: int) -> None:
-        for name, parameter in self.model.named_parameters():
-            parameter.data.copy_(self._initial[name])
+        self.model.load_state_dict(self._initial)
 
     def end_task(self, number: int) -> None:
-        self._learned[number] = self._weights()
+        self._learned[number] = copy.deepcopy(self.model.state_dict())
 
     def outputs(self, x: Tensor, number: int) -> Tensor:
         out: Tensor = functional_call(self.model, self._learned.get(number, {}), (x,))
         return out
-
-    def _weights(self) -> dict[str, Tensor]:
-        return {name: p.detach().clone() for name, p in self.model.named_parameters()}

@@ -5,14 +5,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from conceptors import PatchFeatures
 from conceptors._internal.precision import exactly
-from conceptors.experiments.methods.base import Learner, only
+from conceptors.experiments.methods.base import Learner
 from conceptors.experiments.methods.settings import OwnSettings, setting
-from conceptors.readout import Sums
 
 SEED = 15_485_863  # of the features of seed 0
 CALIBRATION = 10_000  # samples of the first task that features are calibrated on at most
@@ -35,7 +33,8 @@ class LiftSettings(ClosedSettings):
 class ClosedForm(Learner):
     """One pass over each task, without gradients; only sums over samples are stored.
 
-    `model` computes features. A subclass defines how to `add` samples, and the `scores` of classes.
+    `model` computes features. A subclass defines how to `add` samples, and the `outputs`: scores
+    of classes, -∞ for classes that were never seen.
     """
 
     settings_type = ClosedSettings
@@ -61,10 +60,6 @@ class ClosedForm(Learner):
         """Learn a part of a task: features `[n, width]` with labels `[n]`."""
         raise NotImplementedError
 
-    def scores(self, rows: Tensor) -> Tensor:
-        """Scores `[n, classes]` of features `[n, width]`, -∞ for classes that were never seen."""
-        raise NotImplementedError
-
     @exactly()
     def learn(self, number: int) -> None:
         split = self.scenario.tasks[number].train
@@ -79,34 +74,5 @@ class ClosedForm(Learner):
             self.add(self.model(x), y)
         self.end_task(number)
 
-    def outputs(self, x: Tensor, number: int) -> Tensor:
-        return self.scores(self.model(x))
-
     def passes(self) -> AbstractContextManager[None]:
         return exactly()
-
-
-class LinearScores(ClosedForm):
-    """Scores that are linear in features h, solved from their sums after each task."""
-
-    weights: Tensor  # [classes, d]
-    biases: Tensor | float = 0.0
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.sums = self.new_sums()
-
-    def new_sums(self) -> Sums:
-        width = getattr(self.settings, "lift", self.width)
-        return Sums(int(width), self.classes, self.device)
-
-    def lifted(self, rows: Tensor) -> Tensor:
-        """Features h `[n, d]` of rows `[n, width]`."""
-        return rows
-
-    def add(self, rows: Tensor, labels: Tensor) -> None:
-        self.sums.add(self.lifted(rows), labels)
-
-    def scores(self, rows: Tensor) -> Tensor:
-        scores = self.lifted(rows).double() @ self.weights.mT + self.biases
-        return only(scores, self.sums.squares > 0, -torch.inf)  # squares of labels are counts

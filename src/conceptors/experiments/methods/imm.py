@@ -14,13 +14,8 @@ from conceptors.experiments.methods.settings import Settings, setting
 @dataclass(frozen=True)
 class ImmSettings(Settings):
     mode: str = setting("mode", "tasks' weights count equally, or by Fisher", ("mean", "mode"))
-    share: float = setting(0.5, "weight of the last task; earlier tasks share the remainder")
+    share: float = setting(0.5, "weight of the last task; others share the remainder", below=1)
     l2: float = setting(0.0, "L2-transfer: pull towards the last task's weights")
-
-    def check(self) -> None:
-        super().check()
-        if not 0 < self.share <= 1:
-            raise ValueError(f"share must be in ]0, 1], got {self.share}")
 
 
 class Imm(Learner):

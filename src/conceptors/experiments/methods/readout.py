@@ -44,8 +44,8 @@ class ReadoutMethod(ClosedForm):
     def add(self, rows: Tensor, labels: Tensor) -> None:
         self.readout.learn(rows, labels)
 
-    def scores(self, rows: Tensor) -> Tensor:
-        return class_scores(self.readout, rows, self.classes)
+    def outputs(self, x: Tensor, number: int) -> Tensor:
+        return class_scores(self.readout, self.model(x), self.classes)
 
 
 def class_scores(readout: Readout, rows: Tensor, classes: int) -> Tensor:

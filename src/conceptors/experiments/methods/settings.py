@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, get_type_hints
 
 from conceptors._internal.checks import nearest
@@ -11,9 +11,12 @@ from conceptors.experiments.networks import ACTIVATIONS
 T = TypeVar("T")
 
 
-def setting(default: T, about: str, choices: Iterable[str] = ()) -> T:
+def setting(
+    default: T, about: str, choices: Iterable[str] = (), least: float = 0, below: float = math.inf
+) -> T:
     """A field of a settings class: its default, what it does, and its possible values."""
-    entry: T = field(default=default, metadata={"about": about, "choices": tuple(choices)})
+    facts = {"about": about, "choices": tuple(choices), "limits": (least, below)}
+    entry: T = field(default=default, metadata=facts)
     return entry
 
 
@@ -21,14 +24,17 @@ def setting(default: T, about: str, choices: Iterable[str] = ()) -> T:
 class OwnSettings:
     """Settings of a method that trains no network: only what a subclass adds."""
 
-    def check(self) -> None:
-        """Raise a ValueError for an impossible value."""
+    def __post_init__(self) -> None:
         for entry in fields(self):
             value, choices = getattr(self, entry.name), entry.metadata.get("choices")
+            low, high = entry.metadata.get("limits", (-math.inf, math.inf))
             if choices and value not in choices:
                 raise ValueError(f"{entry.name} must be one of {', '.join(choices)}, got {value!r}")
-            if isinstance(value, (int, float)) and not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{entry.name} must be a finite number >= 0, got {value}")
+            if isinstance(value, (int, float)) and not low <= value < high:
+                limit = f" and below {high:g}" if high < math.inf else ""
+                raise ValueError(
+                    f"{entry.name} must be a finite number >= {low:g}{limit}, got {value}"
+                )
 
 
 @dataclass(frozen=True)
@@ -44,36 +50,31 @@ class Settings(OwnSettings):
     local: float = setting(0.0, "images: window on these weights, with this sd in pixels")
     epochs: float = setting(10.0, "passes over a task's share of the data")
     steps: int = setting(0, "steps per task, instead of epochs; 0 to use epochs")
-    batch: int = setting(64, "samples per step")
+    batch: int = setting(64, "samples per step", least=1)
     rate: float = setting(0.1, "learning rate")
     later_rate: float = setting(0.0, "learning rate from the second task on; 0 for the same")
-    average: float = setting(0.0, "decay per step of a running mean of the weights; 0 for none")
+    average: float = setting(
+        0.0, "decay per step of a running mean of the weights; 0 for none", below=1
+    )
     gradient: str = setting("mean", "unit: length 1 for each neuron", ("mean", "sum", "unit"))
     stop_above: float = setting(0.0, "validation accuracy in percent that ends a task; 0 for none")
     stop_above_later: float = setting(0.0, "the same from the second task on; 0 for the same")
-    dropout: float = setting(0.0, "AlexNet's dropout; its first two layers use 0.4 of it")
+    dropout: float = setting(0.0, "AlexNet's dropout; its first two layers use 0.4 of it", below=1)
     mirror: bool = setting(False, "mirror colour images at random in training")
     shift: int = setting(0, "shift colour images at random by up to so many pixels in training")
-    check_every: int = setting(1000, "steps between checks on validation samples")
-    validation: int = setting(1000, "samples per check")
+    check_every: int = setting(1000, "steps between checks on validation samples", least=1)
+    validation: int = setting(1000, "samples per check", least=1)
 
-    @property
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.sizes()
+
     def sizes(self) -> list[int]:
         """Neurons of the hidden layers."""
-        try:
-            return [int(part) for part in str(self.hidden).split(",") if part]
-        except ValueError:
-            raise ValueError(f"hidden={self.hidden!r} is not like 800 or 100,100") from None
-
-    def check(self) -> None:
-        super().check()
-        values = {**asdict(self), "hidden": min(self.sizes, default=1)}
-        for name in ("hidden", "batch", "check_every", "validation"):
-            if values[name] < 1:
-                raise ValueError(f"{name} must be at least 1, got {values[name]}")
-        for name in ("dropout", "average"):
-            if values[name] >= 1:
-                raise ValueError(f"{name} must be below 1, got {values[name]:g}")
+        parts = [part.strip() for part in self.hidden.split(",") if part]
+        if not all(part.isdecimal() and int(part) > 0 for part in parts):
+            raise ValueError(f"hidden={self.hidden!r} is not like 800 or 100,100")
+        return [int(part) for part in parts]
 
 
 def parse_settings(kind: type[OwnSettings], values: dict[str, Any]) -> OwnSettings:
@@ -86,9 +87,7 @@ def parse_settings(kind: type[OwnSettings], values: dict[str, Any]) -> OwnSettin
     for name in values:
         if name not in types:
             raise ValueError(f"unknown setting {name!r}{nearest(name, types)}")
-    settings = kind(**{name: _parse(name, value, types[name]) for name, value in values.items()})
-    settings.check()
-    return settings
+    return kind(**{name: _parse(name, value, types[name]) for name, value in values.items()})
 
 
 def explain_settings(kind: type[OwnSettings]) -> list[str]:

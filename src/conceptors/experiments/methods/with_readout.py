@@ -16,10 +16,6 @@ from conceptors.experiments.methods.readout import class_scores
 from conceptors.experiments.methods.settings import setting
 from conceptors.readout import Lift, Scaling, SideBySide
 
-_BODY = (
-    "whether the layers before the last learn after the first task, under conceptors; "
-    "auto: fixed where tasks have different classes and share a head"
-)
 _PIXELS = 2000  # random features of inputs, where `lift` is 0
 _AT_ONCE = 1000  # samples whose features are computed together
 
@@ -28,7 +24,6 @@ _AT_ONCE = 1000  # samples whose features are computed together
 class ShieldReadoutSettings(cab.ShieldedSettings):
     lift: int = setting(2000, "random features of images, and of layers with fewer numbers")
     filters: int = setting(1600, "patches that colour images are compared with instead")
-    body: str = setting("auto", _BODY, ("shielded", "fixed", "auto"))
 
 
 class ShieldReadout(cab.Shielded):
@@ -36,7 +31,8 @@ class ShieldReadout(cab.Shielded):
 
     The readout reads the input and the inputs of all layers but the first, side by side, for all
     training samples. So it tells apart classes that no task trains together. Images that training
-    mirrors are read both ways. The shield protects all layers but the last, which are the body.
+    mirrors are read both ways. The shield protects all layers but the last, which are the body. The
+    body is fixed after the first task where tasks have different classes and share a head.
     """
 
     name = "shield-readout"
@@ -60,8 +56,7 @@ class ShieldReadout(cab.Shielded):
             inputs = RandomFeatures(pixels, count, "fourier", shape=0.25, image=image, seed=seed)
         lift = SideBySide(inputs, layers)
         self.readout = Readout(lift.in_features, lift).to(self.device)
-        is_told_apart = not scenario.heads and scenario.tasks[0].classes is not None
-        self.fixes_body = s.body == "fixed" or (s.body == "auto" and is_told_apart)
+        self.fixes_body = not scenario.heads and scenario.tasks[0].classes is not None
         self.is_training = False
 
     def trained_classes(self, number: int) -> Tensor | None:
@@ -107,10 +102,16 @@ class ShieldReadout(cab.Shielded):
 
 @dataclass(frozen=True)
 class CabReadoutSettings(ShieldReadoutSettings, cab.CabSettings):
-    body: str = setting("shielded", _BODY, ("shielded", "fixed", "auto"))
+    pass
 
 
 class CabReadout(ShieldReadout, cab.Cab):
+    """The body learns in every task."""
+
     name = "cab-readout"
     about = "cab for all layers but the last, and a Readout of images and layers"
     settings_type = CabReadoutSettings
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.fixes_body = False

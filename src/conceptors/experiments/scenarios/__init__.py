@@ -1,6 +1,1 @@
-"""Task sequences by name."""
-
-from conceptors.experiments.scenarios.base import Scenario, Split, Task, union
-from conceptors.experiments.scenarios.images import SCENARIOS, build
-
-__all__ = ["SCENARIOS", "Scenario", "Split", "Task", "build", "union"]
+"""Sequences of tasks: what they are (base), all of them by name (images), and their data."""

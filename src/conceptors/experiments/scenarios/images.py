@@ -1,8 +1,7 @@
 """All scenarios: MNIST and Fashion-MNIST in three forms, split CIFAR-100, and CLINC150."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,18 +9,15 @@ from torch.nn import functional
 
 from conceptors._internal.checks import nearest
 from conceptors.experiments.scenarios.base import Scenario, Split, Task
-from conceptors.experiments.scenarios.data.read import Arrays, load
-from conceptors.experiments.scenarios.data.sentences import Encoded, load_encoded
-
-VALIDATION = 5_000  # the first training images, as in the paper's own code
-Samples = tuple[Tensor, Tensor]  # inputs [n, ...] and labels [n]
+from conceptors.experiments.scenarios.data.read import Data, Samples, load
+from conceptors.experiments.scenarios.data.sentences import load_encoded
 
 
 @dataclass(frozen=True)
 class ScenarioKind:
     """A scenario that can be built by name: `make(data, seed, count)` returns its tasks."""
 
-    make: Callable[[Any, int, int], list[Task]]
+    make: Callable[[Data, int, int], list[Task]]
     data: str
     tasks: int
     about: str
@@ -36,15 +32,15 @@ def build(
     tasks: int | None = None,
     heads: bool | None = None,
     limit: int | None = None,
-    arrays: Any = None,
+    data: Data | None = None,
 ) -> Scenario:
     """Build a scenario for one seed.
 
     Args:
         tasks: how many tasks.
         heads: whether each task has its own head (by default on split-cifar100 only).
-        limit: use only so many samples of each set, for quick trials.
-        arrays: data to use instead of the scenario's own.
+        limit: use only so many training, validation and test samples, for quick trials.
+        data: samples to use instead of the scenario's own.
 
     Raises:
         ValueError: unknown name or impossible options.
@@ -55,10 +51,11 @@ def build(
     count = kind.tasks if tasks is None else tasks
     if count < 1:
         raise ValueError(f"tasks must be at least 1, got {count}")
-    data = arrays
-    if arrays is None:
+    if data is None:
         data = load_encoded(kind.data) if kind.data == "clinc150" else load(kind.data)
-    sequence = kind.make(data if limit is None else data.first(limit), seed, count)
+    if limit is not None:
+        data = data.first(limit)
+    sequence = kind.make(data, seed, count)
     for task in sequence:
         if not min(map(len, (task.train, task.validation, task.test))):
             raise ValueError(
@@ -75,110 +72,81 @@ def build(
 # --- tasks of different classes ----------------------------------------------------------
 
 
-def _disjoint(arrays: Arrays, seed: int, count: int) -> list[Task]:
-    flat = arrays._replace(train_x=arrays.train_x.flatten(1), test_x=arrays.test_x.flatten(1))
-    return _classes_of_images(flat, 10, count, "digits")
+def _disjoint(data: Data, seed: int, count: int) -> list[Task]:
+    return _by_class(data.parts, 10, count, "digits")
 
 
-def _split_cifar(arrays: Arrays, seed: int, count: int) -> list[Task]:
+def _split_cifar(data: Data, seed: int, count: int) -> list[Task]:
     mean = torch.tensor([0.5071, 0.4865, 0.4409])[:, None, None]
     std = torch.tensor([0.2673, 0.2564, 0.2762])[:, None, None]
-    train_x, test_x = ((x / 255 - mean) / std for x in (arrays.train_x, arrays.test_x))
-    scaled = arrays._replace(train_x=train_x, test_x=test_x)
-    return _classes_of_images(scaled, 100, count, "classes")
+    return _by_class([((x / 255 - mean) / std, y) for x, y in data.parts], 100, count, "classes")
 
 
-def _domains(data: Encoded, seed: int, count: int) -> list[Task]:
+def _domains(data: Data, seed: int, count: int) -> list[Task]:
     """Intents are numbered domain by domain."""
-    classes, is_by_domain = int(data.train[1].max()) + 1, count == len(data.groups)
-    names = data.groups if is_by_domain else [f"intents {k + 1}" for k in range(count)]
-    return _by_class([(x.flatten(1), y) for x, y in data.parts], classes, names)
+    tasks = _by_class(data.parts, int(data.parts[0][1].max()) + 1, count, "intents")
+    names = data.groups if count == len(data.groups) else [task.name for task in tasks]
+    return [replace(task, name=name) for task, name in zip(tasks, names)]
 
 
-def _classes_of_images(arrays: Arrays, classes: int, count: int, word: str) -> list[Task]:
+def _by_class(parts: list[Samples], classes: int, count: int, word: str) -> list[Task]:
     """Tasks of equally many classes, which `word` names."""
-    size, y = classes // count, arrays.train_y.long()
-    is_validation = torch.arange(len(y)) < _validation_count(arrays)
-    names = []
-    for k in range(count):
-        numbers = ", ".join(map(str, range(k * size, (k + 1) * size)))
-        names.append(f"{word} {numbers if size <= 5 else k + 1}")
-        # with few images, too, a task gets two: norms need more than one
-        members = (y // max(1, size) == k).nonzero()[:, 0]
-        if int(is_validation[members].sum()) < 2:
-            is_validation[members[: max(1, min(2, len(members) // 2))]] = True
-    train, validation = ((arrays.train_x[i], y[i]) for i in (~is_validation, is_validation))
-    parts = [train, validation, (arrays.test_x, arrays.test_y.long())]
-    return _by_class(parts, classes, names)
-
-
-def _by_class(parts: Sequence[Samples], classes: int, names: Sequence[str]) -> list[Task]:
-    """Split training, validation and test samples into one task per name."""
-    if classes % len(names):
+    size = classes // count
+    if size * count != classes:
         raise ValueError(
-            f"{classes} classes cannot be shared evenly by {len(names)} tasks; use a divisor of "
+            f"{classes} classes cannot be shared evenly by {count} tasks; use a divisor of "
             f"{classes}"
         )
-    tasks, task_of = [], torch.arange(classes) // (classes // len(names))
-    for k, name in enumerate(names):
-        train, validation, test = (Split(x[task_of[y] == k], y[task_of[y] == k]) for x, y in parts)
-        tasks.append(Task(name, train, validation, test, task_of == k))
+    tasks = []
+    for k in range(count):
+        numbers = ", ".join(map(str, range(k * size, (k + 1) * size)))
+        is_member = torch.arange(classes) // size == k
+        own = [(x[is_member[y]], y[is_member[y]]) for x, y in parts]
+        tasks.append(_task(f"{word} {numbers if size <= 5 else k + 1}", own, classes=is_member))
     return tasks
+
+
+def _task(
+    name: str, parts: Iterable[Samples], classes: Tensor | None = None, order: Tensor | None = None
+) -> Task:
+    train, validation, test = (Split(x, y, order) for x, y in parts)
+    return Task(name, train, validation, test, classes)
 
 
 # --- tasks with all classes --------------------------------------------------------------
 
 
-def permutation(seed: int, task: int) -> Tensor:
-    """Where the pixels of a task come from `[784]`; task 0 is unpermuted, as in the paper."""
-    if not task:
-        return torch.arange(784)
-    generator = torch.Generator().manual_seed(1_000_003 * (101 + task) + seed)
-    return torch.randperm(784, generator=generator)
-
-
-def _permuted(arrays: Arrays, seed: int, count: int) -> list[Task]:
-    """Tasks share the tensors, and differ in the order of pixels alone."""
-    plain = _all_classes("original", arrays)
-    tasks = []
-    for k in range(count):
-        order, parts = permutation(seed, k), (plain.train, plain.validation, plain.test)
-        train, validation, test = (replace(part, order=order) for part in parts)
-        tasks.append(Task(f"permutation {k}" if k else plain.name, train, validation, test))
+def _permuted(data: Data, seed: int, count: int) -> list[Task]:
+    """Tasks share the tensors, and differ in the order of pixels alone, but for the first task."""
+    tasks = [_task("original", data.parts)]
+    for k in range(1, count):
+        generator = torch.Generator().manual_seed(1_000_003 * (101 + k) + seed)
+        order = torch.randperm(784, generator=generator)
+        tasks.append(_task(f"permutation {k}", data.parts, order=order))
     return tasks
 
 
-def _rotated(arrays: Arrays, seed: int, count: int) -> list[Task]:
+def _rotated(data: Data, seed: int, count: int) -> list[Task]:
     """Tasks turn the images by 0° to 180°, evenly spaced."""
     angles = [180.0 * k / max(1, count - 1) for k in range(count)]
-    return [_all_classes(f"turned {angle:.0f}°", arrays, angle) for angle in angles]
-
-
-def _all_classes(name: str, arrays: Arrays, angle: float = 0.0) -> Task:
-    """A task of all images, turned by an angle."""
-    count = _validation_count(arrays)
-    x, test_x = (_turned(x, angle).flatten(1) for x in (arrays.train_x, arrays.test_x))
-    y, test_y = arrays.train_y.long(), arrays.test_y.long()
-    validation = Split(x[:count], y[:count])
-    return Task(name, Split(x[count:], y[count:]), validation, Split(test_x, test_y))
-
-
-def _validation_count(arrays: Arrays) -> int:
-    return min(VALIDATION, len(arrays.train_x) // 10)
+    return [
+        _task(f"turned {angle:.0f}°", [(_turned(x, angle), y) for x, y in data.parts])
+        for angle in angles
+    ]
 
 
 def _turned(images: Tensor, angle: float) -> Tensor:
-    """Images `[n, 28, 28]` of bytes turned about their centre, bilinear."""
+    """Images `[n, 784]` of bytes turned about their centre, bilinear."""
     if angle == 0:
         return images
     turn = torch.tensor(angle).deg2rad()
     matrix = torch.tensor([[turn.cos(), -turn.sin(), 0.0], [turn.sin(), turn.cos(), 0.0]])
     parts = []
-    for part in images.split(10_000):
-        size = [len(part), 1, *part.shape[1:]]
-        grid = functional.affine_grid(matrix.expand(len(part), 2, 3), size, align_corners=False)
-        turned = functional.grid_sample(part[:, None].float(), grid, align_corners=False)
-        parts.append(turned[:, 0].round().to(torch.uint8))
+    for part in images.view(-1, 1, 28, 28).split(10_000):
+        matrices = matrix.expand(len(part), 2, 3)
+        grid = functional.affine_grid(matrices, list(part.shape), align_corners=False)
+        turned = functional.grid_sample(part.float(), grid, align_corners=False)
+        parts.append(turned.flatten(1).round().to(torch.uint8))
     return torch.cat(parts)
 
 

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from conceptors._internal.checks import nearest
+from conceptors._internal.checks import nearest, needs
 
 RETRIES = 1  # of a download, before the next mirror
 LARGEST = 200 << 20  # bytes: a server may send without end, a packed file unpack to any size
@@ -169,10 +169,8 @@ class _Limited(io.FileIO):
 
 
 def _from_server(mirror: str, facts: DataFile, folder: Path) -> Path:
-    try:
+    with needs("data", "downloads need pooch"):
         import pooch
-    except ImportError:
-        raise ImportError("downloads need pooch: pip install 'conceptors[data]'") from None
 
     def download(url: str, path: str, manager: Any) -> None:
         with _Limited(path, "w") as target:

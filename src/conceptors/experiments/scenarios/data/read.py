@@ -1,7 +1,7 @@
 """Data sets as tensors."""
 
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,39 +9,42 @@ from torch.nn import functional
 
 from conceptors.experiments.scenarios.data.files import fetch
 
-
-class Arrays(NamedTuple):
-    """Images `[n, ...]` as bytes, and their labels `[n]`."""
-
-    train_x: Tensor
-    train_y: Tensor
-    test_x: Tensor
-    test_y: Tensor
-
-    def first(self, count: int) -> "Arrays":
-        """`count` images of each set, and a tenth more for validation."""
-        train, test = first_of(self.train_y, count + count // 10), first_of(self.test_y, count)
-        return Arrays(*(x[train] for x in self[:2]), *(x[test] for x in self[2:]))
+VALIDATION = 5_000  # the first training images, as in the paper's own code
+Samples = tuple[Tensor, Tensor]  # inputs [n, ...], images as bytes, and labels [n]
 
 
-def first_of(labels: Tensor, count: int) -> slice | Tensor:
-    """Places of the first `count` samples; if they miss a class, of the first of each class."""
-    if len(labels[:count].unique()) == len(labels.unique()):
-        return slice(count)
-    of_class = functional.one_hot(labels.long()).cumsum(0)  # how many of each class so far
-    return of_class.gather(1, labels.long()[:, None])[:, 0].argsort(stable=True)[:count].sort()[0]
+@dataclass(frozen=True)
+class Data:
+    """Training, validation and test samples of a data set."""
+
+    parts: list[Samples]
+    groups: tuple[str, ...] = ()  # names of groups of equally many consecutive classes
+
+    def first(self, count: int) -> "Data":
+        """`count` samples of each part: the first of every class, then the second, and so on."""
+        parts = []
+        for x, y in self.parts:
+            place_in_class = functional.one_hot(y).cumsum(0).gather(1, y[:, None])[:, 0]
+            chosen = place_in_class.argsort(stable=True)[:count]
+            parts.append((x[chosen], y[chosen]))
+        return Data(parts, self.groups)
 
 
 @lru_cache(maxsize=1)  # every seed of a run needs it
-def load(name: str) -> Arrays:
+def load(name: str) -> Data:
     """Load a data set of images; download it if it is not on this machine."""
     contents = fetch(name)
     if name == "cifar100":
-        return Arrays(*_cifar(contents["train.bin"]), *_cifar(contents["test.bin"]))
-    kinds = ("images-idx3-ubyte", "labels-idx1-ubyte")
-    return Arrays(
-        *(_idx(contents[f"{part}-{kind}"]) for part in ("train", "t10k") for kind in kinds)
-    )
+        (x, y), test = (_cifar(contents[file]) for file in ("train.bin", "test.bin"))
+    else:
+        (x, y), test = (
+            (
+                _idx(contents[f"{part}-images-idx3-ubyte"]).flatten(1),
+                _idx(contents[f"{part}-labels-idx1-ubyte"]).long(),
+            )
+            for part in ("train", "t10k")
+        )
+    return Data([(x[VALIDATION:], y[VALIDATION:]), (x[:VALIDATION], y[:VALIDATION]), test])
 
 
 def _idx(data: bytearray) -> Tensor:
@@ -53,7 +56,7 @@ def _idx(data: bytearray) -> Tensor:
     return torch.frombuffer(data, dtype=torch.uint8, offset=4 + 4 * dims).reshape(shape)
 
 
-def _cifar(data: bytearray) -> tuple[Tensor, Tensor]:
+def _cifar(data: bytearray) -> Samples:
     """Records of coarse label, fine label and 3 x 32 x 32 pixels."""
     records = torch.frombuffer(data, dtype=torch.uint8).reshape(-1, 3074)
-    return records[:, 2:].reshape(-1, 3, 32, 32).contiguous(), records[:, 1].contiguous()
+    return records[:, 2:].reshape(-1, 3, 32, 32).contiguous(), records[:, 1].long()

@@ -19,11 +19,10 @@ from conceptors._internal import storage
 from conceptors._internal.batches import with_progress
 from conceptors._internal.precision import exactly
 from conceptors.experiments.scenarios.data.files import DataUnavailableError, cache_folder, fetch
-from conceptors.experiments.scenarios.data.read import first_of
+from conceptors.experiments.scenarios.data.read import Data
 
 LENGTH = 32  # tokens of a sentence at most
 PARTS = ("train", "val", "test")
-Samples = tuple[Tensor, Tensor]  # features [n, layers, d] and labels [n]
 
 
 class Sentences(NamedTuple):
@@ -32,24 +31,6 @@ class Sentences(NamedTuple):
     parts: dict[str, tuple[list[str], list[int]]]  # train, val, test -> texts, labels
     domains: dict[str, list[int]]  # name -> labels
     intents: list[str]  # names of the labels
-
-
-class Encoded(NamedTuple):
-    """A data set as features, with separate validation samples."""
-
-    train: Samples
-    validation: Samples
-    test: Samples
-    groups: tuple[str, ...]  # names of groups of equally many consecutive classes
-
-    @property
-    def parts(self) -> tuple[Samples, ...]:
-        return self[:3]
-
-    def first(self, count: int) -> "Encoded":
-        """`count` samples of each set."""
-        chosen = [(x[first_of(y, count)], y[first_of(y, count)]) for x, y in self.parts]
-        return Encoded(chosen[0], chosen[1], chosen[2], self.groups)
 
 
 def sentences() -> Sentences:
@@ -66,8 +47,8 @@ def sentences() -> Sentences:
     return Sentences(parts, domains, intents)
 
 
-def load_encoded(name: str) -> Encoded:
-    """CLINC150 as features `[n, 7, 384]`: the mean over tokens of each hidden layer of MiniLM."""
+def load_encoded(name: str) -> Data:
+    """CLINC150 as features `[n, 7 · 384]`: means over tokens of all hidden layers of MiniLM."""
     data, key = sentences(), hashlib.sha256()  # another encoder has other features
     for file in sorted(encoder_folder().iterdir()):
         key.update(file.read_bytes() if file.suffix in (".safetensors", ".bin", ".json") else b"")
@@ -83,8 +64,8 @@ def load_encoded(name: str) -> Encoded:
         y = torch.tensor(data.parts[part][1])
         # The file is sorted by intent; shuffled, its first samples cover all of them.
         order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
-        samples.append((features[part][order], y[order]))
-    return Encoded(samples[0], samples[1], samples[2], tuple(data.domains))
+        samples.append((features[part][order].flatten(1), y[order]))
+    return Data(samples, tuple(data.domains))
 
 
 # --- the encoder -------------------------------------------------------------------------
