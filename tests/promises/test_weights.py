@@ -70,6 +70,17 @@ def test_an_earlier_state_of_the_same_task_is_fine(options: dict[str, Any]) -> N
     assert shield.n_tasks == 2
 
 
+def test_weights_that_were_exchanged_after_a_step_are_reported() -> None:
+    """As where moving averages take their place."""
+    model = network()
+    shield = Shield(model).remember(data(1))
+    optimizer = shield.guard(AdamW(model.parameters(), lr=1e-3))
+    train(model, optimizer, 3)
+    model[0].weight.data = torch.randn(64, 12).double()
+    with pytest.warns(UnprotectedWarning, match=r"moved in protected directions.*: 0 \(by \d+%\)"):
+        shield.remember(data(3))
+
+
 def test_a_head_that_grew_is_no_replacement() -> None:
     model = network()
     shield = shielded(model)

@@ -196,7 +196,9 @@ def test_decompositions_that_fail_in_float32(fails: str, monkeypatch: pytest.Mon
     train(model, optimizer, x.flip(1), 1)
 
 
-@pytest.mark.parametrize(("optimizer_type", "factor"), [(torch.optim.AdamW, 2), (SGD, 1)])
+@pytest.mark.parametrize(
+    ("optimizer_type", "factor"), [(torch.optim.AdamW, 2), (SGD, 1), (torch.optim.ASGD, 1)]
+)
 def test_steps_of_adaptive_optimizers_are_doubled(
     optimizer_type: Any, factor: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

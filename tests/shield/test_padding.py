@@ -106,7 +106,14 @@ def test_other_masks_do_not_change_what_counts(kind: str) -> None:
     assert found["mix.self_attn.out"].sums.weight == batch["input_ids"].numel()
 
 
-def test_the_mask_of_a_call_counts_where_the_batch_has_none() -> None:
+def test_each_call_of_a_feed_has_its_own_mask() -> None:
+    """As for pairs of texts, of which one is padded."""
     batch = padded()
-    found = moments(encoder(), [batch["input_ids"]], feed=lambda model, _: model(**batch))
-    assert found["words"].sums.weight == batch["attention_mask"].sum()
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+
+    def feed(model: nn.Module, _: Any) -> None:
+        for each in (mask, torch.ones_like(mask)):
+            model(input_ids=ids, attention_mask=each)
+
+    found = moments(encoder(), [ids], feed=feed)
+    assert found["words"].sums.weight == mask.sum() + mask.numel()

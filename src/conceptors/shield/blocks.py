@@ -187,7 +187,7 @@ def survey(
 
 
 def scan(model: nn.Module, exclude: Iterable[str], freeze: Iterable[str]) -> Scan:
-    """Find all blocks of a model, and the trainable parameters that belong to no spec."""
+    """Find all blocks of a model, and the trainable parameters that belong to no block."""
     names = {id(p): name for name, p in model.named_parameters()}
     skipped, fixed = list(exclude), list(freeze)
     result, covered, obstacles = Scan(), set[int](), dict[int, str]()
@@ -230,7 +230,7 @@ def scan(model: nn.Module, exclude: Iterable[str], freeze: Iterable[str]) -> Sca
 def _add_bare(
     result: Scan, model: nn.Module, name: str, parameter: nn.Parameter, why: str | None
 ) -> None:
-    """Add a parameter that belongs to no layer's matrix: as its own spec, or as unsupported."""
+    """Add a parameter that belongs to no layer's matrix: as its own block, or as unsupported."""
     owner, _, attribute = name.rpartition(".")
     layer = model.get_submodule(owner)
     if isinstance(layer, torch.jit.ScriptModule):
@@ -248,7 +248,7 @@ def _add_bare(
 
 
 def _obstacle(spec: Block, weight: nn.Parameter | None, bias: nn.Parameter | None) -> str | None:
-    """Return why parameters cannot be viewed as a spec; None if they can."""
+    """Return why parameters cannot be viewed as a block; None if they can."""
     for parameter, view in ((weight, spec.view), (bias, spec.bias_view)):
         if parameter is None:
             continue

@@ -142,6 +142,7 @@ class Pass:
         owners = {source.layer for block in uncalled for source in block.sources}
         self._layers = {model, *self._sources, *owners}
         self._within = ExitStack()  # the present call of the model in training
+        self._batch_mask: Tensor | None = None
         self._first: dict[nn.Module, int] = {}  # the first batch that reached a layer
         self._reached: set[tuple[nn.Module, str]] = set()  # layers and their blocks with rows
         self._noted: list[tuple[str, int, Tensor]] = []
@@ -191,7 +192,8 @@ class Pass:
     @contextmanager
     def watching(self, batch: Any) -> Iterator[None]:
         """Observe a call of the model on a batch, whose `attention_mask` is 0 for padding."""
-        self._draws.renew(mask_of(self.model, batch))
+        self._batch_mask = mask_of(self.model, batch)
+        self._draws.renew(self._batch_mask)
         with self._only_reads.watching(), self._uses:
             yield
         self._uses.restart()
@@ -205,8 +207,9 @@ class Pass:
         if self._trains:
             self._within.close()  # a call that failed before its end
             self._within.enter_context(self.watching(kwargs))
-        elif mask_of(self.model, kwargs) is not None:  # that a `feed` passes
-            self._draws.renew(mask_of(self.model, kwargs))
+        else:  # a `feed` may call the model several times, with masks of its own
+            has_mask = "attention_mask" in kwargs
+            self._draws.renew(mask_of(self.model, kwargs) if has_mask else self._batch_mask)
 
     def _end_call(self, *_: Any) -> None:
         self._within.close()
@@ -301,9 +304,8 @@ class Pass:
                     f"{self._description(layer)} gave no rows of its block {part!r}, which would "
                     f"not be protected{self.effect}. Yield them in the rule's `rows`"
                 )
-        hidden = {
-            n for n, block in self._bare.items() if is_sharded(block.parameters[0].data)
-        }  # FSDP
+        # FSDP hides the uses of bare parameters
+        hidden = {n for n, b in self._bare.items() if is_sharded(b.parameters[0].data)}
         for name in self._uses.bare_used | hidden:
             self._moments[name].add_moments(torch.ones(1, 1, 1), 1.0)
         for sums in self._moments.values():

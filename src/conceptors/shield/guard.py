@@ -15,8 +15,8 @@ alone. Momentum is unchanged when a task ends, because steps are projected anywa
 of LBFGS is cleared, because it belongs to another free space.
 
 The projection shortens steps. Where a pull corrects the drift, steps of adaptive optimizers are
-therefore doubled. Longer steps of SGD can diverge, and norms and LoRA's factors need none. Without
-task boundaries there is no beginning of a task to hasten.
+therefore doubled, their weight decay too. Longer steps of SGD can diverge, and norms and LoRA's
+factors need none. Without task boundaries there is no beginning of a task to hasten.
 """
 
 from __future__ import annotations
@@ -30,7 +30,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import LBFGS, SGD, Optimizer
+from torch.optim import (
+    LBFGS,
+    SGD,
+    Adagrad,
+    Adam,
+    Adamax,
+    AdamW,
+    NAdam,
+    Optimizer,
+    RAdam,
+    RMSprop,
+)
 
 from conceptors._internal.distributed import whole
 from conceptors._internal.precision import exactly, full
@@ -40,7 +51,8 @@ from conceptors.shield.gpu import Recorded, units_of
 from conceptors.shield.guarded import GuardedBlock
 from conceptors.shield.projection import Claim, FreeSpace, free_space
 
-_STRETCH = 2.0  # the factor of projected steps of Adam and other adaptive optimizers
+_STRETCH = 2.0  # the factor of projected steps of adaptive optimizers
+_ADAPTIVE = (Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, RMSprop)
 _STEADY = 0.5  # the share of the distance that a plain step may pull weights back
 _INTERVAL = 1024  # the most steps between measurements, which double until then
 _DECAY = 0.5  # weight of earlier measurements
@@ -140,7 +152,9 @@ def make_plan(
                 )
     previous = {(b.name, *map(id, b.parameters)): b.previous for b in copies}
     for guarded in plan.blocks:
-        guarded.previous = previous.get((guarded.name, *map(id, guarded.parameters)))
+        weights = previous.get((guarded.name, *map(id, guarded.parameters)))
+        if weights and weights[0].device == guarded.device and weights[0].dtype == guarded.dtype:
+            guarded.previous = weights
     plan.units, plan.scales = units_of(plan.blocks), list(scales.values())
     plan.weights = [b.parameters[0] for b in plan.blocks if b.parameters[0].ndim > 1]
     if protected.claims:
@@ -174,6 +188,7 @@ def _guarded(
     plain = type(optimizer) is SGD and not groups[0]["weight_decay"] and not groups[0]["momentum"]
     exact = all(p.dtype in (torch.float32, torch.float64) for p in parameters)
     once = searches or (plain and whole and exact)
+    is_stretched = block.name in protected.stretched and not crossed  # both blocks would stretch
     anchors: list[Tensor] = []
     if free.stiffness is not None and all(id(p) in protected.anchors for p in parameters):
         anchors = [protected.anchors[id(p)].to(p.device, p.dtype) for p in parameters]
@@ -183,7 +198,7 @@ def _guarded(
         free,
         scale,
         once=once,
-        stretch=_STRETCH if block.name in protected.stretched and not (is_sgd or searches) else 1.0,
+        stretch=_STRETCH if is_stretched and isinstance(optimizer, _ADAPTIVE) else 1.0,
         corrects=free.hard or not whole if searches else not once,
         crossed=crossed,
         anchors=anchors,
@@ -323,7 +338,10 @@ class Guard:
         is_hard = all(block.hard for block in plan.blocks)
         for unit in plan.units if is_hard else ():  # whose decay is projected
             unit.copy_weights()
-        for parameter, anchor, group in plan.decaying:  # W ← W - η 2 λ (W - W_previous)
+        skips = plan.decaying and getattr(optimizer, "found_inf", None)  # a gradient scaler's wish
+        for parameter, anchor, group in (
+            () if skips else plan.decaying
+        ):  # W ← W - η 2 λ (W - W_previous)
             share = 2 * self._guards.protected.increment_decay * group.get("lr", 1.0)
             share = share.to(anchor) if isinstance(share, Tensor) else share
             parameter.data.lerp_(anchor, share)
@@ -344,7 +362,8 @@ class Guard:
         early, self._early, plan = self._early, [], self.plan
         if is_due:
             self._guards.note_trained(self.parameters())
-        is_early = bool(early) and all(a is b for (a, _), (b, _) in zip(early, self._gradients()))
+        now = [gradient for gradient, _ in self._gradients()] if early else []
+        is_early = len(now) == len(early) > 0 and all(a is b for (a, _), b in zip(early, now))
         # other code may have changed them since, and hard ones may be projected any number of times
         if is_early and not all(block.hard for block in plan.blocks):
             return
@@ -357,8 +376,7 @@ class Guard:
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self.in_step:
-            if self.plan.key != (self._guards.version, _key(optimizer)):
-                self.prepare()  # SAM replaces weights by copies
+            self.prepare()  # SAM replaces weights by copies
             self._finish()
 
     @exactly()
@@ -552,7 +570,7 @@ def _key(optimizer: Optimizer) -> object:
             bool(group.get("weight_decay", 0)),
             bool(group.get("momentum", 0)),
             _rate(group) if is_sgd and not getattr(group["lr"], "is_cuda", False) else 0,
-            [getattr(p, "_local_tensor", p).data_ptr() for p in group["params"]],
+            [(getattr(p, "_local_tensor", p).data_ptr(), p.stride()) for p in group["params"]],
             [p.requires_grad for p in group["params"]],
         )
         for group in optimizer.param_groups

@@ -52,7 +52,7 @@ class GuardedBlock:
         self.name, self.block, self.parameters = block.name, block, parameters
         self.once, self.corrects, self.crossed, self.scale = once, corrects, crossed, scale
         self.stretch, self.hard = stretch, free.hard
-        self.device, dtype = parameters[0].device, parameters[0].dtype
+        self.device, self.dtype = parameters[0].device, full(parameters[0].data).dtype
         self.is_sharded = any(is_sharded(p.data) for p in parameters)
         self.is_gathered = self.is_sharded and not block.spec.rows_first
         self._views = [block.view_of(p) for p in parameters]
@@ -61,11 +61,12 @@ class GuardedBlock:
         self.rough = corrects and size > _LARGE and (is_soft or free.stiffness is not None)
         self.precision = partial(tensor_cores, cpu=True) if self.rough else nullcontext
         dense = not (corrects or self.is_sharded)
-        self.projection = make_projection(free, once, dense, dtype)
+        self.projection = make_projection(free, once, dense, self.dtype)
         self.origin: Tensor | None = None
         self.drift: Tensor | None = None
         self.previous: list[Tensor] | None = None
-        self._gather()
+        if not self.is_gathered:
+            self._view_weights()
         if self.projection.pulls and anchors:
             before = [block.plain(anchor) for anchor in anchors]
             self.origin = self.projection.coordinates(self.views(before)).clone()
@@ -93,7 +94,10 @@ class GuardedBlock:
 
     def round(self) -> None:
         """Forget what was rounded in the last step."""
-        for previous, now in zip(self.previous or (), self.weights):
+        if self.previous is None:
+            return
+        self._view_weights()
+        for previous, now in zip(self.previous, self._weights):
             if previous.dtype != now.dtype:
                 previous.copy_(now)
 
@@ -147,10 +151,11 @@ class GuardedBlock:
     def weights(self) -> list[Tensor]:
         """The parameters as views `[g, out, ...]`, of copies where they are gathered."""
         if self.is_gathered:
-            self._gather()
+            self._view_weights()
         return self._weights
 
-    def _gather(self) -> None:
+    def _view_weights(self) -> None:
+        """View the weights, which other code may have moved in memory, or gather them."""
         self._plain = [self.block.plain(p.data) for p in self.parameters]
         self._weights = self.views(self._plain)
 
@@ -217,7 +222,8 @@ class GuardedBlock:
         """Compute <D, D A> and <W, W A> `[2]` for the change D of W since the last step."""
         if not self.corrects or self.previous is None or self.crossed:
             return None
-        added = [now - before for now, before in zip(self.weights, self.previous)]
+        self._view_weights()
+        added = [now - before for now, before in zip(self._weights, self.previous)]
         if not any(map(torch.any, added)):  # nearly always, and costs no product
             return torch.zeros(2)
         return torch.stack([self._energies(added)[0], self._energies(self.previous)[0]])

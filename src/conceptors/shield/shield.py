@@ -596,7 +596,7 @@ class Shield:
         self._remembered, self._anchors = remembered, anchors
         try:
             self._guards.renew()
-            self.quota()  # while matrices are still on the GPU
+            self.quota()  # decomposes matrices while they are still on the GPU
             # the guards have computed what they need, so large matrices may leave the GPU
             remembered.claimed = remembered.claimed.stowed()
             health.follow_tasks(self.model, self.n_tasks, self.batchnorm == "freeze")
@@ -610,7 +610,8 @@ class Shield:
         self._health.accept(self._scan.blocks, self.conceptors(), self.model)
         self._guards.stepped.clear()
         self._guards.trained.clear()
-        self._health.fill({name: self.quota()[name] for name in self._large()})
+        quota = self.quota()
+        self._health.fill({name: quota[name] for name in self._large()})
 
     def _look(self, replaced: Iterable[str] = (), before_step: bool = False) -> None:
         """Warn about weights and buffers that something else than guarded steps has changed."""
