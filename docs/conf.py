@@ -57,7 +57,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"(bool|bytes|float|int|str|object|None|dict|list|tuple|type)"),
     ("py:exc", r"\w*Error"),
     ("py:class", r"conceptors\.(algebra\.forms|shield\.health)\.\w+"),
-    ("py:class", r"conceptors\.experiments\.methods\.settings\.T"),
+    ("py:class", r"conceptors\.experiments\.(methods\.settings\.T|scenarios\.data\.read\.Data)"),
 ]
 
 
