@@ -211,7 +211,7 @@ def test_attributes_cannot_be_set_or_deleted() -> None:
     with pytest.raises(AttributeError, match="cannot delete field 'form'"):
         del C.form
     with pytest.raises(TypeError, match="from_states"):
-        Conceptor(torch.eye(3))  # type: ignore[arg-type]
+        Conceptor(torch.eye(3))
 
 
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda C: pickle.loads(pickle.dumps(C))])

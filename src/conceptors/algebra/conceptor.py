@@ -22,7 +22,7 @@ Device = torch.device | str | None
 _FORMAT, _VERSION = "conceptors.Conceptor", "1"  # of files
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False, init=False)
 class Conceptor:
     """A soft projection onto the directions that data occupies.
 
@@ -50,12 +50,13 @@ class Conceptor:
 
     form: Form
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.form, Form):
+    def __init__(self, form: Any = None, *_: Any, **__: Any) -> None:
+        if not isinstance(form, Form):
             raise TypeError(
                 "Conceptor(...) is not supported; use Conceptor.from_states(X, aperture=...), "
                 ".from_correlation, .from_matrix, .from_spectrum, .zero or .identity"
             )
+        object.__setattr__(self, "form", form)
 
     # --- creation -------------------------------------------------------------------------
 
