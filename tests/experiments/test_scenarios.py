@@ -92,3 +92,11 @@ def test_few_images_are_enough_for_many_tasks(tasks: int) -> None:
     scenario = build("split-cifar100", 1, data=Data([sorted_by_class] * 3), tasks=tasks, limit=200)
     for split in ("train", "validation", "test"):
         assert [len(getattr(task, split)) for task in scenario.tasks] == [200 // tasks] * tasks
+
+
+def test_a_limit_takes_the_first_samples_of_a_training_set() -> None:
+    """And a tenth more for validation, so that results stay repeatable."""
+    x, y = torch.arange(100), torch.arange(100) % 2
+    data = Data([(x[30:], y[30:]), (x[:30], y[:30]), (x, y)], is_cut=True).first(40)
+    assert [part.tolist() for part, _ in data.parts] == [[*range(4, 44)], [*range(4)], [*range(40)]]
+    assert torch.equal(data.parts[0][1], y[4:44])

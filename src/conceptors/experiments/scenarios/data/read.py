@@ -19,9 +19,22 @@ class Data:
 
     parts: list[Samples]
     groups: tuple[str, ...] = ()  # names of groups of equally many consecutive classes
+    is_cut: bool = False  # whether the validation samples are the first of a training set
 
     def first(self, count: int) -> "Data":
-        """`count` samples of each part: the first of every class, then the second, and so on."""
+        """Use `count` samples for training and for test, and a tenth of them for validation.
+
+        They are the first of each set. Where these miss a class, or the validation samples are a
+        set of their own, they are `count` of each: the first of every class, then the second, ...
+        """
+        train, validation, test = self.parts
+        pooled = count + count // 10
+        x, y = (torch.cat([v, t[:pooled]])[:pooled] for v, t in zip(validation, train))
+        held = min(len(validation[1]), pooled // 10)
+        first = [(x[held:], y[held:]), (x[:held], y[:held]), (test[0][:count], test[1][:count])]
+        classes = len(train[1].unique())
+        if self.is_cut and all(len(labels.unique()) == classes for _, labels in first):
+            return Data(first, self.groups)
         parts = []
         for x, y in self.parts:
             place_in_class = functional.one_hot(y).cumsum(0).gather(1, y[:, None])[:, 0]
@@ -44,7 +57,8 @@ def load(name: str) -> Data:
             )
             for part in ("train", "t10k")
         )
-    return Data([(x[VALIDATION:], y[VALIDATION:]), (x[:VALIDATION], y[:VALIDATION]), test])
+    parts = [(x[VALIDATION:], y[VALIDATION:]), (x[:VALIDATION], y[:VALIDATION]), test]
+    return Data(parts, is_cut=True)
 
 
 def _idx(data: bytearray) -> Tensor:
