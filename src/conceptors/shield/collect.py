@@ -207,7 +207,7 @@ class Pass:
         if self._trains:
             self._within.close()  # a call that failed before its end
             self._within.enter_context(self.watching(kwargs))
-        else:  # a `feed` may call the model several times, with masks of its own
+        else:  # a `feed` may call the model several times, with different masks
             has_mask = "attention_mask" in kwargs
             self._draws.renew(mask_of(self.model, kwargs) if has_mask else self._batch_mask)
 

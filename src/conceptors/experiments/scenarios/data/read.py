@@ -24,8 +24,8 @@ class Data:
     def first(self, count: int) -> "Data":
         """Use `count` samples for training and for test, and a tenth of them for validation.
 
-        They are the first of each set. Where these miss a class, or the validation samples are a
-        set of their own, they are `count` of each: the first of every class, then the second, ...
+        They are the first of each set. If these miss a class, or the validation samples are a
+        separate set, `count` of each are used: the first of every class, then the second, ...
         """
         train, validation, test = self.parts
         pooled = count + count // 10
