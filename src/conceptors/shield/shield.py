@@ -166,8 +166,9 @@ class Shield:
             self.refresh()
             self._guards.add(inner)
             if every is not None:
-                if inner in self._streams:
-                    self._streams.pop(inner).remove()
+                streamed = self._streams.pop(inner, None)
+                if streamed is not None:
+                    streamed.remove()
                 self._streams[inner] = Stream(
                     inner,
                     every,
@@ -175,7 +176,8 @@ class Shield:
                     consolidate=self._consolidate,
                     skip=self._health.skip,
                 )
-                self._guards.renew()  # whose steps are not doubled any more
+                if streamed is None:
+                    self._guards.renew()  # steps are not doubled any more
         return optimizer
 
     def project_(self, optimizer: Optimizer) -> None:
